@@ -15,7 +15,7 @@ AT_MOST = {
     "imports in functions": 74,
     "of them of our modules": 29,
     "vague names": 167,
-    "test lines": 29048,
+    "test lines": 29052,
 }
 COUNTS = census()
 
