@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined, core_schema
 
 from sbeval.errors import UserError, shown
 
@@ -198,7 +198,8 @@ def described(kind: type[Settings], *, without: Iterable[str] = ()) -> list[tupl
     lines = []
     for name, field in kind.model_fields.items():
         if name not in without:
-            default = "" if field.is_required() or field.default is None else f" (default: {_plain(field.default)})"
+            said = field.default not in (None, PydanticUndefined)
+            default = f" (default: {_plain(field.default)})" if said else ""
             lines.append((name, f"{field.description}{default}"))
     return lines
 

@@ -56,7 +56,9 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     text.add_argument("--dataset-config", default=None, help="configuration of the hub data set")
     text.add_argument("--dataset-split", default=None, help="split of the hub data set (default: train)")
     text.add_argument(
-        "--report", action="store_true", help="evaluate the model on documents kept out, one in 20, and build a page"
+        "--report",
+        action="store_true",
+        help="evaluate the model on the text kept out, one token in 20, and build a page",
     )
     parser.add_argument("--data", type=Path, default=None, help="token arrays to read instead of the recipe's")
     parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
@@ -136,7 +138,12 @@ def extend_command(arguments: Sequence[str]) -> None:
         "--micro-batch-tokens", type=int, default=None, help="of one forward pass (default: one window)"
     )
     parser.add_argument("--learning-rate", type=float, default=1.25e-4, help="at its peak (default: %(default)s)")
-    parser.add_argument("--warmup-steps", type=int, default=150, help="until the peak (default: %(default)s)")
+    parser.add_argument(
+        "--warmup-steps",
+        type=int,
+        default=argparse.SUPPRESS,
+        help="until the peak (default: 150, at most a tenth of the steps)",
+    )
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument(
         "--documents", choices=get_args(Documents), default="separate", help="may documents see each other?"

@@ -1,7 +1,7 @@
 """A person's own text as token arrays, in the cache folder by the content of text and tokenizer.
 
-There is no recall text in them. Where there are documents enough, every `HELD_OUT_EVERY`th is kept out of training and
-lies beside them in `held_out.jsonl`.
+There is no recall text in them. One token in `HELD_OUT_EVERY` is kept out of training and lies beside them in
+`held_out.jsonl`: whole documents, or of fewer than `HELD_OUT_EVERY` documents the end of each.
 """
 
 import itertools
@@ -24,17 +24,18 @@ from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import writing_to, written_beside
 from sbeval.training.arrays import load_arrays
+from sbeval.training.recipe import usual_warmup_steps
 from sbeval.training.tokenizer import save_tokenizer, token_dtype, train_tokenizer
 
 HELD_OUT_EVERY = 20
 HELD_OUT_FILE = "held_out.jsonl"
 TRAINED_VOCABULARY = 4096
 _TRAINED_ON_CHARACTERS = 20_000_000
-_FORMAT = "training1"
+_FORMAT = "training2"
 _VOCABULARY_MULTIPLE = 64
-_MOST_WARMUP_STEPS = 200
 _LENGTH_STEPS = (0.25, 0.5, 1, 2, 4, 8, 16)
 _LEAST_BLOCKS = 4
+_END = "end"
 
 
 class OwnText(NamedTuple):
@@ -111,8 +112,8 @@ def say_what_is_kept_out(folder: Path) -> None:
     """Prints how many documents are not trained on, given the folder of a text's token arrays."""
     record = load_arrays(folder).record
     if kept_out := record["held_out"]["documents"]:
-        every = record["documents"] + kept_out
-        say(f"{kept_out} of {every} documents are kept out of training, every {HELD_OUT_EVERY}th, for --report")
+        what = f"{record['held_out']['tokens']:,} tokens of {kept_out} document{'s' * (kept_out > 1)}"
+        say(f"{what} are kept out of training, one token in {HELD_OUT_EVERY}, for --report")
 
 
 def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
     if total is None:
         total = filled["total_tokens"] = max(0, windows * length // batch * batch)
     if optimization.get("warmup_steps", 0) is None and isinstance(total, int):
-        filled["warmup_steps"] = min(_MOST_WARMUP_STEPS, total // batch // 10)
+        filled["warmup_steps"] = usual_warmup_steps(total_tokens=total, batch_tokens=batch)
     return {"optimization": filled}
 
 
@@ -159,8 +160,8 @@ def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
     if length_tokens not in lengths:
         raise UserError(
             f"Expected at least {_LEAST_BLOCKS * length_tokens} tokens kept out of training for --report, found "
-            f"{held_out['tokens']}: one document in {HELD_OUT_EVERY} is kept out, so give more text, cut it into "
-            "documents with --split paragraph, or leave --report out"
+            f"{held_out['tokens']}: one token in {HELD_OUT_EVERY} is kept out, so give more text, train at a shorter "
+            "length (--set model.training_length_tokens=N), or leave --report out"
         )
     return tuple(lengths)
 
@@ -178,18 +179,19 @@ def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holdin
             "another --tokenizer, or leave it out to have one trained on the text"
         )
     dtype = token_dtype(len(tokenizer))
-    enough = len(list(itertools.islice(corpus.documents(), HELD_OUT_EVERY))) == HELD_OUT_EVERY
+    few = holding_out and len(list(itertools.islice(corpus.documents(), HELD_OUT_EVERY))) < HELD_OUT_EVERY
+    documents = _with_ends_apart(corpus) if few else corpus.documents()
     counts, kept_out = {"documents": 0, "unique_tokens": 0}, {"documents": 0, "tokens": 0}
     digest = sha256()
     with ExitStack() as stack:
         stack.enter_context(all_cores())
         held_out: IO[str] = stack.enter_context((folder / HELD_OUT_FILE).open("w", encoding="utf-8"))
         raw: IO[bytes] = stack.enter_context((folder / "tokens").open("wb"))
-        numbers = itertools.count(1)
-        for batch in batches(corpus.documents()):
+        for batch in batches(documents):
             encoded = tokenizer([document.text for document in batch], add_special_tokens=False, verbose=False)
-            for document, ids, number in zip(batch, encoded["input_ids"], numbers, strict=False):
-                if holding_out and enough and number % HELD_OUT_EVERY == 0:
+            for document, ids in zip(batch, encoded["input_ids"], strict=True):
+                due = (counts["unique_tokens"] + kept_out["tokens"] + len(ids)) / HELD_OUT_EVERY - kept_out["tokens"]
+                if holding_out and (document.name == _END if few else due >= len(ids) / 2):
                     held_out.write(json.dumps({"text": document.text}) + "\n")
                     kept_out = {"documents": kept_out["documents"] + 1, "tokens": kept_out["tokens"] + len(ids)}
                     continue
@@ -220,3 +222,13 @@ def _beginning(corpus: Corpus) -> Iterator[Document]:
         characters += len(document.text)
         if characters >= _TRAINED_ON_CHARACTERS:
             return
+
+
+def _with_ends_apart(corpus: Corpus) -> Iterator[Document]:
+    """Yields each document without its last words, then those under the name `_END`."""
+    for document in corpus.documents():
+        text = document.text
+        most = len(text) * (HELD_OUT_EVERY - 1) // HELD_OUT_EVERY
+        cut = max(text.rfind(" ", 0, most), text.rfind("\n", 0, most)) + 1 or most
+        yield document._replace(text=text[:cut])
+        yield document._replace(text=text[cut:], name=_END)

@@ -56,6 +56,11 @@ class DataSettings(Settings):
     allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch of the text.")
 
 
+def usual_warmup_steps(*, total_tokens: int, batch_tokens: int, schedule: str = "cosine", **_: Any) -> int:
+    """Returns the warm-up of a run of which none is asked for: a tenth of its steps, at most that of a long one."""
+    return min(150 if schedule == "extension" else 200, total_tokens // batch_tokens // 10)
+
+
 class OptimizationSettings(Settings):
     """How a run learns: AdamW on batches counted in tokens."""
 
@@ -65,9 +70,12 @@ class OptimizationSettings(Settings):
     micro_batch_tokens: Count | None = Field(
         default=None, description="Of one forward pass on one device; None takes the whole batch at once."
     )
-    warmup_steps: WholeNumber = Field(default=200, description="Until the peak.")
     schedule: Literal["cosine", "warmup_stable_decay", "extension"] = Field(
         default="cosine", description="How the learning rate goes on from its peak."
+    )
+    warmup_steps: WholeNumber = Field(
+        default_factory=lambda settings: usual_warmup_steps(**settings),
+        description="Until the peak; a tenth of the steps where it is not given, at most 200, or 150 of an extension.",
     )
     weight_decay: Number = Field(default=0.1, description="On the matrices.")
     beta1: Number = Field(default=0.9, description="Decay of AdamW's first moment.")

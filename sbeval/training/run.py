@@ -31,6 +31,7 @@ from sbeval.training.trainer import (
 )
 from sbeval.training.windows import TrainingWindows
 
+SECONDS_BETWEEN_SIGNS = 10.0
 STEPS_BETWEEN_CLOCKS = 10
 """Of several processes: reading their clocks waits for the device."""
 
@@ -221,7 +222,7 @@ class RunWatch(TrainerCallback):
         self._run = run
         self._saved = saved
         self._first_step = 0
-        self._first_step_at = run.started
+        self._first_step_at = self._said_at = run.started
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Notes where and when this command's first step begins, and says how many there are."""
@@ -233,7 +234,13 @@ class RunWatch(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stops the run, state saved, when its time is up."""
+        """Says how far a slow run is, and stops it, state saved, when its time is up."""
+        now = time.monotonic()
+        if control.should_log:
+            self._said_at = now
+        elif state.global_step == self._first_step + 1 or now - self._said_at > SECONDS_BETWEEN_SIGNS:
+            self._said_at = now
+            say(f"step {state.global_step}/{state.max_steps}{self._left(state.max_steps, state.global_step)}")
         if self._run.max_seconds is not None and self._time_is_up(args.device, state.global_step):
             self.out_of_time = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
@@ -277,7 +284,7 @@ class RunWatch(TrainerCallback):
         left_seconds = (steps - done) * (now - self._first_step_at) / max(1, done - self._first_step)
         if self._run.max_seconds is not None:
             left_seconds = min(left_seconds, self._run.max_seconds - (now - self._run.started))
-        return f", about {time_text(left_seconds)} left" if left_seconds > 0 else ""
+        return f", about {time_text(left_seconds)} left" if left_seconds >= 1 else ""
 
     def _time_is_up(self, device: torch.device, step: int) -> bool:
         assert self._run.max_seconds is not None

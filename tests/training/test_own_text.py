@@ -48,17 +48,30 @@ def write_text(folder: Path, texts: list[str]) -> Path:
 
 def test_arrays_hold_every_document_but_each_twentieth_with_its_end(tmp_path, texts) -> None:
     tokenizer = tiny_tokenizer()
-    folder = tokenised_text(OwnText(source=str(write_text(tmp_path / "own", texts))), tokenizer, holding_out=True)
-    kept = [text for number, text in enumerate(texts, start=1) if number % 20]
-    expected = [token for text in kept for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
+    source = OwnText(source=str(write_text(tmp_path / "own", [texts[0]] * 50)))
+    folder = tokenised_text(source, tokenizer, holding_out=True)
     arrays = load_arrays(folder)
-    assert arrays.tokens.tolist() == expected
-    assert arrays.record["unique_tokens"] == len(expected)
+    assert arrays.tokens.tolist() == [*tokenizer.encode(texts[0]), tokenizer.eos_token_id] * arrays.record["documents"]
+    assert arrays.record["unique_tokens"] == len(arrays.tokens)
     held_out = [json.loads(line)["text"] for line in (folder / "held_out.jsonl").read_text().splitlines()]
-    assert held_out == [texts[19], texts[39]]
+    assert held_out == [texts[0]] * (50 - arrays.record["documents"])
     assert load_tokenizer(arrays.tokenizer).get_vocab() == tokenizer.get_vocab()
-    whole = load_arrays(tokenised_text(OwnText(source=str(tmp_path / "own")), tokenizer, holding_out=False))
+    whole = load_arrays(tokenised_text(source, tokenizer, holding_out=False))
     assert len(whole.tokens) > len(arrays.tokens)
+
+
+@pytest.mark.parametrize("words", [[2000], [300, 2000, 20], [*[3] * 19, 2000, *[400] * 20], [1000, *[10] * 30]])
+def test_one_token_in_twenty_is_kept_out_however_long_documents_are(tmp_path, words) -> None:
+    texts = [random_text(count, index) for index, count in enumerate(words)]
+    folder = tokenised_text(
+        OwnText(source=str(write_text(tmp_path / "own", texts))), tiny_tokenizer(), holding_out=True
+    )
+    record, tokenizer = load_arrays(folder).record, tiny_tokenizer()
+    every = sum(len(tokenizer.encode(text)) for text in texts)
+    assert every / 40 < record["held_out"]["tokens"] < every / 15
+    kept_out = [json.loads(line)["text"] for line in (folder / "held_out.jsonl").read_text().splitlines()]
+    for end in kept_out:  # a document, or what follows a white space of it
+        assert any(text == end or (text.endswith(end) and text[-len(end) - 1].isspace()) for text in texts)
 
 
 def test_a_data_set_of_the_hub_is_read_and_one_that_cannot_be_reached_is_named(tmp_path, texts, monkeypatch) -> None:
@@ -141,7 +154,7 @@ def test_another_recipe_takes_the_text_s_vocabulary_and_no_recall_text(tmp_path,
         (["--text", "own.txt", "--data", "arrays"], "--text or --data, found both"),
         (["demo_rope", "--report"], "--report with --text"),
         ([], "a recipe or --text, found neither"),
-        (small("--text", "own.txt", "--report"), "tokens kept out of training for --report, found 0"),
+        (small("--text", "own.txt", "--report"), "tokens kept out of training for --report, found 26"),
         (["--text", "own.txt", "--set", "model.training_length_tokens=8192"], "at least one step of 16384 tokens"),
         (["demo_data"], "shipped recipes"),
     ],
@@ -190,5 +203,5 @@ def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(
     assert "own" in table
     assert "own_text" not in table
     assert "held_out" not in table
-    assert "3 of 60 documents are kept out of training" in said
+    assert "of 3 documents are kept out of training, one token in 20" in said
     assert [line for line in said.splitlines() if line.startswith("Next:")] == said.splitlines()[-1:]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.trainer import cosine, extension, warmup_stable_decay
 
 
@@ -29,3 +30,12 @@ def test_extension_is_the_papers_formula_at_its_lengths():
     x = (3000 - 150) / 6100
     assert rate(3000) == pytest.approx(1.25e-4 * (math.exp(1 - x) - 1) / (math.e - 1))
     assert rate(6250) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "schedule", "warmup_steps"),
+    [(2, "extension", 0), (40, "extension", 4), (6250, "extension", 150), (40, "cosine", 4), (9000, "cosine", 200)],
+)
+def test_a_warm_up_that_is_not_asked_for_follows_the_steps(steps, schedule, warmup_steps):
+    settings = OptimizationSettings(learning_rate=1, total_tokens=8 * steps, batch_tokens=8, schedule=schedule)
+    assert settings.warmup_steps == warmup_steps

@@ -70,13 +70,18 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
     )
 
 
-def test_a_training_run_prints_its_loss_with_the_time_left_and_no_bars(tmp_path, data_folder, capsys):
+def test_a_training_run_prints_its_steps_and_losses_with_the_time_left_and_no_bars(
+    tmp_path, data_folder, capsys, monkeypatch
+):
+    monkeypatch.setattr("sbeval.training.run.SECONDS_BETWEEN_SIGNS", -1.0)
     train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
     printed = capsys.readouterr()
     assert "steps 1 to 12 of 256 tokens each, the loss every 5" in printed.out
     lines = [line for line in printed.out.splitlines() if line.startswith("step ")]
-    assert [line.split()[1] for line in lines] == ["5/12", "10/12"]
-    assert all(re.fullmatch(r"step \d+/12  loss \d\.\d{4}  \d+ s, about [\d.]+ s left", line) for line in lines)
+    assert [line.split()[1].split(",")[0] for line in lines] == [f"{step}/12" for step in range(1, 13)]
+    loss, left = r"  loss \d\.\d{4}  \d+ s", r"(, about [\d.]+ (s|min) left)?"
+    for step, line in enumerate(lines, start=1):
+        assert re.fullmatch(rf"step {step}/12{'' if step % 5 else loss}{left}", line)
     assert "it/s" not in printed.err
     assert transformers_logging.is_progress_bar_enabled()
 
