@@ -96,7 +96,7 @@ class Comparison:
         lengths: one entry a text, protocol and length, and one for the mean over octaves.
         effective: one entry a text with identical targets.
         scores: one entry a length of RULER, and one an ordinary task.
-        obstacles: what could not be compared, and why.
+        obstacles: what could not be compared, and why, and what a model was trained on.
     """
 
     reference: str
@@ -240,6 +240,12 @@ def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] |
 def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int = 0) -> Comparison:
     """Compares two models, with bands that hold at once with those of other groups."""
     texts = [side.texts() for side in sides]
+    seen = dict.fromkeys(
+        remark
+        for side, measured in zip(sides, texts, strict=True)
+        for text in measured
+        for remark in side.results.model(side.label).seen_text(text.corpus_sha256)
+    )
 
     def compared(confidence: float) -> Comparison:
         lengths, obstacles = text_differences(*texts, confidence=confidence)
@@ -252,7 +258,7 @@ def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int =
             lengths=tuple(lengths),
             effective=tuple(effective),
             scores=tuple(scores),
-            obstacles=(*obstacles, *further),
+            obstacles=(*obstacles, *further, *seen),
         )
 
     comparison = compared(CONFIDENCE)

@@ -87,6 +87,7 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
             aside = [f"{m.label} at {where}" for m in members for task, where in m.left_aside if task in tasks]
             if aside:
                 remarks.append(f"Not shown, since other targets were scored: {', '.join(aside)}.")
+            remarks += [remark for member in members for remark in member.seen_text(digest or None)]
             if tables:
                 panels.append(
                     Panel(

@@ -8,6 +8,7 @@
 - `encode`: which words and bytes fall to each token, and what if a document is too long to be encoded at once?
 - `tokens`: how do the tokens of a corpus lie on disk?
 - `store`: how are they made once, and named in requests?
+- `seen`: which documents was a model trained on?
 - `windows`: which tokens does a protocol feed and score?
 - `archives`: how is a tar archive unpacked?
 """

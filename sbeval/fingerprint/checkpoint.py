@@ -18,7 +18,7 @@ _NO_PART = (
     *(".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg", "*.pdf"),
     *("*.log", "*.lock", "*.part", "*.partial"),
     *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
-    *("run.json", "runs.jsonl", "training_log.jsonl"),
+    *("run.json", "runs.jsonl", "training_log.jsonl", "training_text-*.u64"),
 )
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # of a folder's own folders: code that other code imports, and chat templates

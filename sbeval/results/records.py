@@ -97,6 +97,7 @@ class TaskRecord(_Record):
         strides: per length (as text), new targets a window where windows overlap, else None.
         longppl: evaluator, context lengths and thresholds behind LongPPL's key tokens, None without LongPPL.
         own_document_share: per length (as text), the share of targets whose whole left context is their own document.
+        seen_documents: names of documents scored that the model was trained on, None where its training left no record.
         uneven_documents: whether the documents scored differ so much in size that intervals are doubtful, else None.
         tokenizer_sha256: hash of the tokenizer.
         seed: seed of sampling and of the bootstrap.
@@ -121,6 +122,7 @@ class TaskRecord(_Record):
     strides: dict[str, int] | None = None
     longppl: dict[str, Any] | None = None
     own_document_share: dict[str, float] | None = None
+    seen_documents: list[str] | None = None
     uneven_documents: bool | None = None
     tokenizer_sha256: str | None = None
     seed: int | None = None

@@ -92,7 +92,7 @@ def extend(extension: Extension, out: Path, *, replace: bool = False, **options:
             return None
         facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
         dtype = torch.float32 if extension.precision == "float32" else Weights(folder).dtype()
-        run.finish(model, tokenizer, checkpoint, windows, facts=facts, data=data, dtype=dtype)
+        run.finish(model, tokenizer, checkpoint, windows, facts=facts, data=data, dtype=dtype, parent=folder)
         say(f"{checkpoint}: extended to {extension.context_tokens} tokens")
         return checkpoint
 

@@ -13,6 +13,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 
 from sbeval.checkpoints.quiet import without_bars
 from sbeval.commands.ranks import is_first_process, say
+from sbeval.corpora.seen import keep_seen
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.keeping.writing import written_beside
@@ -171,12 +172,14 @@ class TrainingRun:
         facts: Mapping[str, Any],
         data: Mapping[str, Any],
         dtype: torch.dtype,
+        parent: Path | None = None,
         measured: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Writes weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
 
         The model is left in `dtype`. The record begins with `facts` of the recipe or the extension, `data` in it is
-        that of the token arrays, and what is `measured` once the weights are saved ends it.
+        that of the token arrays, and what is `measured` once the weights are saved ends it. What `parent` was trained
+        on, this model was too.
 
         Raises:
             UserError: the disk is full; the run's states are kept.
@@ -189,6 +192,8 @@ class TrainingRun:
             tokenizer.save_pretrained(partial)
             model.to(dtype).save_pretrained(partial)
             commands = read_lines(self.out / COMMANDS_FILE)
+            saved_tokenizer_sha256 = tokenizer_sha256(load_tokenizer(partial))
+            keep_seen(windows.tokens, saved_tokenizer_sha256, partial, parent=parent)
             record = {
                 **facts,
                 "parameters": model.num_parameters(),
@@ -203,7 +208,7 @@ class TrainingRun:
                 "data": data,
                 "loss_curve": read_lines(self.out / CURVE_FILE),
                 **measured(),
-                "tokenizer_sha256": tokenizer_sha256(load_tokenizer(partial)),
+                "tokenizer_sha256": saved_tokenizer_sha256,
             }
             (partial / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
             for file in partial.iterdir():

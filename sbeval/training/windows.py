@@ -21,6 +21,7 @@ class TrainingWindows(Dataset[Tensor]):
 
     `recall` is [rows, row length + 1], of a row length that divides `length_tokens`: as many rows as fit make a window,
     and it is used from the start again when it runs out. `length_tokens` are model inputs; a window holds one more.
+    `tokens` are the joined documents.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class TrainingWindows(Dataset[Tensor]):
                 f"Expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
                 f"{list(recall.shape)}; tokenise the data again with --length {length_tokens}"
             )
-        self._tokens = tokens
+        self.tokens = tokens
         self._recall = recall
         self._length_tokens = length_tokens
         self._windows = windows
@@ -82,7 +83,7 @@ class TrainingWindows(Dataset[Tensor]):
         epoch, place = divmod(index - recall_index, self.windows_per_epoch)
         self._enter(epoch)
         start = self._offset + int(self._order[place]) * self._length_tokens
-        return self._tokens[start : start + self._length_tokens + 1]
+        return self.tokens[start : start + self._length_tokens + 1]
 
     def _recall_window(self, index: int) -> Tokens:
         rows = self._rows_per_recall_window

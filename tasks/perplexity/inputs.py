@@ -1,6 +1,6 @@
 """What a task reads: its corpus, the token before a window's first target, and the positions of its model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,7 @@ from sbeval.corpora import (
     text_name,
     wikitext_corpus,
 )
+from sbeval.corpora.seen import seen_documents
 from sbeval.corpora.split import split_corpus
 from sbeval.corpora.windows import Window
 from sbeval.errors import UserError
@@ -84,6 +85,12 @@ def model_positions(metadata: Mapping[str, Any]) -> int | None:
         return None
     revision = metadata.get("revision")
     return checkpoint_learned_positions(pretrained, revision if isinstance(revision, str) else None)
+
+
+def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: Iterable[int]) -> list[str] | None:
+    """Returns the documents that the model under test was trained on, None where it is in no folder that tells."""
+    pretrained = metadata.get("pretrained")
+    return seen_documents(Path(pretrained), corpus, documents) if isinstance(pretrained, str) else None
 
 
 def _wikitext_pages(options: CorpusOptions) -> Iterator[str]:

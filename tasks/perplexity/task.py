@@ -26,7 +26,7 @@ from sbeval.tasks.lengths import (
     settle_lengths,
     stream_limit,
 )
-from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions
+from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions, trained_on
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
 from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.tokens import model_tokenizer
@@ -185,6 +185,8 @@ class PerplexityTask(BaseTask):
         self.check_targets(chosen, record["targets_sha256"])
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]
         record["uneven_documents"] = any(map(uneven, targets))
+        scored = np.flatnonzero(np.any(targets, axis=0))
+        record["seen_documents"] = trained_on(self.config.metadata, self.corpus, scored.tolist())
         self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))
         # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
         kwargs["cache_requests"] = False

@@ -12,7 +12,8 @@ from result_files import CURVES, model_record, ordinary_task, perplexity_task, r
 
 from sbeval.errors import UserError
 from sbeval.policy import FAIL_IF_WORSE, Rule, read_policy
-from sbeval.reports import compare, gate
+from sbeval.reports import compare, gate, load_results
+from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.judge import Judged
 from sbeval.reports.pairs import Measured, text_differences
 
@@ -63,6 +64,16 @@ def test_a_better_checkpoint_and_the_same_results_are_not_worse(tmp_path: Path) 
     assert all(number.better for number in better.lengths if number.context_length_tokens)
     assert not same.worse
     assert {number.estimate for number in same.lengths} == {0.0}
+
+
+def test_a_page_and_a_comparison_say_what_a_model_was_trained_on(tmp_path: Path) -> None:
+    seen = ["lib/a.py", "lib/b.py", "lib/c.py", "lib/d.py"]
+    folders = pair(tmp_path, -0.5, seen_documents=seen)
+    remark = "trained on 4 documents scored here (lib/a.py, lib/b.py, lib/c.py and 1 more) and may know them by heart."
+    assert remark in compare(*folders).text()
+    (panel,) = perplexity_panels((results := load_results(folders)).measurements, results.models)
+    assert [said.endswith(remark) for said in panel.remarks] == [True]
+    assert "by heart" not in compare(folders[0], folders[0]).text()
 
 
 def test_models_can_be_named_within_one_folder(tmp_path: Path) -> None:

@@ -203,5 +203,8 @@ def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(
     assert "own" in table
     assert "own_text" not in table
     assert "held_out" not in table
+    for results in (tmp_path / "run" / "results").rglob("results_*.json"):  # on the text kept out
+        configs = json.loads(results.read_text())["configs"].values()
+        assert [config["metadata"]["sbeval"]["seen_documents"] for config in configs] == [[], []]
     assert "of 3 documents are kept out of training, one token in 20" in said
     assert [line for line in said.splitlines() if line.startswith("Next:")] == said.splitlines()[-1:]
