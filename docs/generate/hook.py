@@ -12,13 +12,15 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 # pages of the checkout outside docs/; each has the same path on the site
 ELSEWHERE = ("DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/NOTES.md")
-_MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+START = "index.md"
+_MARKER = re.compile(r"^<!-- filled in: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that lie outside docs/, and one for every notebook."""
+    """Adds the pages that lie outside docs/, README as the first of them, and one for every notebook."""
+    files.append(File.generated(config, START, abs_src_path=str(ROOT / "README.md")))
     measured = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
     for path in (*ELSEWHERE, *measured):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
@@ -30,7 +32,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Fills in what is generated, and leads links to files of the checkout to copies of them on the site."""
     source = page.file.src_uri
-    is_elsewhere = source in ELSEWHERE or source.startswith("benchmarks/")
+    is_elsewhere = source in (START, *ELSEWHERE) or source.startswith("benchmarks/")
     place = posixpath.dirname(source if is_elsewhere else f"docs/{source}")
     filled = _MARKER.sub(lambda found: parts.PARTS[found[1]](), markdown)
 
@@ -45,7 +47,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def _on_site(path: str, files: Files, config: Any) -> str | None:
     """Returns where a file of the checkout lies on the site, None where the checkout has none of that path."""
-    for known in (path.removeprefix("docs/"), path):
+    for known in (START if path == "README.md" else path.removeprefix("docs/"), path):
         if files.get_file_from_path(known):
             return known
     if not (ROOT / path).is_file():

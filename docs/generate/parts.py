@@ -1,9 +1,14 @@
-"""Parts of reference pages, written from the commands, the settings, the task files and the records themselves."""
+"""Parts of reference pages, written from the commands, the settings, the task files and the records themselves.
+
+`python docs/generate/parts.py` writes them into the pages that keep them; a part without an end in its page, which
+depends on the versions installed, is filled in as the site is built.
+"""
 
 import ast
 import contextlib
 import io
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +26,7 @@ from sbeval.tasks.packaged import definitions, is_group
 
 ROOT = Path(__file__).parents[2]
 _COLUMNS = "100"
+_KEPT = re.compile(r"^<!-- generated: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _KINDS = {
     "tasks.perplexity": "Perplexity",
     "tasks.ruler": "RULER",
@@ -33,6 +39,13 @@ def commands() -> str:
     names = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     texts = [f"## sbeval {name}\n\n```text\n{_help(name)}\n```" for name in names]
     return "\n\n".join([f"```text\n{_help()}\n```", *texts])
+
+
+def command_list() -> str:
+    """Returns a table of the commands."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    rows = [(f"`sbeval {name}`", (command.help or "").partition("\n\n")[0]) for name, command in commands.items()]
+    return _table(("command", "what it does"), rows)
 
 
 def _help(*name: str) -> str:
@@ -127,6 +140,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "command_list": command_list,
     "commands": commands,
     "model_arguments": model_arguments,
     "metadata": metadata,
@@ -135,3 +149,18 @@ PARTS: dict[str, Callable[[], str]] = {
     "sweep_file": sweep_file,
     "gate_file": gate_file,
 }
+
+
+def rewritten(page: str) -> str:
+    """Returns a page with the parts that it keeps as they are now."""
+    return _KEPT.sub(lambda kept: f"<!-- generated: {kept[1]} -->\n\n{PARTS[kept[1]]()}\n\n<!-- end -->", page)
+
+
+def pages() -> list[Path]:
+    """Returns the pages that keep parts."""
+    return [page for page in sorted((ROOT / "docs").rglob("*.md")) if _KEPT.search(page.read_text(encoding="utf-8"))]
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
