@@ -97,8 +97,9 @@ class Table:
 
     @property
     def caption_in_files(self) -> str:
-        """The caption, with what the brackets hold."""
-        return f"{self.caption} [{self.interval}]" if self.interval else self.caption
+        """The caption, with what the brackets hold where there are some."""
+        shown = any(cell.interval or "[" in cell.text for line in self.rows for cell in line.cells)
+        return f"{self.caption} [{self.interval}]" if self.interval and shown else self.caption
 
     @property
     def rows_in_files(self) -> tuple[tuple[Cell, ...], ...]:

@@ -17,10 +17,11 @@ DOUBTFUL = "\N{DAGGER}"
 _IDENTICAL = "fixed_target"
 _named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
+BRACKETS = " [95% interval]"
 HEADER = (
     "model",
     "trained at",
-    "more context lowers NLL up to [95% interval]",
+    f"more context lowers NLL up to{BRACKETS}",
     "worse than at the training length from",
     "mean change beyond the training length (over octaves, nats per token)",
     "longest context minus training length (nats per token)",

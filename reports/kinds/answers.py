@@ -150,7 +150,8 @@ def _document_tables(material: Material) -> Iterator[Table]:
             rows=tuple(_document_row(name, [changes[label][name] for label in labels]) for name in ends),
             explanation=(
                 "Nats per token on the same targets; below zero, the longer context helps. Small print: NLL at "
-                f"both lengths. {len(ends)} of {len(order)} documents, from the largest fall to the largest rise."
+                f"both lengths. {len(ends)} of {len(order)} documents, from the lowest change to the highest"
+                + (" by the mean over the models." if len(labels) > 1 else ".")
             ),
             folded=words,
         )

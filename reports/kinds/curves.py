@@ -180,7 +180,8 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
         rows.append(row(Cell(name=label), [known.get(length, NOT_MEASURED) for length in lengths]))
         if claim.differences and metric == "nll":
             rows.append(difference_row(claim, lengths))
-    explanation = "Small print: 95% interval."
+    has_intervals = any(cell.interval for line in rows for cell in line.cells)
+    explanation = "Small print: 95% interval." if has_intervals else ""
     if any(claim.doubtful for claim in claims.values()):
         explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
     if any(line.page_only for line in rows):

@@ -148,7 +148,7 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
         scores = by_length(exact, label, _column(counted))
         solved, first, last = solved_up_to(scores), min(scores), max(scores)
         if solved is None:
-            words = f"solves none ({scores[first]:.1%} at {_count(first, counted)})"
+            words = f"is below {_SOLVED:.0%} even at {_count(first, counted)} ({scores[first]:.1%})"
         elif solved == last:
             words = f"solves all, up to {_count(last, counted)}"
         else:

@@ -52,10 +52,11 @@ def _section(material: Material) -> Section | None:
     if scores.empty:
         return None
     looks = material.looks_of(scores["setting"])
-    figures = []
+    figures, drawn = [], set()
     for words, tasks in AVERAGED_TASKS.items():
         for alike in averaged_alike(scores, tasks):
-            if not (means := average(alike.scores, alike.tasks)).empty:
+            if alike.tasks not in drawn and not (means := average(alike.scores, alike.tasks)).empty:
+                drawn.add(alike.tasks)
                 figures.append(_average_figure(material, looks, alike.words or words, means, alike.explanation))
     comparable = len(looks) == 1 or any(
         alike.scores["setting"].nunique() > 1 for alike in averaged_alike(scores, TASKS)

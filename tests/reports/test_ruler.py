@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import RULER_TASKS, model_record, ruler_task, write_run
+from result_files import RULER_TASKS, model_record, reported, ruler_task, write_run
 
 from sbeval.reports import build_report, load_results
 from sbeval.reports.analyse.ruler import (
@@ -70,6 +70,12 @@ def test_lines_on_one_axis_are_means_over_the_same_tasks() -> None:
     assert both[1].explanation == "Mean over vt, fwe: the 2 of 3 tasks every model here ran."
     assert [one.tasks for one in averaged_alike(ran(a=["vt"], b=["vt"]), ["vt"])] == [("vt",)]
     assert averaged_alike(ran(a=["vt"], b=["cwe"]), ["vt", "cwe"]) == []
+
+
+def test_one_task_alone_is_drawn_once(tmp_path: Path) -> None:
+    write_run(tmp_path, model_record("rope"), [ruler_task("sb_niah_single_1", 1024)])
+    (section,) = [section for section in reported(tmp_path).sections if section.identifier == "ruler"]
+    assert [figure.caption.title for figure in section.figures] == ["RULER, 1 of 13 tasks"]
 
 
 def test_a_task_run_both_ways_counts_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from experiment_files import write_everything, write_extension
-from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
+from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report
 from sbeval.reports.kinds.suite import published_tables
@@ -121,6 +121,18 @@ def test_a_spreadsheet_runs_no_name_as_a_formula(tmp_path: Path) -> None:
     assert set(table["task"]) == {f"'{name}task" for name in names}
     assert set(table["value"]) == {-0.5}
     assert set(pd.read_parquet(folder / "results.parquet")["setting"]) == set(names)
+
+
+def test_a_caption_names_what_brackets_hold_only_where_there_are_some(tmp_path: Path) -> None:
+    for documents in (5, 60):
+        for attention in ("rope", "stickbreaking"):
+            task = perplexity_task("fixed_target", CURVES[attention][:5], lengths=LENGTHS[:5], documents=documents)
+            if documents == 5:  # too few: the run wrote no interval
+                task[1].update({key: None for key in task[1] if "_ci95" in key})
+            write_run(tmp_path / str(documents) / attention, model_record(attention), [task])
+        report = build_report([tmp_path / str(documents)], tmp_path / f"report{documents}", image_formats=())
+        summary = report.with_name("summary.md").read_text()
+        assert [words in summary for words in (r"95% interval\]", r"95% band\]")] == [documents > 5] * 2
 
 
 def test_many_models_stand_side_by_side_before_each_ones_words(tmp_path: Path) -> None:
