@@ -41,22 +41,6 @@ def length_figure(
     return line_figure(rows, caption, axes=axes, tooltip=with_seeds(tooltip, rows), **shared)
 
 
-def score_figure(
-    table: pd.DataFrame, caption: Caption, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int]
-) -> dict[str, Any]:
-    """Returns the `length_figure` of a score, its axis fixed to 0..1."""
-    return length_figure(
-        table,
-        caption,
-        looks=looks,
-        training_lengths=training_lengths,
-        number_format=".3f",
-        tooltip=SCORE_TOOLTIP,
-        y_title="score",
-        **SHARES,
-    )
-
-
 def with_seeds(tooltip: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Returns the tooltip's fields, with the spread over seeds only where a line stands for several."""
     return {**tooltip, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}

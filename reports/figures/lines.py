@@ -198,24 +198,16 @@ def training_marks(training_lengths: Mapping[str, int], labels: Iterable[str]) -
 
 
 def small_multiples(
-    panels: Mapping[str, tuple[Sequence[Row], Axes]],
-    caption: Caption,
-    *,
-    columns: int,
-    height: int,
-    width: int,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    tooltip: Mapping[str, str],
+    panels: Mapping[str, tuple[Sequence[Row], Axes]], caption: Caption, *, columns: int, **shared: Any
 ) -> dict[str, Any]:
-    """Returns figures with the same models, marks and colours; `height` and `width` in pixels are of each.
+    """Returns figures with the same models, marks and colours.
 
-    `panels` holds the rows and axes under each heading, as `line_figure` takes them.
+    `panels` holds the rows and axes under each heading, and `shared` the size and whatever else all of them have, as
+    `line_figure` takes them.
     """
     drawn = []
-    shared: dict[str, Any] = {"looks": looks, "training_lengths": training_lengths, "tooltip": tooltip}
     for number, (name, (rows, axes)) in enumerate(panels.items()):
-        spec = line_figure(rows, caption, axes=axes, height=height, width=width, panel=number, **shared)
+        spec = line_figure(rows, caption, axes=axes, panel=number, **shared)
         kept = {key: spec[key] for key in ("width", "height", "data", "layer")}
         drawn.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})
     return {

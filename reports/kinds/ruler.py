@@ -23,7 +23,7 @@ from sbeval.reports.analyse.ruler import (
     missing_tasks,
     weighted_averages,
 )
-from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_rows, score_figure
+from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, small_multiples
 from sbeval.reports.figures.theme import Look
@@ -94,7 +94,8 @@ def _average_figure(
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
     caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
-    spec = score_figure(means, caption, looks=looks, training_lengths=material.training_lengths)
+    drawn: dict[str, Any] = {"looks": looks, "training_lengths": material.training_lengths, "tooltip": SCORE_TOOLTIP}
+    spec = length_figure(means, caption, number_format=".3f", y_title="score", **drawn, **SHARES)
     return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
 
 
