@@ -236,6 +236,7 @@ def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everythin
     assert [row["x"] for row in spec["data"]["values"] if row["setting"] == "demo-sb"] == [32, 64, 96, 128, 160, 192]
     levels = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "zero-line"]
     assert [row["y"] for row in levels[0]] == [0.99, 1 / 4096]
+    assert "demo-rope solves up to 1K" in everything["Flip-flop"].caption.finding
 
 
 def test_recall_scores_have_wilsons_interval_in_the_table(tmp_path: Path) -> None:
@@ -259,10 +260,6 @@ def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
     assert [row["x"] for row in figure.variants["exact_match"]["data"]["values"]] == [256, 1024, 4096]
     (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("recall-sb_copy_phrase"))
     assert "4,096 tokens back" in words(table)
-
-
-def test_flip_flop_is_drawn_by_context_length(everything: dict[str, Figure]) -> None:
-    assert "demo-rope solves up to 1K" in everything["Flip-flop"].caption.finding
 
 
 def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_short(

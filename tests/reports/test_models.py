@@ -80,13 +80,9 @@ def test_a_seed_is_named_only_where_nothing_else_tells_models_apart(tmp_path: Pa
     assert sorted(labels(load_results([tmp_path]))) == ["demo-rope (float16)", "demo-rope (float32)"]
 
 
-def test_labels_replace_names(tmp_path: Path) -> None:
+def test_labels_replace_names_and_two_models_never_share_one(tmp_path: Path) -> None:
     write(tmp_path / "a", "rope")
     assert labels(load_results([tmp_path], labels={"demo-rope": "Baseline"})) == ["Baseline"]
-
-
-def test_two_models_never_share_a_label(tmp_path: Path) -> None:
-    write(tmp_path / "a", "rope")
     write(tmp_path / "b", "stickbreaking")
     renamed = labels(load_results([tmp_path], labels={"demo-rope": "same", "demo-sb": "same"}))
     assert len(set(renamed)) == 2
