@@ -1,7 +1,6 @@
 """RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -94,8 +93,9 @@ def _average_figure(
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
     caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
-    drawn: dict[str, Any] = {"looks": looks, "training_lengths": material.training_lengths, "tooltip": SCORE_TOOLTIP}
-    spec = length_figure(means, caption, number_format=".3f", y_title="score", **drawn, **SHARES)
+    spec = length_figure(
+        means, caption, looks=looks, number_format=".3f", tooltip=SCORE_TOOLTIP, y_title="score", **SHARES
+    )
     return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
 
 
@@ -108,11 +108,9 @@ def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[st
     )
     everything = pd.concat(list(grid.values()), ignore_index=True)
     shown = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
-    domain = length_domain(everything, material.training_lengths)
-    axes = Axes(x_title=None, x_octaves=3, x_domain=domain, y_title=None, **SHARES)
+    axes = Axes(x_title=None, x_octaves=3, x_domain=length_domain(everything, looks), y_title=None, **SHARES)
     panels = {task: (length_rows(scores, shown, ".3f"), axes) for task, scores in grid.items()}
-    looked: dict[str, Any] = {"looks": shown, "training_lengths": material.training_lengths}
-    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, **looked)
+    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, looks=shown)
     return material.figure({"score": spec}, "ruler-tasks", caption, wide=True)
 
 

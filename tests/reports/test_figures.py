@@ -62,7 +62,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, training_lengths={}, tooltip={})
+    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, tooltip={})
     drawn = vl_convert.vegalite_to_svg(spec)
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
@@ -120,7 +120,7 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
-    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models), {})
+    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models))
     found = points(spec, "demo-sb")
     assert [length for length, value in found.items() if value is None] == [1024, 2048]
     assert set(found) == {256, 512, 1024, 2048, 4096}
