@@ -119,7 +119,7 @@ def _judge_score(rule: "Rule", paired: PairedDifference | None, higher_is_better
         return judge(rule, _name(rule), None, "not measured on the same samples by both")
     if higher_is_better is None:
         return judge(rule, _name(rule), None, "it is not recorded which way is better")
-    return judge(rule, _name(rule), scored(paired, rule.task, higher_is_better))
+    return judge(rule, _name(rule), scored(paired, group=rule.task, higher_is_better=higher_is_better))
 
 
 def _judge_scores(

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -237,7 +237,9 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
     ruler, tasks = ruler_differences(candidate.samples(), reference.samples(), confidence=confidence)
     group = f"RULER, mean over {len(tasks)} {'task' if len(tasks) == 1 else 'tasks'}"
     differences = [
-        scored(paired, group, True, length=length) for length, paired in ruler.items() if not math.isnan(paired.low)
+        scored(paired, group=group, higher_is_better=True, context_length_tokens=length)
+        for length, paired in ruler.items()
+        if not math.isnan(paired.low)
     ]
     obstacles = [_too_few("RULER", paired) for paired in list(ruler.values())[:1] if math.isnan(paired.low)]
     rows = _shared_rows(reference, candidate)
@@ -259,7 +261,7 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
         elif math.isnan(paired.low):
             obstacles.append(_too_few(own.name, paired))
         else:
-            differences.append(scored(paired, ORDINARY, bool(own.higher_is_better), name=own.name))
+            differences.append(scored(paired, group=ORDINARY, higher_is_better=own.higher_is_better, name=own.name))
     return differences, obstacles
 
 
@@ -277,20 +279,10 @@ def _shared_rows(reference: Side, candidate: Side) -> list[tuple[SuiteRow, Suite
     return [(row, base[key]) for key, row in own.items() if key in base and row.higher_is_better is not None]
 
 
-def scored(
-    paired: PairedDifference, group: str, higher_is_better: bool, *, name: str = "", length: int | None = None
-) -> Difference:
-    """Returns a difference of scores with its direction."""
+def scored(paired: PairedDifference, **of: Any) -> Difference:
+    """Returns a difference of scores; `of` are fields that say what it is of, and its direction."""
     return Difference(
-        group=group,
-        name=name,
-        context_length_tokens=length,
-        unit=SCORE,
-        estimate=paired.estimate,
-        low=paired.low,
-        high=paired.high,
-        count=paired.samples,
-        higher_is_better=higher_is_better,
+        unit=SCORE, estimate=paired.estimate, low=paired.low, high=paired.high, count=paired.samples, **of
     )
 
 

@@ -162,10 +162,10 @@ class Figure:
     caption: Caption
     variants: Mapping[str, Mapping[str, Any]]
     image: str
-    findings: Mapping[str, str]
+    findings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     downloads: tuple[str, ...]
-    wide: bool
-    folded: bool
+    wide: bool = False
+    folded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,20 +281,10 @@ class Material:
         parents = {model.label: model.parent for model in self.results.models if model.parent}
         return within(self.looks, list(dict.fromkeys(labels)), parents)
 
-    def figure(
-        self,
-        variants: Mapping[str, Mapping[str, Any]],
-        stem: str,
-        caption: Caption,
-        *,
-        findings: Mapping[str, str] | None = None,
-        wide: bool = False,
-        folded: bool = False,
-    ) -> Figure:
-        """Has the first variant's image files written under a name, and returns the figure."""
+    def figure(self, variants: Mapping[str, Mapping[str, Any]], stem: str, caption: Caption, **shown: Any) -> Figure:
+        """Has the first variant's image files written under a name, and returns the figure with fields of it."""
         image, downloads = self.publish(next(iter(variants.values())), stem)
-        shown: dict[str, Any] = {"variants": variants, "findings": findings or {}, "wide": wide, "folded": folded}
-        return Figure(caption=caption, image=image, downloads=downloads, **shown)
+        return Figure(caption=caption, variants=variants, image=image, downloads=downloads, **shown)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

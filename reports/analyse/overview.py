@@ -141,9 +141,8 @@ def caveats(
     if alone := _without_identical_targets(claims, usable):
         remarks.append(
             f"Nothing here shows use of context by {alone}: that takes {_lacking(claims)}. In windows of other "
-            "protocols "
-            "every model that does not break improves with length, because fewer targets stand near the start of a "
-            "window."
+            "protocols every model that does not break improves with length, because fewer targets stand near the "
+            "start of a window."
         )
     if unlogged := {label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle}:
         remarks.append(

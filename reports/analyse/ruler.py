@@ -14,14 +14,8 @@ from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.models import EvaluatedModel
 
 NIAH_TASKS = (
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "niah_multivalue",
-    "niah_multiquery",
+    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
+    *("niah_multivalue", "niah_multiquery"),
 )
 TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
 ALIAS_SHARES = ("ruler_qa_squad", "ruler_qa_hotpot")

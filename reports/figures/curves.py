@@ -24,7 +24,6 @@ def length_figure(
     caption: Caption,
     *,
     looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
     number_format: str,
     tooltip: Mapping[str, str],
     x_title: str = "context length (tokens, log scale)",
@@ -36,25 +35,8 @@ def length_figure(
     clusters; models that are not in it are left out. `y_axis` holds fields of `Axes` for the measured quantity.
     """
     rows = length_rows(table, looks, number_format)
-    axes = Axes(x_title=x_title, x_domain=length_domain(table, training_lengths), **y_axis)
-    shared: dict[str, Any] = {"looks": looks, "training_lengths": training_lengths}
-    return line_figure(rows, caption, axes=axes, tooltip=with_seeds(tooltip, rows), **shared)
-
-
-def score_figure(
-    table: pd.DataFrame, caption: Caption, *, looks: Mapping[str, Look], training_lengths: Mapping[str, int]
-) -> dict[str, Any]:
-    """Returns the `length_figure` of a score, its axis fixed to 0..1."""
-    return length_figure(
-        table,
-        caption,
-        looks=looks,
-        training_lengths=training_lengths,
-        number_format=".3f",
-        tooltip=SCORE_TOOLTIP,
-        y_title="score",
-        **SHARES,
-    )
+    axes = Axes(x_title=x_title, x_domain=length_domain(table, looks), **y_axis)
+    return line_figure(rows, caption, axes=axes, looks=looks, tooltip=with_seeds(tooltip, rows))
 
 
 def with_seeds(tooltip: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -62,11 +44,11 @@ def with_seeds(tooltip: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) ->
     return {**tooltip, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}
 
 
-def length_domain(table: pd.DataFrame, training_lengths: Mapping[str, int]) -> tuple[int, int]:
+def length_domain(table: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[int, int]:
     """Returns the ends of the length axis: those of the measurements, and marks up to a doubling beyond them."""
     lengths = column_values(table)
     low, high = lengths[0], lengths[-1]
-    near = [mark for mark in training_marks(training_lengths, table["setting"]) if low <= 2 * mark <= 4 * high]
+    near = [mark for mark in training_marks(looks, table["setting"]) if low <= 2 * mark <= 4 * high]
     low, high = min([low, *near]), max([high, *near])
     return (low, high) if low < high else (max(1, low // 2), 2 * high)
 

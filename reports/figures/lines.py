@@ -63,7 +63,6 @@ def line_figure(
     *,
     axes: Axes,
     looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
     tooltip: Mapping[str, str],
     height: int = HEIGHT_PIXELS,
     width: int = WIDTH_PIXELS,
@@ -77,7 +76,6 @@ def line_figure(
         caption: what is said about it.
         axes: the two axes.
         looks: how to draw each model, in drawing order; those without a row are left out.
-        training_lengths: model label to where its vertical mark stands.
         tooltip: field of a row to its name in the tooltip.
         height: of the plot, in pixels.
         width: likewise.
@@ -98,7 +96,7 @@ def line_figure(
     }
     x, y = _x(axes), _y(axes)
     low, high = axes.x_domain
-    marks = [mark for mark in training_marks(training_lengths, order) if low <= mark <= high]
+    marks = [mark for mark in training_marks(looks, order) if low <= mark <= high and not axes.x_values]
     layers = [
         *vertical_marks(marks, x, worded=panel is None),
         *level_lines(axes.levels, y),
@@ -192,30 +190,22 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
     }
 
 
-def training_marks(training_lengths: Mapping[str, int], labels: Iterable[str]) -> list[int]:
+def training_marks(looks: Mapping[str, Look], labels: Iterable[str]) -> list[int]:
     """Returns where the vertical marks of the models shown stand."""
-    return sorted({training_lengths[label] for label in labels if label in training_lengths})
+    return sorted({mark for label in labels if (mark := looks[label].training_length_tokens)})
 
 
 def small_multiples(
-    panels: Mapping[str, tuple[Sequence[Row], Axes]],
-    caption: Caption,
-    *,
-    columns: int,
-    height: int,
-    width: int,
-    looks: Mapping[str, Look],
-    training_lengths: Mapping[str, int],
-    tooltip: Mapping[str, str],
+    panels: Mapping[str, tuple[Sequence[Row], Axes]], caption: Caption, *, columns: int, **shared: Any
 ) -> dict[str, Any]:
-    """Returns figures with the same models, marks and colours; `height` and `width` in pixels are of each.
+    """Returns figures with the same models, marks and colours.
 
-    `panels` holds the rows and axes under each heading, as `line_figure` takes them.
+    `panels` holds the rows and axes under each heading, and `shared` the size and whatever else all of them have, as
+    `line_figure` takes them.
     """
     drawn = []
-    shared: dict[str, Any] = {"looks": looks, "training_lengths": training_lengths, "tooltip": tooltip}
     for number, (name, (rows, axes)) in enumerate(panels.items()):
-        spec = line_figure(rows, caption, axes=axes, height=height, width=width, panel=number, **shared)
+        spec = line_figure(rows, caption, axes=axes, panel=number, **shared)
         kept = {key: spec[key] for key in ("width", "height", "data", "layer")}
         drawn.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})
     return {

@@ -39,12 +39,21 @@ DARK = {"ink": "#eef0f2", "muted": "#a4adb6", "grid": "#2c3238", "axis": "#4a525
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How one model is drawn: colours of light and dark pages, Vega's name of a shape, dashed before an extension."""
+    """How one model is drawn.
+
+    Attributes:
+        light: colour on light pages.
+        dark: colour on dark pages.
+        shape: Vega's name of it.
+        dashed: so is a model before its extension.
+        training_length_tokens: where its vertical mark stands, None for none.
+    """
 
     light: str
     dark: str
     shape: str
-    dashed: bool
+    dashed: bool = False
+    training_length_tokens: int | None = None
 
 
 def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
@@ -62,20 +71,21 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
     free = [hue for hue in _HUES if hue not in hues.values()] or list(_HUES)
     unnamed = [model.label for model in models if model.label not in hues]
     hues |= {label: free[index % len(free)] for index, label in enumerate(unnamed)}
-    return {
-        model.label: _look(index, _HUES[hues[model.label]], dashed=model.label in parents)
-        for index, model in enumerate(models)
-    }
+    looks = {}
+    for index, model in enumerate(models):
+        facts = {"dashed": model.label in parents, "training_length_tokens": model.record.training_length_tokens}
+        looks[model.label] = _look(index, _HUES[hues[model.label]], **facts)
+    return looks
 
 
 def series_looks(labels: Sequence[str]) -> dict[str, Look]:
     """Returns looks of lines that are not models, such as context lengths, in the order of the hues."""
     hues = list(_HUES.values())
-    return {label: _look(index, hues[index % len(hues)], dashed=False) for index, label in enumerate(labels)}
+    return {label: _look(index, hues[index % len(hues)]) for index, label in enumerate(labels)}
 
 
-def _look(index: int, hue: tuple[str, str], *, dashed: bool) -> Look:
-    return Look(light=hue[0], dark=hue[1], shape=SHAPES[index % len(SHAPES)], dashed=dashed)
+def _look(index: int, hue: tuple[str, str], **facts: Any) -> Look:
+    return Look(light=hue[0], dark=hue[1], shape=SHAPES[index % len(SHAPES)], **facts)
 
 
 def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[str, str]) -> dict[str, Look]:

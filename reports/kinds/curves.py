@@ -97,7 +97,7 @@ def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *
         metric: Caption(title=panel.title, finding=finding, explanation=explanation, subtitle=words)
         for metric, finding in findings.items()
     }
-    variants = {metric: curve_figure(panel, metric, caption, looks, lengths) for metric, caption in captions.items()}
+    variants = {metric: curve_figure(panel, metric, caption, looks) for metric, caption in captions.items()}
     first = next(iter(variants))
     figure = material.figure(variants, f"{panel.stem}-{first}", captions[first], findings=findings, wide=wide)
     if first == "nll" and "token_perplexity" in variants:
@@ -105,16 +105,13 @@ def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *
     return figure
 
 
-def curve_figure(
-    panel: Panel, metric: str, caption: Caption, looks: Mapping[str, Look], training_lengths: Mapping[str, int]
-) -> dict[str, Any]:
+def curve_figure(panel: Panel, metric: str, caption: Caption, looks: Mapping[str, Look]) -> dict[str, Any]:
     """Returns the Vega-Lite specification of one of a panel's metrics."""
     axis_title, scale, number_format = _METRICS[metric]
     return length_figure(
         panel.tables[metric],
         caption,
         looks=looks,
-        training_lengths=training_lengths,
         number_format=number_format,
         tooltip=_TOOLTIP | {"value_text": axis_title.removesuffix(" (log scale)")},
         y_title=axis_title,
@@ -272,7 +269,7 @@ def _steps_figure(rows: pd.DataFrame, caption: Caption) -> dict[str, Any]:
     ends = (steps[0], steps[-1])
     axes = Axes(x_title="training step (log scale)", x_domain=ends, x_values=tuple(named), y_title=_METRICS["nll"][0])
     tooltip = {"setting": "context", "length_text": "step", "value_text": "NLL"}
-    return line_figure(drawn, caption, axes=axes, looks=series_looks(order), training_lengths={}, tooltip=tooltip)
+    return line_figure(drawn, caption, axes=axes, looks=series_looks(order), tooltip=tooltip)
 
 
 def _steps_table(rows: pd.DataFrame, stem: str, name: str) -> Table:

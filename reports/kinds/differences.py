@@ -68,8 +68,7 @@ def differences_figure(
         levels={0.0: ""},
         **scale,
     )
-    marks = material.training_lengths
-    spec = line_figure(rows, caption, axes=axes, looks=looks, training_lengths=marks, tooltip=_TOOLTIP)
+    spec = line_figure(rows, caption, axes=axes, looks=looks, tooltip=_TOOLTIP)
     return material.figure({"nll": spec}, f"{panel.stem}-differences", caption, wide=wide, folded=folded)
 
 

@@ -231,7 +231,6 @@ def _figure(
             levels={0.0: ""} if difference else {},
         ),
         looks=looks,
-        training_lengths=material.training_lengths,
         tooltip=_TOOLTIP | {"value_text": quantity.removesuffix(" (log scale)")},
     )
 

@@ -117,7 +117,6 @@ def _figure(
 ) -> Figure:
     exact = scores[scores["metric"] == "exact_match"]
     order = [label for label in looks if (exact["setting"] == label).any()]
-    training_lengths = {} if counted else material.training_lengths
     counts = column_values(exact, _column(counted))
     rows = length_rows(exact, order, ".2%", _column(counted))
     for point in rows:
@@ -131,14 +130,14 @@ def _figure(
     )
     axes = Axes(
         x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
-        x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, training_lengths),
+        x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, looks),
         x_values=tuple(counts) if counted else None,
         y_title="exact answers",
         levels=levels,
         **SHARES,
     )
     tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows)
-    spec = line_figure(rows, caption, axes=axes, looks=looks, training_lengths=training_lengths, tooltip=tooltip)
+    spec = line_figure(rows, caption, axes=axes, looks=looks, tooltip=tooltip)
     return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{words}"), caption)
 
 

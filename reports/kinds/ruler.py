@@ -1,7 +1,6 @@
 """RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -23,7 +22,7 @@ from sbeval.reports.analyse.ruler import (
     missing_tasks,
     weighted_averages,
 )
-from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_rows, score_figure
+from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, small_multiples
 from sbeval.reports.figures.theme import Look
@@ -95,7 +94,9 @@ def _average_figure(
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
     caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
-    spec = score_figure(means, caption, looks=looks, training_lengths=material.training_lengths)
+    spec = length_figure(
+        means, caption, looks=looks, number_format=".3f", tooltip=SCORE_TOOLTIP, y_title="score", **SHARES
+    )
     return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
 
 
@@ -108,11 +109,9 @@ def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[st
     )
     everything = pd.concat(list(grid.values()), ignore_index=True)
     shown = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
-    domain = length_domain(everything, material.training_lengths)
-    axes = Axes(x_title=None, x_octaves=3, x_domain=domain, y_title=None, **SHARES)
+    axes = Axes(x_title=None, x_octaves=3, x_domain=length_domain(everything, looks), y_title=None, **SHARES)
     panels = {task: (length_rows(scores, shown, ".3f"), axes) for task, scores in grid.items()}
-    looked: dict[str, Any] = {"looks": shown, "training_lengths": material.training_lengths}
-    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, **looked)
+    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, looks=shown)
     return material.figure({"score": spec}, "ruler-tasks", caption, wide=True)
 
 

@@ -138,7 +138,7 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
         "pass the training length shows what breaks.",
         subtitle="mean over heads, by context length",
     )
-    domain = length_domain(means, material.training_lengths)
+    domain = length_domain(means, looks)
     panels = {}
     for column, (words, number_format, axis) in _MEASURES.items():
         known = _value_of(means, column)
@@ -146,8 +146,7 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
             axes = Axes(x_title=None, x_octaves=2, x_domain=domain, y_title=None, **axis)
             panels[words] = (length_rows(known, looks, number_format), axes)
     tooltip = {"setting": "model", "length_text": "context", "value_text": "mean over heads"}
-    looked: dict[str, Any] = {"looks": looks, "training_lengths": material.training_lengths}
-    spec = small_multiples(panels, caption, columns=2, height=180, width=300, tooltip=tooltip, **looked)
+    spec = small_multiples(panels, caption, columns=2, height=180, width=300, tooltip=tooltip, looks=looks)
     return material.figure({"attention": spec}, "attention", caption, wide=True)
 
 
@@ -169,7 +168,6 @@ def _means_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, L
         known,
         caption,
         looks=looks,
-        training_lengths=material.training_lengths,
         number_format=",.1f",
         tooltip={"setting": "model", "length_text": "context", "value_text": "keys"},
         y_title="keys (log scale)",

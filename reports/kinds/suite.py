@@ -205,7 +205,6 @@ def _by_length(material: Material) -> Section | None:
             table,
             caption,
             looks=looks,
-            training_lengths=material.training_lengths,
             number_format=".4f",
             tooltip=_TOOLTIP,
             x_title=f"{length_words} (tokens, log scale)",

@@ -39,29 +39,25 @@ def train_command(arguments: Sequence[str]) -> Path | None:
         nargs="?",
         help="recipe file, or the name of a shipped recipe such as demo_rope (with --text: own_text if not given)",
     )
-    parser.add_argument("--out", type=Path, default=None, help="folder of the run (default: build/runs/<name>)")
+    parser.add_argument("--out", type=Path, help="folder of the run (default: build/runs/<name>)")
     text = parser.add_argument_group("your own text")
     text.add_argument(
-        "--text", default=None, help="a .txt, .jsonl or .parquet file, a folder of them, or a hub data set (owner/name)"
+        "--text", help="a .txt, .jsonl or .parquet file, a folder of them, or a hub data set (owner/name)"
     )
     text.add_argument(
-        "--tokenizer",
-        default=None,
-        help="folder or hub id of one (default: one with 4,096 entries, trained on the text)",
+        "--tokenizer", help="folder or hub id of one (default: one with 4,096 entries, trained on the text)"
     )
-    text.add_argument(
-        "--split", default=None, help='cut documents: paragraph, "512 tokens", or a regular expression between them'
-    )
-    text.add_argument("--text-field", default=None, help="field or column that holds the text (default: text)")
-    text.add_argument("--dataset-config", default=None, help="configuration of the hub data set")
-    text.add_argument("--dataset-split", default=None, help="split of the hub data set (default: train)")
+    text.add_argument("--split", help='cut documents: paragraph, "512 tokens", or a regular expression between them')
+    text.add_argument("--text-field", help="field or column that holds the text (default: text)")
+    text.add_argument("--dataset-config", help="configuration of the hub data set")
+    text.add_argument("--dataset-split", help="split of the hub data set (default: train)")
     text.add_argument(
         "--report",
         action="store_true",
         help="evaluate the model on the text kept out, one token in 20, and build a page",
     )
-    parser.add_argument("--data", type=Path, default=None, help="token arrays to read instead of the recipe's")
-    parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
+    parser.add_argument("--data", type=Path, help="token arrays to read instead of the recipe's")
+    parser.add_argument("--max-seconds", type=float, help="stop with a resumable state after this time")
     parser.add_argument(
         "--set",
         action="append",
@@ -86,15 +82,7 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     from sbeval.training.train import train  # it is torch, behind what is refused without
 
     lengths = own_text.lengths_to_report(folder, recipe.length_tokens) if options.report else ()
-    checkpoint = train(
-        recipe,
-        out,
-        max_seconds=options.max_seconds,
-        data_folder=folder,
-        command=shlex.join(["sbeval", "train", *arguments]),
-        fsdp=options.fsdp,
-        replace=options.replace,
-    )
+    checkpoint = train(recipe, out, data_folder=folder, **_run_options(options, "train", arguments))
     if not options.report or checkpoint is None or not is_first_process():
         _say_next(checkpoint)
         return None
@@ -134,9 +122,7 @@ def extend_command(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--steps", type=int, default=6250, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=4_194_304, help="of one step (default: %(default)s)")
-    parser.add_argument(
-        "--micro-batch-tokens", type=int, default=None, help="of one forward pass (default: one window)"
-    )
+    parser.add_argument("--micro-batch-tokens", type=int, help="of one forward pass (default: one window)")
     parser.add_argument("--learning-rate", type=float, default=1.25e-4, help="at its peak (default: %(default)s)")
     parser.add_argument(
         "--warmup-steps",
@@ -148,14 +134,14 @@ def extend_command(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--documents", choices=get_args(Documents), default="separate", help="may documents see each other?"
     )
-    parser.add_argument("--rope-scaling", default=None, help="scaling to train with, such as dynamic:4")
+    parser.add_argument("--rope-scaling", help="scaling to train with, such as dynamic:4")
     parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every-steps", type=int, default=250)
     parser.add_argument("--log-every-steps", type=int, default=10)
-    parser.add_argument("--max-seconds", type=float, default=None, help="stop with a resumable state after this time")
+    parser.add_argument("--max-seconds", type=float, help="stop with a resumable state after this time")
     parser.add_argument("--replace", action="store_true", help="move what else the folder holds to NAME.old-TIME")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     parser.add_argument(
@@ -174,16 +160,14 @@ def extend_command(arguments: Sequence[str]) -> None:
     _check_parent_and_text(extension)
     from sbeval.training.extend import extend  # as above
 
-    checkpoint = extend(
-        extension,
-        options.out,
-        max_seconds=options.max_seconds,
-        command=shlex.join(["sbeval", "extend", *arguments]),
-        fsdp=options.fsdp,
-        replace=options.replace,
-        context_parallel=options.context_parallel,
-    )
-    _say_next(checkpoint)
+    shared = _run_options(options, "extend", arguments)
+    _say_next(extend(extension, options.out, context_parallel=options.context_parallel, **shared))
+
+
+def _run_options(options: argparse.Namespace, command: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns what either command is told of a run beside its settings."""
+    told = {name: getattr(options, name) for name in ("max_seconds", "fsdp", "replace")}
+    return told | {"command": shlex.join(["sbeval", command, *arguments])}
 
 
 def _fields(kind: type[Settings], options: argparse.Namespace) -> dict[str, Any]:
@@ -223,13 +207,8 @@ def _with_own_text(
     options: argparse.Namespace, mapping: dict[str, Any], changes: Sequence[str]
 ) -> tuple[Path, dict[str, Any]]:
     """Returns the folder of the text's token arrays, and a recipe's settings with the text's and the changes."""
-    text = own_text.OwnText(
-        source=options.text,
-        split=options.split,
-        field=options.text_field,
-        dataset_config=options.dataset_config,
-        dataset_split=options.dataset_split,
-    )
+    of_hub = {"dataset_config": options.dataset_config, "dataset_split": options.dataset_split}
+    text = own_text.OwnText(options.text, options.split, options.text_field, **of_hub)
     own_text.check_text(text, has_tokenizer=options.tokenizer is not None)
     if options.tokenizer is not None:
         check_name(options.tokenizer, "a tokenizer")

@@ -32,6 +32,13 @@ def poisoned_allocations(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
 
 
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that small problems have several, in PyTorch's implementation."""
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
+    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
+
+
 @pytest.fixture(autouse=True)
 def tiles_by_the_copy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "FEWEST_PAIRS_TO_COPY", 0)

@@ -101,8 +101,7 @@ def test_the_exact_stop_changes_no_bit() -> None:
     everything = decoded(p, launch, log2_threshold=-math.inf)
     for skipping in (False, True):
         stopped = decoded(p, launch, log2_threshold=EXACT_STOP, skipping=skipping)
-        assert torch.equal(stopped[0], everything[0])
-        assert torch.equal(stopped[1], everything[1])
+        torch.testing.assert_close(stopped, everything, rtol=0, atol=0)
     assert (everything[1] == 0).all(), "no stick was spent"
 
 
@@ -116,8 +115,7 @@ def test_skipping_stays_within_its_bound_and_does_not_depend_on_what_a_split_saw
     everything = decoded(p, launch)
     aware = decoded(p, launch, log2_threshold=math.log2(threshold), skipping=True)
     unaware = decoded(p, launch, log2_threshold=math.log2(threshold), skipping=False)
-    assert torch.equal(aware[0], unaware[0])
-    assert torch.equal(aware[1], unaware[1])
+    torch.testing.assert_close(aware, unaware, rtol=0, atol=0)
     assert (aware[0] - exact.output).abs().max() <= threshold * p.v.abs().max() + 1e-5
     assert (aware[1] - exact.remainder).abs().max() <= threshold + 1e-6
     assert not torch.equal(aware[1], everything[1]), "nothing was skipped"
@@ -129,8 +127,7 @@ def test_splits_that_newer_ones_decide_read_nothing() -> None:
     found = decoded(p, launch, log2_threshold=math.log2(1e-3), skipping=True)
     p.k[:, :, :240], p.v[:, :, :240] = torch.nan, torch.nan
     again = decoded(p, launch, log2_threshold=math.log2(1e-3), skipping=True)
-    assert torch.equal(again[0], found[0])
-    assert torch.equal(again[1], found[1])
+    torch.testing.assert_close(again, found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("left_behind", [1e30, -3e38, math.nan])
@@ -175,8 +172,7 @@ def test_a_view_of_a_longer_cache_gives_the_same_bits() -> None:
         place[:, 100:640] = tensor.transpose(1, 2)
     k, v = (place[:, 100:640].transpose(1, 2) for place in cache)
     found = stickbreaking_attention(p.q, k, v, impl="triton")
-    assert torch.equal(found.output, expected.output)
-    assert torch.equal(found.remainder, expected.remainder)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @given(

@@ -30,9 +30,7 @@ def by_hand(weights_K: Tensor, newest: int, level: float) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("attend_current", [False, True], ids=["strict", "current"])
-def test_spans_are_those_of_the_weights(shape: dict, attend_current: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 32)
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
+def test_spans_are_those_of_the_weights(shape: dict, attend_current: bool, small_tiles: None) -> None:
     p = problem(**{name: value for name, value in shape.items() if name != "shift"})
     p.q[..., 0], p.k[..., 0] = 1.0, shape.get("shift", 0.0)
     log_A, log_rest = log_weights(p.q, p.k, 1.0, attend_current, None)

@@ -14,13 +14,8 @@ from torch import Tensor
 from sbeval.attention import StickBreakingOutput, stickbreaking_attention
 
 IMPLEMENTATIONS = ["reference", "blockwise", "triton"]
+pytestmark = pytest.mark.usefixtures("small_tiles")
 ONE, TWO = (torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 7], [0, 3, 7]))
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
 
 
 def combined(blocks: Sequence[StickBreakingOutput]) -> StickBreakingOutput:

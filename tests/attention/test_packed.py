@@ -25,10 +25,8 @@ def cumulative(lengths: list[int], **options: object) -> Tensor:
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("attend_current", [False, True], ids=["strict", "current"])
 def test_packed_sequences_give_what_each_gives_alone(
-    impl: str, lengths: list[int], attend_current: bool, monkeypatch: pytest.MonkeyPatch
+    impl: str, lengths: list[int], attend_current: bool, small_tiles: None
 ) -> None:
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
     p = problem(heads=2, groups=1, queries=sum(lengths), head_dim=10, dtype=torch.float32)
     options = {"impl": impl, "attend_current": attend_current}
     packed = outputs_and_gradients(p, cu_seqlens=cumulative(lengths), **options)
@@ -43,11 +41,7 @@ def test_packed_sequences_give_what_each_gives_alone(
 
 
 @pytest.mark.parametrize(("impl", "gradient_error"), [("blockwise", 0.2), ("triton", 0.1)])
-def test_packed_sequences_skip_within_the_bound(
-    impl: str, gradient_error: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 16)
-    monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 512)
+def test_packed_sequences_skip_within_the_bound(impl: str, gradient_error: float, small_tiles: None) -> None:
     p = problem(heads=1, queries=400, dtype=torch.float32, logit_scale=0.02)
     p.q[..., 0], p.k[..., 0] = 3.0, -3.0
     options = {"cu_seqlens": cumulative([9, 340, 51]), "scale": 0.4}

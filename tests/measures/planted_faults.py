@@ -144,7 +144,7 @@ FAULTS = {
         "recent = self._tokenizer.decode(tokens[looked:])",
     ),
     "budgets ignore the answer": Fault(
-        "tasks/ruler", "return self.context_length - self.task.generated_tokens", "return self.context_length"
+        "tasks/ruler", "return self.context_length - self.task.generator.generated_tokens", "return self.context_length"
     ),
     "inexact counts are believed": Fault("tasks/ruler", "if count != tokens[i]}", "if count > 2 * tokens[i]}"),
     "the answer is another chain": Fault(

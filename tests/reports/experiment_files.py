@@ -181,20 +181,5 @@ def write_everything(folder: Path) -> None:
         write_run(folder / f"demo-{attention}", model_record(attention), [stream], log_samples=False)
 
 
-def write_extension(folder: Path) -> None:
-    """Writes a RoPE checkpoint before and after context extension on the Pile."""
-    parent = model_record("rope", name="demo-rope")
-    child = model_record(
-        "rope",
-        name="demo-rope-4k",
-        checkpoint_sha256="e7" * 32,
-        training_length_tokens=4096,
-        extended_from={"name": "demo-rope", "sha256": parent.checkpoint_sha256, "training_length_tokens": 1024},
-    )
-    after = [2.21, 2.05, 1.94, 1.88, 1.84, 1.95, 2.6, 3.3, 3.9]
-    for model, curve in ((parent, CURVES["rope"]), (child, after)):
-        write_run(folder / model.name, model, [perplexity_task("rolling", curve, corpus="pile_10k")])
-
-
 def _recipe(scheme: str) -> dict[str, Any]:
     return read_mapping(scheme, RECIPES)[0]

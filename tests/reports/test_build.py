@@ -5,7 +5,7 @@ import pytest
 from result_files import CURVES, LENGTHS, write_demo_pair
 
 from sbeval.errors import UserError
-from sbeval.reports import build_report
+from sbeval.reports import build_report, watch
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +46,26 @@ def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: s
     with pytest.raises(UserError, match=words) as error:
         build_report([tmp_path / place], tmp_path / "report")
     assert "\n" not in str(error.value)
+
+
+def test_a_report_is_rebuilt_only_when_a_result_file_appears_or_grows(tmp_path: Path) -> None:
+    builds: list[int] = []
+    sleeps: list[float] = []
+    steps = {
+        1: lambda: (tmp_path / "results_1.json").write_text("{}"),
+        3: lambda: (tmp_path / "results_2.json").write_text("{}"),
+        5: lambda: (tmp_path / "results_2.json").write_text("{ }"),
+    }
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        steps.get(len(sleeps), lambda: None)()
+
+    def build() -> Path:
+        builds.append(len(sleeps))
+        return tmp_path / "index.html"
+
+    pages = watch([tmp_path], build, interval_seconds=2.0, sleep=sleep)
+    assert [next(pages) for _ in range(3)] == [tmp_path / "index.html"] * 3
+    assert builds == [1, 3, 5]
+    assert set(sleeps) == {2.0}

@@ -62,7 +62,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, training_lengths={}, tooltip={})
+    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, tooltip={})
     drawn = vl_convert.vegalite_to_svg(spec)
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
@@ -120,7 +120,7 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
-    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models), {})
+    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models))
     found = points(spec, "demo-sb")
     assert [length for length, value in found.items() if value is None] == [1024, 2048]
     assert set(found) == {256, 512, 1024, 2048, 4096}
@@ -236,6 +236,7 @@ def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everythin
     assert [row["x"] for row in spec["data"]["values"] if row["setting"] == "demo-sb"] == [32, 64, 96, 128, 160, 192]
     levels = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "zero-line"]
     assert [row["y"] for row in levels[0]] == [0.99, 1 / 4096]
+    assert "demo-rope solves up to 1K" in everything["Flip-flop"].caption.finding
 
 
 def test_recall_scores_have_wilsons_interval_in_the_table(tmp_path: Path) -> None:
@@ -259,10 +260,6 @@ def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
     assert [row["x"] for row in figure.variants["exact_match"]["data"]["values"]] == [256, 1024, 4096]
     (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("recall-sb_copy_phrase"))
     assert "4,096 tokens back" in words(table)
-
-
-def test_flip_flop_is_drawn_by_context_length(everything: dict[str, Figure]) -> None:
-    assert "demo-rope solves up to 1K" in everything["Flip-flop"].caption.finding
 
 
 def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_short(

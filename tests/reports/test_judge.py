@@ -167,12 +167,7 @@ def test_a_candidate_that_breaks_has_a_worse_mean_and_a_shorter_effective_length
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [
-        (0.0, 0.1, "pass"),
-        (0.05, 0.11, "not enough data"),
-        (0.11, 0.2, "fail"),
-        (math.nan, math.nan, "not enough data"),
-    ],
+    [(0.0, 0.1, "pass"), (0.05, 0.11, "not enough data"), (0.11, 0.2, "fail"), (math.nan, math.nan, "not enough data")],
 )
 def test_a_verdict_needs_the_whole_interval_on_one_side(low: float, high: float, verdict: str) -> None:
     rule = Rule(task="x", largest_change=0.1)

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from experiment_files import write_extension
+from experiment_files import write_extensions
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.errors import UserError
@@ -80,29 +80,25 @@ def test_a_seed_is_named_only_where_nothing_else_tells_models_apart(tmp_path: Pa
     assert sorted(labels(load_results([tmp_path]))) == ["demo-rope (float16)", "demo-rope (float32)"]
 
 
-def test_labels_replace_names(tmp_path: Path) -> None:
+def test_labels_replace_names_and_two_models_never_share_one(tmp_path: Path) -> None:
     write(tmp_path / "a", "rope")
     assert labels(load_results([tmp_path], labels={"demo-rope": "Baseline"})) == ["Baseline"]
-
-
-def test_two_models_never_share_a_label(tmp_path: Path) -> None:
-    write(tmp_path / "a", "rope")
     write(tmp_path / "b", "stickbreaking")
     renamed = labels(load_results([tmp_path], labels={"demo-rope": "same", "demo-sb": "same"}))
     assert len(set(renamed)) == 2
 
 
 def test_an_extension_has_its_own_colour_and_the_parent_is_dashed_beside_it(tmp_path: Path) -> None:
-    write_extension(tmp_path)
+    write_extensions(tmp_path, schemes=["scheme_rope"])
     results = load_results([tmp_path])
-    child = results.model("demo-rope-4k")
-    assert child.parent == "demo-rope"
+    parent, child = "scheme_rope", "scheme_rope-4k"
+    assert results.model(child).parent == parent
     chosen = choose_looks(results.models)
-    assert chosen["demo-rope"].light != chosen["demo-rope-4k"].light
-    both = within(chosen, ["demo-rope", "demo-rope-4k"], {"demo-rope-4k": "demo-rope"})
-    assert both["demo-rope"].dashed
-    assert not both["demo-rope-4k"].dashed
-    assert not within(chosen, ["demo-rope"], {"demo-rope-4k": "demo-rope"})["demo-rope"].dashed
+    assert chosen[parent].light != chosen[child].light
+    both = within(chosen, [parent, child], {child: parent})
+    assert both[parent].dashed
+    assert not both[child].dashed
+    assert not within(chosen, [parent], {child: parent})[parent].dashed
 
 
 def test_a_scheme_has_the_same_colour_in_every_report(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ def test_the_change_of_a_level_curve_is_zero_and_shorter_lengths_have_no_part(ow
 
 def test_the_area_of_nll_is_the_mean_change_beyond_the_training_length() -> None:
     area = nll_area(sums([9.0, 9.0, 2.0, 3.0, 4.0]), 1024)
-    assert area is not None
     assert (area.from_tokens, area.to_tokens, area.units) == (1024, 4096, 40)
     assert area.estimate == pytest.approx(1.0, abs=0.01)
     # levels of documents cancel, so the interval is far below their spread
@@ -60,14 +59,12 @@ def test_documents_with_other_targets_at_some_length_have_no_part_in_the_area() 
     spoilt.tokens[0, 3] += 1
     spoilt.nll_nats[0] *= 50
     area = nll_area(spoilt, 1024)
-    assert area is not None
     assert area.units == 39
     assert abs(area.estimate) < 0.01
 
 
 def test_few_documents_give_an_area_without_interval_and_no_longer_length_gives_none() -> None:
     few = nll_area(sums([2.0] * 5, documents=12), 1024)
-    assert few is not None
     assert math.isnan(few.low)
     assert nll_area(sums([2.0] * 5), 4096) is None
     assert nll_area(sums([2.0] * 5), None) is None
@@ -81,7 +78,6 @@ def test_the_interval_of_an_area_covers_it() -> None:
         nats = (random.normal(0, 0.3, (40, 1)) + random.normal(0, 0.05, (40, 5))) * tokens[:, None]
         table = {n: {str(i): np.array([nats[i, k], 500, 0]) for i in range(40)} for k, n in enumerate(LENGTHS)}
         area = nll_area(SumsByDocument(table), 1024)
-        assert area is not None
         covered += area.low <= 0 <= area.high
     assert covered >= 180  # of 200 at 95 %, fewer than 180 come by chance once in a thousand
 
@@ -90,7 +86,6 @@ def test_the_area_of_scores_is_over_all_lengths_and_has_an_interval_where_sample
     means = {1024: 1.0, 2048: 0.5, 4096: 0.0}
     assert score_area({1024: 1.0}) is None
     plain = score_area(means)
-    assert plain is not None
     assert plain.estimate == pytest.approx(0.5)
     assert math.isnan(plain.low)
     assert plain.units is None
@@ -101,11 +96,9 @@ def test_the_area_of_scores_is_over_all_lengths_and_has_an_interval_where_sample
         4096: dict.fromkeys(keys, 0.0),
     }
     logged = score_area(means, [answers, answers])
-    assert logged is not None
     assert logged.units == 100
     assert logged.low < 0.5 < logged.high
     other = score_area({1024: 0.9, 2048: 0.5, 4096: 0.0}, [answers])
-    assert other is not None
     assert math.isnan(other.low)
 
 
@@ -124,7 +117,6 @@ def test_the_effective_length_lies_within_its_interval_whenever_the_band_holds_t
     steps: list[tuple[float, float, float]],
 ) -> None:
     found = effective_nll_length(claim([(true - below, true + above) for true, below, above in steps]))
-    assert found is not None
     true_steps = longest_shown([int(np.sign(true)) for true, _, _ in steps])
     true_length = 256 * 2**true_steps if true_steps else 0
     assert (found.low or 0) <= true_length <= (found.high or 0)
@@ -142,13 +134,11 @@ def test_the_effective_length_lies_within_its_interval_whenever_the_band_holds_t
 )
 def test_an_effective_length_as_it_is_written(bands: list[tuple[float, float]], text: str) -> None:
     found = effective_nll_length(claim(bands))
-    assert found is not None
     assert found.text == text
 
 
 def test_a_loss_too_small_to_count_leaves_the_upper_end_open() -> None:
     found = effective_nll_length(claim([(-0.2, -0.1), (0.01, 0.02)]), least_loss=0.02)
-    assert found is not None
     assert found.high == 1024
     assert effective_nll_length(LengthClaims(obstacle="too few")) is None
 

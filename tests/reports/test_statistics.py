@@ -245,7 +245,5 @@ def test_the_table_of_tasks_pairs_by_sample_where_samples_were_logged(tmp_path: 
         (row,) = suite_rows(load_results([folder]))
         differences.append(row.difference("demo-sb", "demo-rope"))
     paired, unpaired = differences
-    assert paired is not None
-    assert unpaired is not None
     assert (paired.samples, unpaired.samples) == (400, 0)
     assert unpaired.high - unpaired.low > paired.high - paired.low

@@ -1,10 +1,14 @@
 """What lies in a folder, to be compared before and after a command."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
+Snapshot = dict[str, tuple[int, str]]
 
-def snapshot(folder: Path, *, without: tuple[str, ...] = ("running.lock", "started.txt")) -> dict[str, tuple[int, str]]:
+
+def snapshot(folder: Path, *, without: tuple[str, ...] = ("running.lock", "started.txt")) -> Snapshot:
     """Returns size in bytes and sha256 of every file below a folder by its path there; a folder is an entry too."""
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -16,6 +20,14 @@ def snapshot(folder: Path, *, without: tuple[str, ...] = ("running.lock", "start
     return found
 
 
-def below(found: dict[str, tuple[int, str]], folder: str) -> dict[str, tuple[int, str]]:
+@contextlib.contextmanager
+def unchanged(folder: Path) -> Iterator[Snapshot]:
+    """Checks that a block, refused or not, leaves a folder as it was; gives what lies there."""
+    before = snapshot(folder)
+    yield before
+    assert snapshot(folder) == before
+
+
+def below(found: Snapshot, folder: str) -> Snapshot:
     """Returns the part of a snapshot below one of its folders."""
     return {name.removeprefix(f"{folder}/"): entry for name, entry in found.items() if name.startswith(f"{folder}/")}

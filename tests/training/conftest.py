@@ -1,5 +1,10 @@
 import pytest
-from training_problems import data_folder, source_texts  # noqa: F401
+from training_problems import data_folder, save_parent, source_texts  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def parent(tmp_path_factory, data_folder):  # noqa: F811
+    return save_parent(tmp_path_factory.mktemp("parents") / "parent", data_folder)
 
 
 @pytest.fixture(autouse=True)

@@ -34,11 +34,6 @@ from sbeval.training.tokenizer import save_tokenizer, train_tokenizer
 from sbeval.training.windows import TrainingWindows
 
 
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory, data_folder):
-    return save_parent(tmp_path_factory.mktemp("parents") / "parent", data_folder)
-
-
 def settings(total_tokens, batch_tokens, **changes):
     return OptimizationSettings(
         **{"learning_rate": 1e-3, "total_tokens": total_tokens, "batch_tokens": batch_tokens, "warmup_steps": 1}

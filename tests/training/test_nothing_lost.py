@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from folders import below, snapshot
+from folders import below, snapshot, unchanged
 from full_disk import room_for
 from training_problems import save_parent, tiny_extension, tiny_recipe
 
@@ -27,11 +27,6 @@ def run(tmp_path_factory, data_folder):
     return out
 
 
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory, data_folder):
-    return save_parent(tmp_path_factory.mktemp("parents") / "parent", data_folder)
-
-
 @pytest.mark.parametrize("name", ["..", ".", "", "../models", "/models", "a/b", "States", *sorted(RUN_FILES)])
 def test_a_recipe_s_name_is_one_part_of_a_path_and_no_file_of_the_run(name):
     with pytest.raises(UserError, match=r"Expected a recipe's name|name to be a name that a folder can have"):
@@ -40,20 +35,17 @@ def test_a_recipe_s_name_is_one_part_of_a_path_and_no_file_of_the_run(name):
 
 def test_a_run_that_has_ended_is_left_as_it_is(run, data_folder, capsys):
     (run / "notes.txt").write_text("mine")
-    before = snapshot(run)
-    assert train(tiny_recipe(steps=2), run, data_folder=data_folder) == run / "tiny_stickbreaking"
+    with unchanged(run):
+        assert train(tiny_recipe(steps=2), run, data_folder=data_folder) == run / "tiny_stickbreaking"
     assert "trained before" in capsys.readouterr().out
-    assert snapshot(run) == before
 
 
 def test_another_recipe_is_refused_in_the_folder_of_a_run_even_without_its_states(run, data_folder):
     (run / "states").rename(run.parent / "states_kept_elsewhere")
-    before = snapshot(run)
-    with pytest.raises(UserError, match=r"found another \(it differs in recipe\.seed\)"):
+    with unchanged(run), pytest.raises(UserError, match=r"found another \(it differs in recipe\.seed\)"):
         train(tiny_recipe(steps=2).changed(seed=1), run, data_folder=data_folder)
-    with pytest.raises(UserError, match=r"differs in recipe\.model\.attention, recipe\.name\)"):
+    with unchanged(run), pytest.raises(UserError, match=r"differs in recipe\.model\.attention, recipe\.name\)"):
         train(tiny_recipe("rope", steps=2), run, data_folder=data_folder)
-    assert snapshot(run) == before
     (run.parent / "states_kept_elsewhere").rename(run / "states")
 
 
@@ -69,10 +61,8 @@ def test_a_folder_that_holds_something_else_is_refused_before_anything_is_writte
         (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
     (tmp_path / there).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / there).write_text("mine")
-    before = snapshot(tmp_path)
-    with pytest.raises(UserError, match=there.partition("/")[0]):
+    with unchanged(tmp_path), pytest.raises(UserError, match=there.partition("/")[0]):
         train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder)
-    assert snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize("left", [None, 100])
@@ -80,10 +70,8 @@ def test_a_checkpoint_without_its_weights_is_not_called_trained(left, run, tmp_p
     out = shutil.copytree(run, tmp_path / "run")
     weights = out / "tiny_stickbreaking" / "model.safetensors"
     weights.unlink() if left is None else weights.write_bytes(weights.read_bytes()[:left])
-    before = snapshot(out)
-    with pytest.raises(UserError, match="to hold its weights"):
+    with unchanged(out) as before, pytest.raises(UserError, match="to hold its weights"):
         train(tiny_recipe(steps=2), out, data_folder=data_folder)
-    assert snapshot(out) == before
     assert train(tiny_recipe(steps=2), out, data_folder=data_folder, replace=True) is not None
     (aside,) = tmp_path.glob("run.old-*")
     assert snapshot(aside) == before
@@ -127,19 +115,15 @@ def test_states_of_a_user_stay_and_older_ones_of_the_run_go(tmp_path, data_folde
 def test_an_extension_never_writes_into_its_parent_s_folder_or_its_data_s(name, run, parent, data_folder):
     checkpoint = run / "tiny_stickbreaking" if name == "run" else parent
     out = {"parent": parent, "run": run, "data": data_folder}[name]
-    before = snapshot(out)
-    with pytest.raises(UserError, match="choose another --out"):
+    with unchanged(out), pytest.raises(UserError, match="choose another --out"):
         extend(tiny_extension(checkpoint, data_folder), out)
-    assert snapshot(out) == before
 
 
 def test_a_checkpoint_named_as_the_parent_of_its_own_folder_is_not_replaced(tmp_path, parent, data_folder):
     parent = shutil.copytree(parent, tmp_path / "run" / "checkpoint")
     (tmp_path / "run" / "run.json").write_text(json.dumps({"extension": {}, "tokens_sha256": ""}))
-    before = snapshot(tmp_path)
-    with pytest.raises(UserError, match="found another"):
+    with unchanged(tmp_path), pytest.raises(UserError, match="found another"):
         extend(tiny_extension(parent, data_folder), tmp_path / "run")
-    assert snapshot(tmp_path) == before
 
 
 def test_what_lies_in_the_way_is_moved_aside_whole_where_asked(run, tmp_path, data_folder, capsys):
@@ -159,21 +143,17 @@ def test_what_lies_in_the_way_is_moved_aside_whole_where_asked(run, tmp_path, da
 
 
 def test_what_is_read_is_never_moved_aside(parent, data_folder):
-    before = snapshot(parent.parent)
-    with pytest.raises(UserError, match="move nothing that is read"):
+    with unchanged(parent.parent), pytest.raises(UserError, match="move nothing that is read"):
         extend(tiny_extension(parent, data_folder), parent.parent, replace=True)
-    with pytest.raises(UserError, match="move nothing that is read"):
+    with unchanged(parent.parent), pytest.raises(UserError, match="move nothing that is read"):
         convert_checkpoint(parent, parent, replace=True)
-    assert snapshot(parent.parent) == before
 
 
 def test_a_conversion_moves_what_lies_there_aside_where_asked(parent, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    before = snapshot(tmp_path)
-    with pytest.raises(UserError, match="--replace"):
+    with unchanged(tmp_path) as before, pytest.raises(UserError, match="--replace"):
         convert_checkpoint(parent, tmp_path / "out")
-    assert snapshot(tmp_path) == before
     convert_checkpoint(parent, tmp_path / "out", replace=True)
     (aside,) = tmp_path.glob("out.old-*")
     assert snapshot(aside) == below(before, "out")
@@ -181,11 +161,9 @@ def test_a_conversion_moves_what_lies_there_aside_where_asked(parent, tmp_path):
 
 
 def test_two_processes_never_train_in_one_folder(tmp_path, data_folder):
-    with alone_in(tmp_path / "running.lock"):
-        before = snapshot(tmp_path)
-        with pytest.raises(UserError, match="no other process that writes to"):
-            train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder)
-        assert snapshot(tmp_path) == before
+    refused = pytest.raises(UserError, match="no other process that writes to")
+    with alone_in(tmp_path / "running.lock"), unchanged(tmp_path), refused:
+        train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder)
     assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder) is not None
 
 
@@ -214,23 +192,20 @@ def test_arrays_that_changed_in_place_are_another_run_s(name, run, tmp_path, dat
         words += ": tokenizer_config.json"
     else:
         np.save(arrays / name, np.load(arrays / name)[::-1])
-    before = snapshot(run)
-    with pytest.raises(UserError, match=re.escape(f"found another (it differs in {words})")):
+    with unchanged(run), pytest.raises(UserError, match=re.escape(f"found another (it differs in {words})")):
         train(tiny_recipe(steps=2), run, data_folder=arrays)
-    assert snapshot(run) == before
 
 
 def test_a_parent_whose_configuration_changed_in_place_is_another_parent(tmp_path, data_folder):
     parent, out = tmp_path / "parent", tmp_path / "run"
     save_parent(parent, data_folder)
     extend(tiny_extension(parent, data_folder), out)
-    before = snapshot(out)
-    assert extend(tiny_extension(parent, data_folder), out) == out / "checkpoint"
+    with unchanged(out):
+        assert extend(tiny_extension(parent, data_folder), out) == out / "checkpoint"
     config = json.loads((parent / "config.json").read_text())
     (parent / "config.json").write_text(json.dumps(config | {"norm_eps": 1e-4}))
-    with pytest.raises(UserError, match=r"found another \(it differs in inputs\.config\.json\)"):
+    with unchanged(out), pytest.raises(UserError, match=r"found another \(it differs in inputs\.config\.json\)"):
         extend(tiny_extension(parent, data_folder), out)
-    assert snapshot(out) == before
 
 
 def test_a_run_of_an_earlier_version_that_recorded_no_inputs_goes_on(run, tmp_path, data_folder, capsys):
@@ -238,7 +213,6 @@ def test_a_run_of_an_earlier_version_that_recorded_no_inputs_goes_on(run, tmp_pa
     identity = json.loads((out / "run.json").read_text())
     del identity["inputs"]
     (out / "run.json").write_text(json.dumps(identity, indent=1, sort_keys=True))
-    before = snapshot(out)
-    assert train(tiny_recipe(steps=2), out, data_folder=data_folder) == out / "tiny_stickbreaking"
+    with unchanged(out):
+        assert train(tiny_recipe(steps=2), out, data_folder=data_folder) == out / "tiny_stickbreaking"
     assert "trained before" in capsys.readouterr().out
-    assert snapshot(out) == before

@@ -156,7 +156,8 @@ def test_another_recipe_takes_the_text_s_vocabulary_and_no_recall_text(tmp_path,
         ([], "a recipe or --text, found neither"),
         (small("--text", "own.txt", "--report"), "tokens kept out of training for --report, found 26"),
         (["--text", "own.txt", "--set", "model.training_length_tokens=8192"], "at least one step of 16384 tokens"),
-        (["demo_data"], "shipped recipes"),
+        (["demo_data"], "shipped recipes.*demo_rope"),
+        (["demo_rope", "--set", "optimization.learning_rat=1"], "unknown key 'learning_rat' .*mean 'learning_rate'"),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(arguments, message, tmp_path, monkeypatch) -> None:

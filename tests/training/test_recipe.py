@@ -50,11 +50,6 @@ def test_a_faulty_recipe_is_one_clear_sentence(tmp_path, change, message):
         read_recipe(tmp_path / "r.yaml")
 
 
-def test_an_absent_recipe_names_the_shipped_ones():
-    with pytest.raises(UserError, match="demo_rope"):
-        read_recipe("no_such_recipe")
-
-
 def test_a_recipe_based_on_another_holds_what_differs(tmp_path):
     (tmp_path / "r.yaml").write_text("based_on: demo_rope\nname: mine\noptimization: {learning_rate: 1e-3}\n")
     base, mine = read_recipe("demo_rope"), read_recipe(tmp_path / "r.yaml")

@@ -64,10 +64,7 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
     train_command([str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "a run")])
     last = capsys.readouterr().out.splitlines()[-1]
     program, *arguments = shlex.split(last.removeprefix("Next: sbeval "))
-    assert (program, parse(arguments).model_args["pretrained"]) == (
-        "run",
-        str(tmp_path / "a run" / recipe.name),
-    )
+    assert (program, parse(arguments).model_args["pretrained"]) == ("run", str(tmp_path / "a run" / recipe.name))
 
 
 def test_a_training_run_prints_its_steps_and_losses_with_the_time_left_and_no_bars(
@@ -206,11 +203,6 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, da
         full_disk.setattr("pathlib.Path.write_text", no_room)
         with pytest.raises(UserError, match=r"full disk.*no state had been saved before"):
             train(tiny_recipe(steps=2), tmp_path / "run", data_folder=data_folder)
-
-
-def test_the_command_line_refuses_an_unknown_setting(tmp_path):
-    with pytest.raises(UserError, match=r"unknown key 'learning_rat' in .*did you mean 'learning_rate'"):
-        train_command(["demo_rope", "--out", str(tmp_path), "--set", "optimization.learning_rat=1"])
 
 
 def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_folder):

@@ -17,5 +17,9 @@ def answers(lm: Any, setting: dict[str, Any] = SETTING, prompts: list[str] = LIN
     return generated(lm, [(prompt, setting) for prompt in prompts])
 
 
-def adapter(folder: Any, **options: Any) -> StickBreakingLM:
-    return load_lm(folder, **{"device": DEVICE, "batch_size": 3, **options})
+def adapter(folder: Any, ends: range | None = None, **options: Any) -> StickBreakingLM:
+    """An adapter, with the tokens that end a text: some make answers of many lengths."""
+    lm = load_lm(folder, **{"device": DEVICE, "batch_size": 3, **options})
+    if ends is not None:
+        lm.model.generation_config.eos_token_id = list(ends)
+    return lm

@@ -36,8 +36,7 @@ def model_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "faster"),
-    [*((name, False) for name in OWN), ("stickbreaking", True), ("llama", False), ("llama", True)],
+    ("name", "faster"), [*((name, False) for name in OWN), ("stickbreaking", True), ("llama", False), ("llama", True)]
 )
 def test_a_step_has_the_logits_of_the_model_s_own_parts(name: str, faster: bool) -> None:
     model = model_of(name)

@@ -7,7 +7,6 @@ import torch
 
 from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.decoding.slots import LINES, adapter, answers
 from tests.model_adapters.small import Checkpoints, generated, instances
 
@@ -29,12 +28,8 @@ def test_a_text_that_is_done_makes_room_for_the_next_prompt(
 ) -> None:
     folder = checkpoint("llama")
     monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 3)
-    lm = adapter(folder)
-    lm.model.generation_config.eos_token_id = list(range(100, 150))  # answers of many lengths
-    alone = adapter(folder, batch_size=1)
-    alone.model.generation_config.eos_token_id = list(range(100, 150))
-    found = answers(lm)
-    assert found == answers(alone)
+    found = answers(adapter(folder, range(100, 150)))
+    assert found == answers(adapter(folder, range(100, 150), batch_size=1))
     assert in_slots == [3, 3, 3, 1], "one stepper to try the model out and one to generate, for each adapter"
     assert len({len(answer) for answer in found}) > 1
 
@@ -67,16 +62,10 @@ def test_requests_of_different_limits_and_stops_share_a_run(
         {"until": ["t"], "max_gen_toks": 9, "min_new_tokens": 3, "temperature": 0.0},
     ]
     asked = [(line, setting) for line in LINES[:4] for setting in settings]
-
-    def ended_early(lm: StickBreakingLM) -> StickBreakingLM:
-        lm.model.generation_config.eos_token_id = list(range(100, 140))
-        return lm
-
     in_slots.clear()
-    lm = ended_early(adapter(folder, batch_size=batch_size, draft_tokens=drafts))
-    found = generated(lm, asked)
+    found = generated(adapter(folder, range(100, 140), batch_size=batch_size, draft_tokens=drafts), asked)
     assert in_slots == [3, batch_size], "one to try the model out, and one for all requests"
-    alone = ended_early(adapter(folder, batch_size=1))
+    alone = adapter(folder, range(100, 140), batch_size=1)
     for number, setting in enumerate(settings):
         expected = generated(alone, [(line, setting) for line in LINES[:4]])
         assert found[number :: len(settings)] == expected
@@ -119,8 +108,7 @@ def test_memory_that_runs_out_in_a_step_costs_no_token(
     after: int, architecture: str, drafts: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting: dict[str, Any] = {"until": ["zzz"], "max_gen_toks": 40, "min_new_tokens": 9}
-    lm = adapter(checkpoint(architecture), batch_size=4, draft_tokens=drafts)
-    lm.model.generation_config.eos_token_id = list(range(100, 110))  # some answers end early
+    lm = adapter(checkpoint(architecture), range(100, 110), batch_size=4, draft_tokens=drafts)
     answers(lm)  # the model has been tried out
     chosen, steps = 0, 0
     logits, take = Stepper._logits, Stepper._take

@@ -66,8 +66,7 @@ def test_drafts_change_no_answer_and_save_steps(
     counts: list[int] = []
     for drafts in (0, 1, 5):
         steps.clear()
-        lm = adapter(folder, batch_size=batch_size, draft_tokens=drafts)
-        lm.model.generation_config.eos_token_id = list(range(100, 103))
+        lm = adapter(folder, range(100, 103), batch_size=batch_size, draft_tokens=drafts)
         found.append(answers(lm, {**SETTING, "max_gen_toks": 60}))
         counts.append(sum(steps))
     assert found[1] == found[0]

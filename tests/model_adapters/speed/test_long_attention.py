@@ -74,11 +74,7 @@ def test_grouped_heads_padding_caches_and_eager_attention_go_on_as_before() -> N
             model(TOKENS[:, 9:], past_key_values=cache, attention_mask=mask).logits,
         ]
 
-    for model in (
-        model_of("llama", key_heads=2),
-        model_of("llama"),
-        model_of("llama", attn_implementation="eager"),
-    ):
+    for model in (model_of("llama", key_heads=2), model_of("llama"), model_of("llama", attn_implementation="eager")):
         expected = logits(model)
         grouped, eager = model.config.num_key_value_heads == 2, model.config._attn_implementation == "eager"
         plain = model(TOKENS).logits
@@ -165,9 +161,7 @@ def test_heads_of_other_sizes_and_forwards_of_their_own_stay_as_they_are() -> No
 
 @pytest.mark.skipif(not TUNED_GPU, reason="tiles are tuned for compute capability 9.0")
 @torch.no_grad()
-def test_a_long_text_on_a_gpu_has_the_logits_of_the_models_own_attention(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_text_on_a_gpu_has_the_logits_of_the_models_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "LONG_TOKENS", 4096)
     model = model_of("llama").cuda()
     torch.manual_seed(0)

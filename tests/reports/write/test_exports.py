@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from experiment_files import write_everything, write_extension
+from experiment_files import write_everything, write_extensions
 from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.reports import build_report
@@ -18,7 +18,7 @@ from sbeval.reports.write.exports import latex_text, markdown_text
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("exports")
     write_everything(base / "results")
-    write_extension(base / "results" / "extension")
+    write_extensions(base / "results" / "extension", schemes=["scheme_rope"])
     return build_report([base / "results"], base / "report", image_formats=()).parent
 
 
@@ -47,7 +47,7 @@ def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Pat
     worse = "from 2K on, NLL is above its value at 1K"
     assert re.search(f"more context lowers NLL up to 1K {step}; {worse}", lines["demo-rope"])
     assert "samples were not logged" in lines["demo-alibi"]
-    assert "this alone does not show that context is used" in lines["demo-rope-4k"]
+    assert "this alone does not show that context is used" in lines[r"scheme\_rope-4k"]
     assert "Effective length on RULER: &lt;256 at the benchmark's threshold of 85.6%" in lines["demo-sb"]
     assert "of its own short-context score over all 13 tasks." in lines["demo-sb"]
 

@@ -212,8 +212,7 @@ def test_position_gives_the_mean_and_interval_of_every_bin_from_one_pass(corpus:
                 row[1] += 1
         names = sorted(sums)
         expected = ratio_interval(
-            *([sums[name][column] for name in names] for column in range(2)),
-            seed=found["record"]["seed"],
+            *([sums[name][column] for name in names] for column in range(2)), seed=found["record"]["seed"]
         )
         assert count == len(sums) == expected.clusters
         assert mean == pytest.approx(expected.estimate, rel=1e-5)

@@ -110,7 +110,6 @@ def test_variable_tracking_has_one_worked_example_and_its_chain_in_order(metadat
         example, real = prompt.removeprefix(intro).split("\n\n" + intro)
         for text, letters in ((example, 3), (real, 5)):
             value = re.search(r"VAR ([A-Z]+) = (\d{5})\n", text)
-            assert value is not None
             hops = re.findall(r"VAR ([A-Z]+) = VAR ([A-Z]+) \n", text)
             names = [value[1], *(name for name, _ in hops)]
             assert len(hops) == 4
