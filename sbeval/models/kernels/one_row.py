@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sbeval.attention.impl.triton.hardware import on_device_of, starting_early
-from sbeval.attention.impl.triton.primitives import wait_for_the_kernel_before
+from sbeval.attention.impl.triton.hardware import on_device_of, starts_early
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +72,10 @@ def _map_kernel(
     w = tl.load(weight_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
     if ACTIVATION != "":
         u = tl.load(other_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
-    # weights are there at any time; the row is what the kernel before leaves
-    wait_for_the_kernel_before(EARLY)
+    if EARLY:
+        # weights are there at any time; the row is what the kernel before leaves
+        gdc_wait()
+        gdc_launch_dependents()
     x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
     squares = x * x
     if NORM:
@@ -192,6 +194,7 @@ def map_row(
     weights = [*weights_FE, *[weights_FE[0]] * (3 - len(weights_FE))]
     biases = [*biases_F, *[biases_F[0]] * (3 - len(biases_F))] if biases_F else weights
     counts = [*outputs, *[0] * (3 - len(outputs))]
+    early = starts_early(x_1E)
     block_outputs, head_dim, places = p.block_outputs, 0, (out, out, out, out, out)
     strides: tuple[int, ...] = (1, 0, 0, 0, 0)
     if slot is not None:
@@ -208,7 +211,8 @@ def map_row(
             *(weight.stride(0) for weight in weights), *strides,
             BLOCK_F=block_outputs, BLOCK_E=p.block_inputs, STAGES=p.num_stages,
             PARTS=1 if activation else len(weights_FE), ACTIVATION=activation, NORM=norm_E is not None,
-            BIAS=bool(biases_F), ADD=add, HEAD_DIM=head_dim, PAIRS=0 if slot is None else slot.pairs,
-            num_warps=p.num_warps, **starting_early(x_1E),
+            BIAS=bool(biases_F), ADD=add, EARLY=early,
+            HEAD_DIM=head_dim, PAIRS=0 if slot is None else slot.pairs, num_warps=p.num_warps,
+            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out

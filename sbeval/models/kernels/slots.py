@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.decode import MOST_SPLITS, tile_sizes
-from sbeval.attention.impl.triton.hardware import multiprocessors, on_device_of, starting_early
+from sbeval.attention.impl.triton.hardware import multiprocessors, on_device_of, starts_early
 from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
-from sbeval.attention.impl.triton.primitives import wait_for_the_kernel_before
 
 _FEWEST_KEYS = 64
 
@@ -72,7 +72,9 @@ def _split_kernel(
     batch, group = pair // groups, pair % groups
     keys = tl.load(length_ptr + batch).to(tl.int32)
     # lengths are those of the whole step; all else is what the kernel before leaves
-    wait_for_the_kernel_before(EARLY)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     tiles = tl.cdiv(keys, BLOCK_N)
     split_tiles = tl.maximum(tl.cdiv(tiles, splits), FEWEST)
     first = split * split_tiles
@@ -123,7 +125,9 @@ def _join_kernel(
     batch, group = pair // groups, pair % groups
     tiles = tl.cdiv(tl.load(length_ptr + batch).to(tl.int32), BLOCK_N)
     # lengths are those of the whole step; all else is what the kernel before leaves
-    wait_for_the_kernel_before(EARLY)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     used = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST))
     dim = tl.arange(0, BLOCK_D)
     first = pair * splits * ROWS + mine
@@ -163,18 +167,19 @@ def kernel_softmax_decode(
     out = torch.empty((batch, queries, heads, head_dim), dtype=q_BHQD.dtype, device=q_BHQD.device).transpose(1, 2)
     part = torch.empty((batch * groups, splits, rows, head_dim), dtype=torch.float32, device=q_BHQD.device)
     top = torch.empty((batch * groups, splits, rows), dtype=torch.float32, device=q_BHQD.device)
-    early = starting_early(q_BHQD)
+    early = starts_early(q_BHQD)
+    options = {"launch_pdl": True} if early else {}
     with on_device_of(q_BHQD):
         _split_kernel[(batch * groups, splits)](
             q_BHQD, k_BGKD, v_BGKD, part, top, length_B,
             *q_BHQD.stride()[:3], *k_BGKD.stride()[:3], *v_BGKD.stride()[:3],
             groups, shared, queries, splits, scale * LOG2_E,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, FEWEST=fewest,
-            STAGES=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))), num_warps=4, **early,
+            STAGES=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))), EARLY=early, num_warps=4, **options,
         )  # fmt: skip
         _join_kernel[(batch * groups, shared * queries)](
             part, top, out, length_B, *out.stride()[:3], groups, shared, queries, splits,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, SPLITS=MOST_SPLITS,
-            TOGETHER=min(32, triton.next_power_of_2(splits)), FEWEST=fewest, num_warps=4, **early,
+            TOGETHER=min(32, triton.next_power_of_2(splits)), FEWEST=fewest, EARLY=early, num_warps=4, **options,
         )  # fmt: skip
     return out

@@ -209,13 +209,12 @@ def _split_kernel(
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
-@triton.jit
-def join(
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
+def _join_kernel(
     part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
-    groups, shared, queries, splits, used_splits, log2_threshold,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr, WRITTEN: tl.constexpr,
+    groups, shared, queries, splits, log2_threshold,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the splits of one row; unless all are `WRITTEN`, those behind a spent stick may be anything."""
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
     row = tl.arange(0, ROWS)
@@ -227,19 +226,18 @@ def join(
     left = tl.zeros([ROWS], tl.float32)
     split = 0
     spent_out = log2_threshold > 1.0
-    while (spent_out == 0) & (split < used_splits):
+    while (spent_out == 0) & (split < splits):
         at = split + tl.arange(0, TOGETHER)
         known = tl.load(
-            sticks + at[:, None] * ROWS + row[None, :], mask=(at < used_splits)[:, None] & inside[None, :], other=0.0
+            sticks + at[:, None] * ROWS + row[None, :], mask=(at < splits)[:, None] & inside[None, :], other=0.0
         )
         through = tl.cumsum(known, 0) + left[None, :]
         before = through - known
         # rows stop together, where the last one has less than the threshold left
-        ahead = _spent(before, inside[None, :], log2_threshold, 1)
-        used = ahead == 0 if WRITTEN else (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
+        used = _spent(before, inside[None, :], log2_threshold, 1) == 0
         part = tl.load(
             parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
-            mask=((at < used_splits) & used)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
+            mask=((at < splits) & used)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
         )  # fmt: skip
         own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
         out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
@@ -248,21 +246,10 @@ def join(
         split += TOGETHER
     batch, group = pair // groups, pair % groups
     head = group * shared + mine // queries
-    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + (mine % queries) * out_stride_l
     tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
-    tl.store(rem_ptr + pair * shared * queries + mine, tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0)))
-
-
-@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
-def _join_kernel(
-    part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
-    groups, shared, queries, splits, log2_threshold,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    join(
-        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
-        groups, shared, queries, splits, splits, log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, True,
-    )  # fmt: skip
+    remainder = tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0))
+    tl.store(rem_ptr + pair * shared * queries + mine, remainder)
 
 
 def suits_decode(q: Tensor, k: Tensor) -> bool:

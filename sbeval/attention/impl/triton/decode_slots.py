@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.decode import (
     MOST_SPLITS,
@@ -20,7 +21,6 @@ from sbeval.attention.impl.triton.decode import (
     _spent,
     _spent_by_newer,
     _tile,
-    join,
     tile_sizes,
 )
 from sbeval.attention.impl.triton.hardware import (
@@ -28,10 +28,9 @@ from sbeval.attention.impl.triton.hardware import (
     multiprocessors,
     on_device_of,
     shared_memory_bytes,
-    starting_early,
+    starts_early,
 )
 from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
-from sbeval.attention.impl.triton.primitives import wait_for_the_kernel_before
 
 _FIRST_KEYS = 2048
 _SHARED_MEMORY_BYTES = 227 * 1024
@@ -105,7 +104,9 @@ def _split_kernel(
     batch, group = pair // groups, pair % groups
     seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
     # lengths are those of the whole step; all else is what the kernel before leaves
-    wait_for_the_kernel_before(EARLY)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     block = tiles - split * split_tiles
     if block <= 0:
         return
@@ -168,14 +169,47 @@ def _join_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
     FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    batch = tl.program_id(0).to(tl.int64) // groups
+    pair = tl.program_id(0).to(tl.int64)
+    mine = tl.program_id(1)
+    batch, group = pair // groups, pair % groups
     _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
     # lengths are those of the whole step; all else is what the kernel before leaves
-    wait_for_the_kernel_before(EARLY)
-    join(
-        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries,
-        splits, tl.cdiv(tiles, split_tiles), log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, False,
-    )  # fmt: skip
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    used_splits = tl.cdiv(tiles, split_tiles)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, BLOCK_D)
+    inside = row < shared * queries
+    sticks = stick_ptr + pair * splits * ROWS
+    parts = part_ptr + (pair * splits * ROWS + mine) * HEAD_DIM
+    out = tl.zeros([BLOCK_D], tl.float32)
+    left = tl.zeros([ROWS], tl.float32)
+    split = 0
+    spent_out = log2_threshold > 1.0
+    while (spent_out == 0) & (split < used_splits):
+        at = split + tl.arange(0, TOGETHER)
+        known = tl.load(
+            sticks + at[:, None] * ROWS + row[None, :], mask=(at < used_splits)[:, None] & inside[None, :], other=0.0
+        )
+        through = tl.cumsum(known, 0) + left[None, :]
+        before = through - known
+        # rows stop together, where the last one has less than the threshold left; what lies behind may be unwritten
+        ahead = _spent(before, inside[None, :], log2_threshold, 1)
+        used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
+        part = tl.load(
+            parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
+            mask=used[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
+        )  # fmt: skip
+        own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
+        out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
+        left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
+        spent_out = _spent(left, inside, log2_threshold, 0)
+        split += TOGETHER
+    head = group * shared + mine // queries
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
+    tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    tl.store(rem_ptr + pair * shared * queries + mine, tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0)))
 
 
 def decode_slots(
@@ -204,7 +238,8 @@ def decode_slots(
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q_BHQD.device)
     part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q_BHQD.device)
     stick = torch.empty((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q_BHQD.device)
-    early = starting_early(q_BHQD)
+    early = starts_early(q_BHQD)
+    options = {"launch_pdl": True} if early else {}
     with on_device_of(q_BHQD):
         for first, last in ((0, p.first_splits), (p.first_splits, p.splits)):
             if first == last:
@@ -217,11 +252,12 @@ def decode_slots(
                 FIRST_POWER=1 << (p.first_splits - 1).bit_length() if first else 1,
                 CHUNK=p.chunk_tiles, STAGES=p.num_stages, FEWEST=p.fewest_tiles,
                 ATTEND_CURRENT=attend_current, EXACT=q_BHQD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHQD),
-                LOOK=first > 0, num_warps=p.num_warps, **early,
+                LOOK=first > 0, EARLY=early, num_warps=p.num_warps, **options,
             )  # fmt: skip
         _join_kernel[(batch * groups, shared * queries)](
             part, stick, out, remainder, length_B, *out.stride()[:3], groups, shared, queries, p.splits, log2_threshold,
             HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
-            TOGETHER=p.joined_splits, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current, num_warps=4, **early,
+            TOGETHER=p.joined_splits, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
+            EARLY=early, num_warps=4, **options,
         )  # fmt: skip
     return out, remainder

@@ -56,9 +56,9 @@ def has_assembly(tensor: Tensor) -> bool:
     return _capability(tensor) >= (8, 0)
 
 
-def starting_early(tensor: Tensor) -> dict[str, bool]:
-    """Options of a kernel that starts before the one it follows has ended, where the tensor's device allows that."""
-    return {"EARLY": True, "launch_pdl": True} if _capability(tensor) >= (9, 0) else {"EARLY": False}
+def starts_early(tensor: Tensor) -> bool:
+    """Whether a kernel may start before the one it follows has ended, on the tensor's device."""
+    return _capability(tensor) >= (9, 0)
 
 
 def shared_memory_bytes(tensor: Tensor) -> int:

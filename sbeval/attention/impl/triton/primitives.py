@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.sticks import keys_of_columns
 
@@ -19,14 +18,6 @@ def place(blocks, all_heads, heads_at_once):
     together = tl.minimum(heads_at_once, all_heads - first)
     rest = program - first * blocks
     return blocks - 1 - rest // together, first + rest % together
-
-
-@triton.jit
-def wait_for_the_kernel_before(EARLY: tl.constexpr):
-    """Lets a kernel that may start `EARLY` read what the one before leaves, and the next one start."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit
