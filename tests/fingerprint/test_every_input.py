@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from sqlitedict import SqliteDict
 from sweep_inputs import sweep_over, write_inputs
 
 from sbeval.errors import UserError
@@ -234,16 +235,11 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     return {"inputs": model_parts(SimpleNamespace(**loaded, arguments=arguments, revision="main"))}
 
 
-class Database(dict[str, Any]):
-    def commit(self) -> None:
-        """Nothing is on disk."""
-
-
 @pytest.mark.parametrize("change", OF_THE_MODEL)
 def test_a_changed_model_is_named_by_sweep_and_response_cache(
     change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    database = Database()
+    database = SqliteDict(":memory:", autocommit=True)
     stamp(database, adapter_settings(inputs))
     stamp(database, adapter_settings(inputs))
     make, words = OF_THE_MODEL[change]
@@ -301,7 +297,7 @@ UNCHANGED: dict[str, Change] = {
 def test_what_no_number_depends_on_makes_none_anew(
     change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    database = Database()
+    database = SqliteDict(":memory:", autocommit=True)
     stamp(database, adapter_settings(inputs))
     UNCHANGED[change](inputs)
     assert "one/r: complete" in said(inputs, capsys)
