@@ -100,17 +100,16 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
         texts[names[task, record.corpus_sha256], record.protocol, _key(run)].add(record.corpus_sha256)
     doubled = {name for (name, *_), digests in texts.items() if len(digests) > 1}
     numbered: dict[object, str] = {}
-    for (_, digest), name in names.items():
-        if name in doubled and (name, digest) not in numbered:
-            numbered[name, digest] = unique_name(name or "text", numbered.values(), "{} ({})")
+    for (task_name, digest), name in names.items():
+        if name in doubled:
+            free = unique_name(name or "text", numbered.values(), "{} ({})")
+            names[task_name, digest] = numbered.setdefault((name, digest), free)
 
     def named(task: TaskResult) -> TaskResult:
         if task.record is None or task.record.corpus_sha256 is None:
             return task
-        name, digest = names[task.name, task.record.corpus_sha256], task.record.corpus_sha256
-        return dataclasses.replace(
-            task, record=dataclasses.replace(task.record, corpus=numbered.get((name, digest), name))
-        )
+        corpus = names[task.name, task.record.corpus_sha256]
+        return dataclasses.replace(task, record=dataclasses.replace(task.record, corpus=corpus))
 
     return [dataclasses.replace(run, tasks=tuple(named(task) for task in run.tasks)) for run in oldest_first]
 

@@ -192,9 +192,9 @@ def _is_mean(metric: str, record: TaskRecord | None, config: Mapping[str, Any]) 
     if record is not None:
         return record.family not in ("perplexity", "span") and context_metric(metric) is not None
     listed = config.get("metric_list")
-    entries = map(mapping, listed if isinstance(listed, list) else [])
-    how = next((entry.get("aggregation") for entry in entries if entry.get("metric") == metric), None)
-    return (how or ("mean" if metric in _USUALLY_MEANS else None)) == "mean"
+    entries = [entry for entry in map(mapping, listed if isinstance(listed, list) else []) if "aggregation" in entry]
+    usual = "mean" if metric in ("acc", "acc_norm", "exact_match") else None
+    return next((entry["aggregation"] for entry in entries if entry.get("metric") == metric), usual) == "mean"
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -215,7 +215,6 @@ def _date(content: Mapping[str, Any], path: Path) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
 
 
-_USUALLY_MEANS = ("acc", "acc_norm", "exact_match")
 _TEXT = re.compile(r"(?P<count>[0-9]{1,12})\s*(?P<unit>[kKmM]?)")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 

@@ -117,12 +117,8 @@ def _adds_up(documents: Mapping[str, NDArray[np.float64]], length: int, task: Ta
     nll, tokens, size = map(float, sum(documents.values(), np.zeros(3)))
     bits = nll / size / math.log(2) if size else math.nan
     computed = {"tokens": tokens, "clusters": len(documents), "nll": nll / max(tokens, 1), "bits_per_byte": bits}
-    wrong = [
-        metric
-        for metric, value in computed.items()
-        if not agrees(task.metrics.get(f"{metric_key(metric, length)},none"), value)
-    ]
-    if wrong:
+    recorded = {name: task.metrics.get(f"{metric_key(name, length)},none") for name in computed}
+    if wrong := [name for name in computed if not agrees(recorded[name], computed[name])]:
         notes.add(task.samples, f"samples at {length_text(length)} {NOT_ITS_NUMBERS} ({', '.join(wrong)}).")
     return not wrong
 

@@ -56,7 +56,6 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
     arguments = config.get("model_args") or {}
     parts = versions()
     revision, subfolder = arguments.get("revision"), str(arguments.get("subfolder") or "")
-    pretrained = arguments.get("pretrained")
 
     def read(given: Any, name: str, key: str) -> Any:
         """Adds the parts of what a value names; returns the value, without the place of what is local."""
@@ -76,8 +75,8 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
             parts.update(held if name == "model_args.pretrained" else named(name.removeprefix("model_args."), held))
         else:
             content = data_sha256(value) if key in (*_DATA, *_FILE_OF) or _may_be_read(value) else None
-            local = content is not None
-            parts.update({name.removeprefix("model_args."): content} if content else {})
+            if local := content is not None:
+                parts[name.removeprefix("model_args.")] = content
         return _LOCAL if local else given
 
     try:
@@ -88,11 +87,9 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
             if name not in KEPT_IN and (key, name) != ("metadata", LABEL)
         }
         folder = config.get("include_path")
-        parts |= task_parts(
-            Path(os.path.expanduser(folder)) if folder else None,
-            config.get("tasks") or [],
-            in_use=[Path(os.path.expanduser(str(place or ""))) for place in (config.get("output_path"), pretrained)],
-        )
+        used = (config.get("output_path"), arguments.get("pretrained"))
+        in_use = [os.path.expanduser(str(place or "")) for place in used]
+        parts |= task_parts(Path(os.path.expanduser(folder)) if folder else None, config.get("tasks") or [], in_use)
     except OSError as error:
         raise UserError(
             f"Expected to read what the run depends on, found that {error.filename} cannot be read "
@@ -134,7 +131,7 @@ class _Definition(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
-def task_parts(folder: Path | None, tasks: Sequence[str], *, in_use: Sequence[Path] = ()) -> Parts:
+def task_parts(folder: Path | None, tasks: Sequence[str], in_use: Sequence[str] = ()) -> Parts:
     """Returns the files that define the tasks of a run and lie beside those, and local data they name, by content.
 
     `folder` is lm-eval's `include_path`; `in_use` are places where the run reads and writes other files. Tasks are as
@@ -156,7 +153,7 @@ def task_parts(folder: Path | None, tasks: Sequence[str], *, in_use: Sequence[Pa
         defining |= more
         wanted |= {name for file in more for name in definitions[file].members}
         given |= {(file.parent / name).resolve() for file in more for name in definitions[file].includes}
-    used = [place.resolve() for place in (Path(), *in_use)]
+    used = [Path(place).resolve() for place in ("", *in_use)]
     beside = {file for place in {file.parent for file in defining} for file in _beside(place, used)}
     data = {name for file in defining for name in definitions[file].data}
     data |= {name for file in defining for name in definitions[file].texts if _may_be_read(name)}
@@ -245,15 +242,12 @@ def _read(file: Path, content: str) -> _Definition:
     if not isinstance(settings, dict):
         return _Definition(names=())
     task = settings.get("task")
-    includes, data = (
-        tuple(_strings([held.get(key) for held in _within(settings) if isinstance(held, dict) for key in keys]))
-        for keys in (("include",), _OF_A_TASK)
-    )
+    mappings = [held for held in _within(settings) if isinstance(held, dict)]
     return _Definition(
         names=tuple(_strings([task if isinstance(task, str) else [], settings.get("group"), settings.get("tag")])),
         members=() if isinstance(task, str) else tuple(_strings(task)),
-        includes=includes,
-        data=data,
+        includes=tuple(_strings([held.get("include") for held in mappings])),
+        data=tuple(_strings([held.get(key) for held in mappings for key in _OF_A_TASK])),
         texts=tuple(_strings(settings)),
     )
 
