@@ -5,7 +5,7 @@ By these scores two models are compared on the same questions.
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,9 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
     scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
     depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
     unusable = 0
+    filtered = Counter[str]()
     for sample in read_lines(path, notes, samples=task.samples_used):
+        filtered[str(sample.get("filter") or "none")] += 1
         if type(sample.get("doc_id")) is not int:
             unusable += 1
             continue
@@ -232,8 +234,9 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
         reason = "are not finite numbers, or have no sample's number, and were left out."
         notes.add(path, f"{unusable} scores or depths of samples {reason}")
     for (metric, chosen), by_sample in list(scores.items()):
-        mean = sum(by_sample.values()) / len(by_sample)
-        if len(by_sample) >= (task.samples_used or math.inf) and not agrees(task.means.get(f"{metric},{chosen}"), mean):
+        whole = not unusable and filtered[str(chosen)] >= (task.samples_used or math.inf)
+        mean = sum(by_sample.values()) / len(by_sample)  # lm-eval's is over those that have a score, too
+        if whole and not agrees(task.means.get(f"{metric},{chosen}"), mean):
             notes.add(path, f"samples {NOT_ITS_NUMBERS} ({metric}, {chosen}).")
             del scores[metric, chosen]
     return SampleScores(scores=dict(scores), depths_percent=dict(depths))

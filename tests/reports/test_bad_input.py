@@ -305,6 +305,7 @@ def _first(key: str, *place: int, value: object = 2**63) -> Any:
         (1, _first("position_nll", 9, 0, 2, value=1), "samples of positions 257 to 512 {}"),
         (2, _first("score@0002048"), "samples {} (score@0002048, none)"),
         (3, _first("acc", value=7.0), "samples {} (acc, none)"),
+        (3, lambda sample: sample.pop("acc"), "samples {} (acc, none)"),
         (4, _first("f1", value=7.0), "samples {} (f1, none)"),
     ],
 )
