@@ -156,28 +156,21 @@ def model_parts(lm: Any) -> Parts:
 
 
 def stamp(database: Any, settings: Mapping[str, Any]) -> None:
-    """Writes the settings into an empty response cache, or compares them with those of a used one.
+    """Writes the settings into an empty response cache, an `SqliteDict`, or compares them with those of a used one.
 
     They are JSON-ready values by name; `inputs` are the parts of a fingerprint.
 
     Raises:
-        UserError: the cache was made with other settings or inputs, by an earlier version, or by a model that leaves no
-            stamp.
+        UserError: the cache was made with other settings or inputs, or by an earlier version or another model.
     """
     given = json.loads(json.dumps(settings))
-    if (found := database.get(STAMP_KEY)) is None:
-        if len(database) > 0:
-            raise UserError(
-                "Expected a response cache made by the model sb, found one without its settings: name another file "
-                "with --use_cache."
-            )
-        database[STAMP_KEY] = given
-        database.commit()
-        return
-    if _INPUTS not in found:
+    # looked for and written in one statement, so that of two models that start together the cache is one's
+    insert = "INSERT INTO {0} SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM {0})"
+    database.conn.execute(insert.format(f'"{database.tablename}"'), (STAMP_KEY, database.encode(given)))
+    if (found := database.get(STAMP_KEY)) is None or _INPUTS not in found:
         raise UserError(
-            "Expected a response cache that says what it was made on, found one of an earlier version, which does not: "
-            "name another file with --use_cache."
+            "Expected a response cache made by this version of the model sb, found one without its settings: name "
+            "another file with --use_cache."
         )
     differences = [
         f"{name}={found.get(name)!r} instead of {given.get(name)!r}"

@@ -97,7 +97,7 @@ class Side(NamedTuple):
                 corpus_sha256=_text(row["corpus_sha256"]),
                 protocol=str(row["protocol"]),
                 tokenizer_sha256=_text(row["tokenizer_sha256"]),
-                sums=self.results[DOCUMENT_SUMS].get((self.label, row["task"])),
+                sums=self.results.behind(DOCUMENT_SUMS, row),
                 training_length_tokens=self.results.model(self.label).origin_length_tokens,
             )
             for row in records(rows.drop_duplicates(["task", "corpus_sha256", "protocol"]))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, simultaneous_band
-from sbeval.reports.read.results import Results
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 
@@ -84,19 +84,17 @@ class LengthClaims:
 def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
     """Returns what the lengths show for every (model label, corpus, protocol)."""
     claims: dict[ClaimKey, LengthClaims] = {}
-    rows = results.measurements[results.measurements["family"] == "perplexity"]
-    for label, task, corpus, protocol in dict.fromkeys(
-        rows[["setting", "task", "corpus", "protocol"]].itertuples(index=False, name=None)
-    ):
-        if protocol == "position":
-            continue
-        sums = results[DOCUMENT_SUMS].get((label, task))
+    table = results.measurements
+    rows = table[(table["family"] == "perplexity") & (table["protocol"] != "position")]
+    for row in records(rows.drop_duplicates(["setting", "task", "corpus", "corpus_sha256", "protocol"])):
+        label, task = row["setting"], row["task"]
+        sums = results.behind(DOCUMENT_SUMS, row)
         model = results.model(label)
         trained = model.record.training_length_tokens
         found = length_claims(sums, trained, origin_length_tokens=model.origin_length_tokens)
         if sums is None and model.uneven_documents(task):
             found = dataclasses.replace(found, doubtful=True)
-        claims[label, corpus, protocol] = found
+        claims[label, row["corpus"], row["protocol"]] = found
     return claims
 
 

@@ -26,7 +26,7 @@ from sbeval.reports.analyse.paired import scores_by_length
 from sbeval.reports.analyse.ruler import TASKS, RulerScores, by_length, short_name
 from sbeval.reports.analyse.statistics import Estimate, change_weights, mean_interval, octave_weights, score_interval
 from sbeval.reports.read.fields import length_text
-from sbeval.reports.read.results import Results
+from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleKey, SumsByDocument
 from sbeval.results.intervals import ratio_interval, uneven
 
@@ -192,8 +192,9 @@ def curve_numbers(
 
 def _perplexity(results: Results, claims: Mapping[ClaimKey, LengthClaims]) -> Iterator[CurveNumber]:
     rows = results.measurements[results.measurements["protocol"] == "fixed_target"]
-    for label, task, corpus in dict.fromkeys(rows[["setting", "task", "corpus"]].itertuples(index=False, name=None)):
-        sums, claim = results[DOCUMENT_SUMS].get((label, task)), claims.get((label, corpus, "fixed_target"))
+    for row in records(rows.drop_duplicates(["setting", "task", "corpus", "corpus_sha256"])):
+        label, task, corpus = row["setting"], row["task"], row["corpus"]
+        sums, claim = results.behind(DOCUMENT_SUMS, row), claims.get((label, corpus, "fixed_target"))
         area = nll_area(sums, claim.reference_tokens) if sums is not None and claim is not None else None
         if area is not None and claim is not None:
             effective = effective_nll_length(claim)

@@ -15,7 +15,7 @@ from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.read.fields import is_length, length_text, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.results import Reader, TaskKey, averaging
+from sbeval.reports.read.results import Reader, TaskKey, averaging, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Row, Section, Table, row, texts
 from sbeval.results.digits import change_text, decimals
@@ -164,7 +164,7 @@ def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[flo
         return {}
     rows = material.results.measurements
     scored = rows[(rows["setting"] == label) & (rows["corpus"] == corpus) & (rows["protocol"] == "fixed_target")]
-    sums = material.results[DOCUMENT_SUMS].get((label, str(scored["task"].iloc[0])))
+    sums = material.results.behind(DOCUMENT_SUMS, records(scored)[0])
     if sums is None:
         return {}
     columns = [sums.lengths.index(claim.reference_tokens), sums.lengths.index(max(claim.lengths))]

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.statistics import simultaneous_band
-from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.fields import agrees, shown_name
 from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import DECIMAL, TEXT, WHOLE, Reader, TaskKey, averaging, interval_ends, typed_frame
+from sbeval.reports.read.samples import NOT_ITS_NUMBERS
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 
 _OF_THE_RUN = dict.fromkeys(("setting", "task", "corpus", "corpus_sha256"), TEXT) | {"context_length_tokens": WHOLE}
@@ -109,26 +110,31 @@ def _read_sums(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, 
     sums: dict[TaskKey, SumsByPosition] = {}
     for model in models:
         for _, task in model.task_runs():
-            key = (model.label, shown_name(task.name))
+            key = (model.label, shown_name(task.name), (task.record and task.record.corpus_sha256) or "")
             bins = next((value for name, value in task.metrics.items() if _is_bins(name, value)), None)
             if bins is None or key in sums:
                 continue
             if task.samples is None:
                 sums[key] = UNLOGGED
             else:
-                sums[key] = _sums_in(task.samples, [_place(item) for item in bins], notes, task.samples_used)
+                sums[key] = _sums_in(task.samples, bins, notes, task.samples_used)
     return sums
 
 
-def _sums_in(path: Path, bins: Sequence[Bin | None], notes: Notes, samples: float | None) -> SumsByPosition:
-    """Adds up the rows [document, NLL in nats, tokens] of every sample, bin by bin; a row not finite is left out."""
+def _sums_in(path: Path, bins: Sequence[Any], notes: Notes, samples: float | None) -> SumsByPosition:
+    """Adds up the rows [document, NLL in nats, tokens] of every sample, bin by bin; a row not finite is left out.
+
+    So are bins in which all samples are there and do not add up to what the results file says.
+    """
     sums: dict[Bin, dict[str, NDArray[np.float64]]] = {}
-    bad_rows = 0
+    places = [_place(item) for item in bins]
+    bad_rows = lines = 0
     for sample in read_lines(path, notes, samples=samples):
+        lines += 1
         rows_by_bin = sample.get("position_nll")
         if not isinstance(rows_by_bin, list):
             continue
-        for place, rows in zip(bins, rows_by_bin, strict=False):
+        for place, rows in zip(places, rows_by_bin, strict=False):
             for row in rows if isinstance(rows, list) and place is not None else ():
                 if not isinstance(row, list) or len(row) != 3:
                     return SumsByPosition(obstacle=_NOT_BY_DOCUMENT)
@@ -139,6 +145,12 @@ def _sums_in(path: Path, bins: Sequence[Bin | None], notes: Notes, samples: floa
                     documents[str(row[0])] = documents.get(str(row[0]), 0.0) + np.array([nll, tokens])
     if bad_rows:
         notes.add(path, f"{bad_rows} sums by position are not finite numbers and were left out.")
+    elif lines >= (samples or math.inf):
+        for place, item in zip(places, bins, strict=True):
+            nll, tokens = sum(sums.get(place, {}).values(), np.zeros(2)) if place else (0.0, 0.0)
+            if tokens and place and not (agrees(item[2], nll / tokens) and agrees(item[3], tokens)):
+                del sums[place]
+                notes.add(path, f"samples of positions {place[0]} to {place[1]} {NOT_ITS_NUMBERS}.")
     return SumsByPosition(sums=sums, obstacle="" if sums else _NOT_BY_DOCUMENT)
 
 

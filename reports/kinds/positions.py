@@ -82,7 +82,7 @@ def difference_to_baseline(
 
 def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
     """Returns each model's bands against the baseline, and a sentence on those that have none."""
-    sums, baseline = material.results[POSITION_SUMS], material.baseline
+    results, baseline = material.results, material.baseline
     facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
     bands: dict[str, dict[Bin, PositionBand]] = {}
     lacking: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin,
         if label == baseline or baseline not in facts:
             continue
         base = facts[baseline]
-        mine, theirs = sums.get((label, row["task"]), UNLOGGED), sums.get((baseline, base["task"]), UNLOGGED)
+        mine, theirs = (results.behind(POSITION_SUMS, side) or UNLOGGED for side in (row, base))
         if mine.obstacle or theirs.obstacle:
             who = label if mine.obstacle else baseline
             reason = f"samples of {in_words(who)} {mine.obstacle or theirs.obstacle}"
@@ -118,7 +118,7 @@ def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
 def _doubt(material: Material, table: pd.DataFrame) -> str:
     """Says whether intervals are doubtful, by the sums by position or, without samples, by what the run recorded."""
     for row in records(table.drop_duplicates("setting")):
-        sums = material.results[POSITION_SUMS].get((row["setting"], row["task"]), UNLOGGED)
+        sums = material.results.behind(POSITION_SUMS, row) or UNLOGGED
         recorded = material.results.model(row["setting"]).uneven_documents(row["task"])
         if recorded if sums.obstacle else sums.doubtful:
             return f"{DOUBTFUL}: {DOUBTFUL_WORDS}."

@@ -6,6 +6,7 @@ control characters, no marks that turn the writing direction.
 
 import dataclasses
 import itertools
+import math
 import re
 import typing
 import unicodedata
@@ -51,6 +52,12 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
     if lacking := [name for name in needed if name not in kept]:
         return None, lacking
     return kind.from_json(kept), left_out
+
+
+def agrees(recorded: object, computed: float) -> bool:
+    """Whether samples give the number of a results file within rounding, or one of the two is none."""
+    number = usable_number(recorded)
+    return number is None or math.isnan(computed) or math.isclose(number, computed, rel_tol=1e-9, abs_tol=1e-12)
 
 
 LARGEST_NATS = 700.0

@@ -96,13 +96,26 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
 
 
 def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[EvaluationRun]:
-    """Calls a task's text what its newest run called it: files get other names, and releases named one differently."""
-    names = {
-        (task.name, task.record.corpus_sha256): task.record.corpus
+    """Calls a task's text what its newest run called it: files get other names, and releases named one differently.
+
+    Where one model ran a protocol on two texts of one name, the later one is numbered.
+    """
+    hashed = [
+        (run, task.name, task.record)
         for run in oldest_first
         for task in run.tasks
         if task.record is not None and task.record.corpus_sha256 is not None
-    }
+    ]
+    names = {(task, record.corpus_sha256): record.corpus for _, task, record in hashed}
+    texts: dict[tuple[object, ...], set[str | None]] = defaultdict(set)
+    for run, task, record in hashed:
+        texts[names[task, record.corpus_sha256], record.protocol, _key(run)].add(record.corpus_sha256)
+    doubled = {name for (name, *_), digests in texts.items() if len(digests) > 1}
+    numbered: dict[object, str] = {}
+    for (task_name, digest), name in names.items():
+        if name in doubled:
+            free = unique_name(name or "text", numbered.values(), "{} ({})")
+            names[task_name, digest] = numbered.setdefault((name, digest), free)
 
     def named(task: TaskResult) -> TaskResult:
         if task.record is None or task.record.corpus_sha256 is None:

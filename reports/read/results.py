@@ -21,8 +21,8 @@ from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 
 T = TypeVar("T")
 LENGTH = "context_length_tokens"
-TaskKey = tuple[str, str]
-"""A model's label and a task's name."""
+TaskKey = tuple[str, ...]
+"""A model's label, a task's name and, of what was measured on a text, the text's hash, empty where not recorded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +61,11 @@ class Results:
         brought: T = self.by_reader[reader]
         return brought
 
+    def behind(self, reader: Reader[Mapping[TaskKey, T]], row: Mapping[str, Any]) -> T | None:
+        """Returns what a reader brought of the model, the task and the text of a row of the table."""
+        digest = row["corpus_sha256"]
+        return self[reader].get((row["setting"], row["task"], digest if isinstance(digest, str) else ""))
+
     def model(self, label: str) -> EvaluatedModel:
         """Returns the model of a label."""
         return next(model for model in self.models if model.label == label)
@@ -70,7 +75,7 @@ class Results:
         """Names of all tasks of which a number or a reader's data is there."""
         names = self.measurements["task"].tolist()
         for brought in self.by_reader.values():
-            names += brought["task"].tolist() if isinstance(brought, pd.DataFrame) else [task for _, task in brought]
+            names += brought["task"].tolist() if isinstance(brought, pd.DataFrame) else [key[1] for key in brought]
         return list(dict.fromkeys(names))
 
 
@@ -78,7 +83,7 @@ def restricted(rows: Any, labels: set[str], tasks: set[str]) -> Any:
     """Returns the part of what a reader returned that is about these models and tasks."""
     if isinstance(rows, pd.DataFrame):
         return rows[rows["setting"].isin(labels) & rows["task"].isin(tasks)].reset_index(drop=True)
-    return {(label, task): value for (label, task), value in rows.items() if label in labels and task in tasks}
+    return {key: value for key, value in rows.items() if key[0] in labels and key[1] in tasks}
 
 
 def averaging(average: Callable[[Sequence[T]], T]) -> Callable[..., dict[TaskKey, T]]:
@@ -86,8 +91,8 @@ def averaging(average: Callable[[Sequence[T]], T]) -> Callable[..., dict[TaskKey
 
     def pool(by_seed: Mapping[TaskKey, T], pooled_label: Mapping[str, str], notes: Notes) -> dict[TaskKey, T]:
         groups: dict[TaskKey, list[T]] = defaultdict(list)
-        for (label, task), value in by_seed.items():
-            groups[pooled_label.get(label, label), task].append(value)
+        for (label, *of_the_task), value in by_seed.items():
+            groups[pooled_label.get(label, label), *of_the_task].append(value)
         return {key: members[0] if len(members) == 1 else average(members) for key, members in groups.items()}
 
     return pool

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes, usable_number
-from sbeval.reports.read.fields import RecordT, read_record, telling_name
+from sbeval.reports.read.fields import RecordT, context_metric, read_record, telling_name
 from sbeval.reports.read.files import Notes, samples_file
 from sbeval.results.records import LABEL, ModelRecord, TaskRecord
 
@@ -32,6 +32,7 @@ class TaskResult:
         samples_used: how many samples the task's numbers rest on, None where the file does not count them.
         limit_samples: how many samples `--limit` left, None where every one was used.
         dataset: data set or folder that lm-eval's settings of the task name, None where they name none.
+        means: those of `metrics` that are means over samples.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TaskResult:
     samples_used: float | None = None
     limit_samples: float | None = None
     dataset: str | None = None
+    means: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,9 +171,10 @@ def _task_result(
     better = mapping(mapping(content.get("higher_is_better")).get(name))
     used = usable_number(mapping(mapping(content.get("n-samples")).get(name)).get("effective"))
     limit = usable_number(mapping(content.get("config")).get("limit"))
+    record = _record(TaskRecord, metadata.get("sbeval"), f"the record of task {name}", path, notes)
     return TaskResult(
         name=name,
-        record=_record(TaskRecord, metadata.get("sbeval"), f"the record of task {name}", path, notes),
+        record=record,
         metrics=metrics,
         samples=samples_file(path, name, notes),
         few_shot=few_shot if fits(few_shot, int) else None,
@@ -181,7 +184,17 @@ def _task_result(
         samples_used=used,
         limit_samples=None if limit is None else used or limit,
         dataset=path_of if isinstance(path_of := config.get("dataset_path"), str) else None,
+        means={key: value for key, value in metrics.items() if _is_mean(key.partition(",")[0], record, config)},
     )
+
+
+def _is_mean(metric: str, record: TaskRecord | None, config: Mapping[str, Any]) -> bool:
+    if record is not None:
+        return record.family not in ("perplexity", "span") and context_metric(metric) is not None
+    listed = config.get("metric_list")
+    entries = [entry for entry in map(mapping, listed if isinstance(listed, list) else []) if "aggregation" in entry]
+    usual = "mean" if metric in ("acc", "acc_norm", "exact_match") else None
+    return next((entry["aggregation"] for entry in entries if entry.get("metric") == metric), usual) == "mean"
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

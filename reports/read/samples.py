@@ -4,7 +4,8 @@ By these scores two models are compared on the same questions.
 """
 
 import dataclasses
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.foreign_files import fits, usable_number
-from sbeval.reports.read.fields import context_metric, shown_name
+from sbeval.reports.read.fields import agrees, context_metric, length_text, shown_name
 from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
+from sbeval.results.records import metric_key
 
+NOT_ITS_NUMBERS = "do not give their results file's numbers and were left out"
 Blocks = Mapping[str, frozenset[tuple[int, int]]]
 
 
@@ -72,18 +75,19 @@ class SumsByDocument:
         return cls(means, seeds[0].blocks)
 
 
-def read_document_sums(
-    path: Path, notes: Notes, *, samples: float | None = None, blocks_are_targets: bool = False
-) -> SumsByDocument | None:
+def read_document_sums(path: Path, notes: Notes, task: TaskResult | None = None) -> SumsByDocument | None:
     """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
 
-    `samples` is how many the results file counts. A row with a non-finite sum is left out with a note: it would spoil
-    every mean it enters.
+    A row with a non-finite sum is left out with a note: it would spoil every mean it enters. So is a length at which
+    all samples are there and do not add up to what the results file says of the task.
     """
+    blocks_are_targets = task is not None and task.record is not None and task.record.protocol == "fixed_target"
+    samples = task.samples_used if task else None
     sums: dict[int, dict[str, NDArray[np.float64]]] = {}
     blocks: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    bad_rows = 0
+    bad_rows = lines = 0
     for sample in read_lines(path, notes, samples=samples):
+        lines += 1
         block = _block(sample.get("doc")) if blocks_are_targets else set()
         for key, rows in sample.items():
             parsed = context_metric(key)
@@ -103,8 +107,20 @@ def read_document_sums(
                     blocks[cluster] |= block
     if bad_rows:
         notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
+    elif task is not None and lines >= (samples or math.inf):
+        sums = {length: sums[length] for length in sums if _adds_up(sums[length], length, task, notes)}
     whole_blocks = {cluster: frozenset(of_cluster) for cluster, of_cluster in blocks.items()}
     return SumsByDocument(sums, whole_blocks) if any(sums.values()) else None
+
+
+def _adds_up(documents: Mapping[str, NDArray[np.float64]], length: int, task: TaskResult, notes: Notes) -> bool:
+    nll, tokens, size = map(float, sum(documents.values(), np.zeros(3)))
+    bits = nll / size / math.log(2) if size else math.nan
+    computed = {"tokens": tokens, "clusters": len(documents), "nll": nll / max(tokens, 1), "bits_per_byte": bits}
+    recorded = {name: task.metrics.get(f"{metric_key(name, length)},none") for name in computed}
+    if wrong := [name for name in computed if not agrees(recorded[name], computed[name])]:
+        notes.add(task.samples, f"samples at {length_text(length)} {NOT_ITS_NUMBERS} ({', '.join(wrong)}).")
+    return not wrong
 
 
 def _block(document: object) -> set[tuple[int, int]]:
@@ -114,7 +130,7 @@ def _block(document: object) -> set[tuple[int, int]]:
 
 
 def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SumsByDocument]:
-    """Returns (model label, task) to the sums of every source document.
+    """Returns (model label, task, text) to the sums of every source document.
 
     Runs of one model at different lengths are joined; where two hold a length, the one that
     `EvaluatedModel.task_runs` has first counts.
@@ -124,15 +140,14 @@ def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskK
     for model in models:
         for _, task in model.task_runs():
             if task.record is not None and task.record.family == "perplexity":
-                counting[model.label, shown_name(task.name)].append(task)
+                counting[model.label, shown_name(task.name), task.record.corpus_sha256 or ""].append(task)
     for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
         runs = []
         for task in tasks:
             if task.samples is None or task.record is None or not wanted.intersection(task.record.lengths):
                 continue
-            fixed = task.record.protocol == "fixed_target"
-            sums = read_document_sums(task.samples, notes, samples=task.samples_used, blocks_are_targets=fixed)
+            sums = read_document_sums(task.samples, notes, task)
             if sums is not None:
                 runs.append(sums)
                 wanted -= set(sums.lengths)
@@ -179,18 +194,20 @@ def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[Task
         for run, task in model.task_runs():
             family = task.record.family if task.record else None
             if task.samples is not None and family not in ("perplexity", "span"):
-                scores = read_scores(task.samples, notes, samples=task.samples_used)
+                scores = read_scores(task.samples, notes, task)
                 scores = dataclasses.replace(scores, by_limit={input_limit(run, task): scores.scores})
                 by_task[model.label, shown_name(task.name)].append(scores)
     return {key: _first_of(runs) for key, runs in by_task.items()}
 
 
-def read_scores(path: Path, notes: Notes, *, samples: float | None = None) -> SampleScores:
-    """Reads one samples file; `samples` is how many the results file counts."""
+def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
+    """Reads the samples file of a task, without scores whose mean is not the results file's."""
     scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
     depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
     unusable = 0
-    for sample in read_lines(path, notes, samples=samples):
+    filtered = Counter[str]()
+    for sample in read_lines(path, notes, samples=task.samples_used):
+        filtered[str(sample.get("filter") or "none")] += 1
         if type(sample.get("doc_id")) is not int:
             unusable += 1
             continue
@@ -216,6 +233,12 @@ def read_scores(path: Path, notes: Notes, *, samples: float | None = None) -> Sa
     if unusable:
         reason = "are not finite numbers, or have no sample's number, and were left out."
         notes.add(path, f"{unusable} scores or depths of samples {reason}")
+    for (metric, chosen), by_sample in list(scores.items()):
+        whole = not unusable and filtered[str(chosen)] >= (task.samples_used or math.inf)
+        mean = sum(by_sample.values()) / len(by_sample)  # lm-eval's is over those that have a score, too
+        if whole and not agrees(task.means.get(f"{metric},{chosen}"), mean):
+            notes.add(path, f"samples {NOT_ITS_NUMBERS} ({metric}, {chosen}).")
+            del scores[metric, chosen]
     return SampleScores(scores=dict(scores), depths_percent=dict(depths))
 
 

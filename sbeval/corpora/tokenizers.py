@@ -2,11 +2,13 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from tqdm import tqdm
@@ -15,6 +17,11 @@ from sbeval.errors import UserError, first_line, panics_as_errors
 from sbeval.keeping.hashes import file_sha256
 
 _ENCODED_TOGETHER = 256
+_KNOWN_BY_VERSION = {"transformers", *sys.stdlib_module_names}
+# settings that no token depends on, of tokenizers with code of their own
+_NO_TOKENS = {"auto_map", "is_local", "local_files_only"}
+_NO_TOKENS |= {"model_max_length", "chat_template", "padding_side", "truncation_side"}
+_THIS_PROCESS = uuid4().hex
 
 _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
@@ -72,17 +79,21 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def _hash(tokenizer: Any) -> str:
-    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+    backend, code = getattr(tokenizer, "backend_tokenizer", None), _code(type(tokenizer))
+    state = ""
+    if backend is None or code:
         given = getattr(tokenizer, "init_kwargs", {})
         files = {name: given.get(name) for name in getattr(tokenizer, "vocab_files_names", ())}
         read = [file_sha256(Path(path)) for path in files.values() if isinstance(path, str) and Path(path).is_file()]
-        kept = {key: value for key, value in given.items() if key not in {"name_or_path", *files}}
-        state = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab(), read, kept], sort_keys=True, default=str)
-    else:
+        apart = {"name_or_path", *files, *(_NO_TOKENS if code else ())}
+        kept = {key: value for key, value in given.items() if key not in apart}
+        described = [type(tokenizer).__name__, tokenizer.get_vocab(), read, kept, *code]
+        state = json.dumps(described, sort_keys=True, default=str)
+    if backend is not None:
         truncation, padding = backend.truncation, backend.padding
         backend.no_truncation()
         backend.no_padding()
-        state = backend.to_str()
+        state += backend.to_str()
         if truncation is not None:
             backend.enable_truncation(**truncation)
         if padding is not None:
@@ -91,6 +102,19 @@ def _hash(tokenizer: Any) -> str:
     if getattr(tokenizer, "split_special_tokens", False):  # the backend's own text leaves it out
         special.append("split")
     return sha256(f"{special}{state}".encode()).hexdigest()
+
+
+def _code(kind: type) -> list[str]:
+    """Returns the hashes of the Python files of a class that no package's version names, and of what these import."""
+    hashes = []
+    for module in dict.fromkeys(base.__module__ for base in kind.__mro__):
+        if (package := module.partition(".")[0]) not in _KNOWN_BY_VERSION:
+            files = [getattr(sys.modules.get(module), "__file__", None)]
+            if package == "transformers_modules":
+                loader = sys.modules["transformers.dynamic_module_utils"]  # which has loaded the class
+                files += sorted(loader.get_relative_import_files(files[0]))
+            hashes += [file_sha256(Path(file)) if file else _THIS_PROCESS for file in files]
+    return hashes
 
 
 def adds_special_tokens(tokenizer: Any) -> bool:

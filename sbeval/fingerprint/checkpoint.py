@@ -14,9 +14,9 @@ from sbeval.hub_names import hub_commit, hub_folder
 from sbeval.keeping.hashes import file_sha256, files_sha256
 
 # what people and trainers put beside a model; every other file counts, since a file too few is a stale answer
-_NO_PART = (
+NO_PART = (
     *(".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg", "*.pdf"),
-    *("*.log", "*.lock", "*.part", "*.partial"),
+    *("*.log", "*.lock", "*.part", "*.partial", "*.pyc"),
     *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
     *("run.json", "runs.jsonl", "training_log.jsonl", "training_text-*.u64"),
 )
@@ -101,7 +101,7 @@ def _folder_parts(folder: Path) -> Parts:
     parts = {"weights": shortened(weights)} if weights else {}
     held = set(weight_files(folder))
     for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if file.is_file() and file not in held and not any(fnmatch(file.name, known) for known in _NO_PART):
+        if file.is_file() and file not in held and not any(fnmatch(file.name, known) for known in NO_PART):
             parts[part_name(file.name)] = shortened(file_sha256(file))
     return parts | _code_below(folder)
 
@@ -115,9 +115,9 @@ def _code_below(folder: Path) -> Parts:
 
 
 def visible_files(folder: Path) -> Iterator[Path]:
-    """Yields the files below a folder by name, without hidden ones, hidden folders and compiled code."""
+    """Yields the files below a folder by name, without hidden ones and hidden folders."""
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if not name.startswith(".") and (file := Path(place) / name).is_file():
                 yield file

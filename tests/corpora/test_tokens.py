@@ -1,5 +1,6 @@
 """The flat token array: whole documents, exact shares of words and bytes, and keys that any process resolves."""
 
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from sbeval.corpora import (
     Layout,
+    TokenizedCorpus,
     count_words,
     documents,
     encode,
@@ -27,6 +29,7 @@ from sbeval.corpora import (
     tokenizer_sha256,
 )
 from sbeval.corpora.encode import encode_documents, words_and_bytes_before
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 
 TEXTS = [random_text(60, 1), "é", random_text(20, 2), "  leading and trailing \n", random_text(90, 3)]
@@ -182,6 +185,38 @@ def test_keys_differ_by_corpus_tokenizer_and_layout() -> None:
     }
     assert len(keys) == 12
     assert len({tokenizer_sha256(tiny_tokenizer(adds_bos=bos)) for bos in (False, True)}) == 2
+
+
+CODE = """from transformers import PreTrainedTokenizerFast
+from .cases import change
+class Tok(PreTrainedTokenizerFast):
+    def _encode_plus(self, text, *args, **options):
+        return super()._encode_plus([change(each) for each in text], *args, **options)
+"""
+KEEPS, LOWERS = (f"def change(text): return text{method}\n" for method in ("", ".lower()"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [({"cases.py": LOWERS}, False), ({"tok.py": CODE.replace("(each)", "(2 * each)")}, False), ({"a.md": "b"}, True)],
+)
+def test_tokens_of_a_tokenizer_with_code_of_its_own_are_kept_by_that_code(
+    changed: dict[str, str], same: bool, tmp_path: Path
+) -> None:
+    def kept(folder: Path, **files: str) -> TokenizedCorpus:
+        tiny_tokenizer().save_pretrained(folder)
+        settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "Tok"}
+        settings |= {"auto_map": {"AutoTokenizer": [None, "tok.Tok"]}, "model_max_length": len(folder.name)}
+        for name, text in {"tokenizer_config.json": json.dumps(settings), **files}.items():
+            (folder / name).write_text(text)
+        return tokenize_corpus(corpus_of(["A Fox"]), load_tokenizer(folder, trust_remote_code=True), Layout())
+
+    first, second = (
+        kept(tmp_path / folder, **{"tok.py": CODE, "cases.py": KEEPS, **files})
+        for folder, files in (("first", {}), ("other", changed))
+    )
+    assert (first is second) == same
+    assert (first.tokens(0, first.total_tokens).tolist() == second.tokens(0, second.total_tokens).tolist()) == same
 
 
 def test_padding_and_truncation_do_not_change_the_tokenizers_hash() -> None:

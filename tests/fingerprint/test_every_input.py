@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from sqlitedict import SqliteDict
 from sweep_inputs import sweep_over, write_inputs
 
 from sbeval.errors import UserError
@@ -145,6 +146,60 @@ def test_a_file_of_factors_counts_by_its_content(tmp_path: Path) -> None:
     assert parts.changes(before.parts, inputs().parts) == "extrapolation changed"
 
 
+# the YAML of a task in the folder tasks, and a file
+READ = {
+    "a file beside its code": ("task: t", "tasks/prompts.json"),
+    "a file below them": ("task: t", "tasks/rows/test.txt"),
+    "a YAML file and a page that the code names": ("task: t", "tasks/shots.yaml", "tasks/shots.md"),
+    "a bare name of a folder": ("task: t\ndataset_path: mine", "mine/rows.jsonl"),
+    "a URL of a file": ("task: t\ndataset_kwargs: {{data_files: {{test: 'file://{here}/u.json'}}}}", "u.json"),
+    "what lies in an archive": ("task: t\ndataset_kwargs: {{data_files: 'zip://a.csv::a.zip'}}", "a.zip"),
+    "an include of a group's own task": ("group: t\ntask: [{{task: x, include: ../base}}]", "base"),
+    "rows of a group's own task": ("group: t\ntask: [{{task: x, dataset_path: mine}}]", "mine/rows.jsonl"),
+    "a file in its metadata": ("task: t\nmetadata: {{shots: shots.txt, data_path: texts}}", "shots.txt"),
+    "a folder in its metadata": ("task: t\nmetadata: {{data_path: texts}}", "texts/__pycache__/a.txt"),
+    "a file of one name elsewhere": ("task: t\nmetadata: {{shots: both.txt}}", "tasks/both.txt", "both.txt"),
+}
+UNREAD = {
+    "other tasks and sweeps": ("task: t", "tasks/other.yaml", "tasks/sweep.yml"),
+    "compiled code and pages": ("task: t", "tasks/__pycache__/utils.cpython-311.pyc", "tasks/LICENSE"),
+    "folders that words, slashes and dots are called": ("task: t\nmetadata: [words, /, ./]", "words/a.txt", "a.txt"),
+}
+
+
+@pytest.mark.parametrize("case", [*READ, *UNREAD])
+def test_every_file_that_a_task_may_read_counts(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, *files = (READ | UNREAD)[case]
+    put("tasks/t.yaml", text.format(here=tmp_path))(tmp_path)
+    put("tasks/utils.py", "READS = ['shots.yaml', '.md']\n")(tmp_path)
+    for name in ("both.txt", *files):
+        put(name, "task: other\n" if name == "tasks/other.yaml" else "before")(tmp_path)
+    for name in files:
+        before = run_inputs({"tasks": ["t"], "include_path": "tasks"}).parts
+        put(name, "task: other\ntag: x\n" if name == "tasks/other.yaml" else "after")(tmp_path)
+        changed = parts.changes(before, run_inputs({"tasks": ["t"], "include_path": "tasks"}).parts)
+        assert (changed is not None and changed.endswith(" changed")) == (case in READ), changed
+
+
+@pytest.mark.parametrize("place", ["here", "output", "model"])
+def test_in_a_folder_where_a_run_writes_a_task_reads_the_files_its_code_names(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / ("" if place == "here" else "cwd"))
+    put("utils.py", "READS = '.json'\n")(tmp_path)
+    put("t.yaml", "task: t")(tmp_path)
+    config: dict[str, Any] = {"tasks": ["t"], "include_path": str(tmp_path)}
+    config |= {"output": {"output_path": str(tmp_path / "results/a")}}.get(place, {})
+    config |= {"model": {"model_args": {"pretrained": str(tmp_path / "ckpt")}}}.get(place, {})
+    for name, expected in (("prompts.json", "prompts.json is new"), ("out.txt", None), ("sweep.yaml", None)):
+        before = run_inputs(config).parts
+        put(name, "a: b")(tmp_path)
+        put("results/a/more.json", name)(tmp_path)
+        assert parts.changes(before, run_inputs(config).parts) == expected
+
+
 def said(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
     capsys.readouterr()
     run_sweep(sweep_over(folder, **changes), dry_run=True)
@@ -180,16 +235,11 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     return {"inputs": model_parts(SimpleNamespace(**loaded, arguments=arguments, revision="main"))}
 
 
-class Database(dict[str, Any]):
-    def commit(self) -> None:
-        """Nothing is on disk."""
-
-
 @pytest.mark.parametrize("change", OF_THE_MODEL)
 def test_a_changed_model_is_named_by_sweep_and_response_cache(
     change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    database = Database()
+    database = SqliteDict(":memory:", autocommit=True)
     stamp(database, adapter_settings(inputs))
     stamp(database, adapter_settings(inputs))
     make, words = OF_THE_MODEL[change]
@@ -247,7 +297,7 @@ UNCHANGED: dict[str, Change] = {
 def test_what_no_number_depends_on_makes_none_anew(
     change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    database = Database()
+    database = SqliteDict(":memory:", autocommit=True)
     stamp(database, adapter_settings(inputs))
     UNCHANGED[change](inputs)
     assert "one/r: complete" in said(inputs, capsys)

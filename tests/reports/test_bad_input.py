@@ -1,16 +1,28 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from document_sums import sums_of
 from experiment_files import mqrar_task, span_task
-from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, ruler_task, write_run
+from result_files import (
+    CURVES,
+    LENGTHS,
+    model_record,
+    ordinary_task,
+    perplexity_task,
+    position_task,
+    ruler_task,
+    write_run,
+)
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import pool_seeds
-from sbeval.reports.read.samples import DOCUMENT_SUMS
+from sbeval.reports.kinds.position_sums import POSITION_SUMS
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 
 EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
 
@@ -69,7 +81,7 @@ def test_lengths_run_one_by_one_join_into_one_line(tmp_path: Path) -> None:
         write_run(tmp_path / str(length), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
     results = load_results([tmp_path])
     assert len(results.models) == 1
-    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].lengths == LENGTHS[:3]
+    assert sums_of(results, "demo-rope", "sb_stdlib_stream").lengths == LENGTHS[:3]
     assert not results.notes
 
 
@@ -91,7 +103,7 @@ def test_a_document_sum_that_is_not_finite_never_enters_a_mean(tmp_path: Path) -
     samples[0]["nll@0002048"][0][1] = float("nan")
     write_run(tmp_path, model_record("rope"), [(name, results, metadata, samples)])
     loaded = load_results([tmp_path])
-    sums = loaded[DOCUMENT_SUMS]["demo-rope", name]
+    sums = sums_of(loaded, "demo-rope", name)
     row = sums.clusters.index(samples[0]["nll@0002048"][0][0])
     assert sums.tokens[row, sums.lengths.index(2048)] == 0
     assert any("not finite" in note.reason for note in loaded.notes)
@@ -240,7 +252,7 @@ def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
     with samples.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     results = load_results([tmp_path / "r"])
-    assert results[DOCUMENT_SUMS]["demo-sb", "sb_stdlib_stream"].lengths == LENGTHS
+    assert sums_of(results, "demo-sb", "sb_stdlib_stream").lengths == LENGTHS
     assert any("4 document sums are not finite numbers" in note.reason for note in results.notes)
 
 
@@ -259,13 +271,77 @@ def test_samples_that_were_cut_off_or_doubled_are_named(damage, words: str, tmp_
     )
     (samples,) = path.parent.glob("samples_*.jsonl")
     lines = damage(samples.read_bytes().splitlines(True))
-    whole = load_results([tmp_path])[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"]
+    whole = sums_of(load_results([tmp_path]), "demo-rope", "sb_stdlib_stream")
     samples.unlink()
     samples.write_bytes(b"".join(lines)) if lines else samples.mkdir()
     assert words in reasons(tmp_path)
     if lines and len(lines) > 4:
-        found = load_results([tmp_path])[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"]
+        found = sums_of(load_results([tmp_path]), "demo-rope", "sb_stdlib_stream")
         assert found.nll_nats.tolist() == whole.nll_nats.tolist()
+
+
+def _first(key: str, *place: int, value: object = 2**63) -> Any:
+    def damage(sample: dict[str, Any]) -> None:
+        held = sample[key]
+        for index in place[:-1]:
+            held = held[index]
+        if place:
+            held[place[-1]] = value
+        else:
+            sample[key] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("task", "damage", "words"),
+    [
+        (0, _first("nll@0002048", 0, 1), "samples at 2K {} (nll, bits_per_byte)"),
+        (0, _first("nll@0002048", 0, 1, value=1.0), "samples at 2K {} (nll, bits_per_byte)"),
+        (0, _first("nll@0002048", 0, 2, value=1), "samples at 2K {} (tokens, nll)"),
+        (0, _first("nll@0002048", 0, 4, value=1.0), "samples at 2K {} (bits_per_byte)"),
+        (0, _first("nll@0002048", 0, 0, value="lib/module_04.py"), "samples at 2K {} (clusters)"),
+        (1, _first("position_nll", 9, 0, 1), "samples of positions 257 to 512 {}"),
+        (1, _first("position_nll", 9, 0, 2, value=1), "samples of positions 257 to 512 {}"),
+        (2, _first("score@0002048"), "samples {} (score@0002048, none)"),
+        (3, _first("acc", value=7.0), "samples {} (acc, none)"),
+        (3, lambda sample: sample.pop("acc"), "samples {} (acc, none)"),
+        (4, _first("f1", value=7.0), "samples {} (f1, none)"),
+    ],
+)
+def test_samples_that_do_not_give_their_results_numbers_are_left_out(
+    task: int, damage: Any, words: str, tmp_path: Path
+) -> None:
+    curve = CURVES["stickbreaking"]
+    tasks = [
+        perplexity_task("stream", curve),
+        position_task(curve),
+        ruler_task("sb_ruler_vt", 4000),
+        ordinary_task("arc", "acc", 0.5, samples=10),
+        ordinary_task("squad", "f1", 0.5, samples=10),
+    ]
+    path = write_run(tmp_path, model_record("stickbreaking"), tasks)
+    content = json.loads(path.read_text())
+    content["configs"]["squad"]["metric_list"] = [{"metric": "f1", "aggregation": "mean"}]
+    path.write_text(json.dumps(content))
+    assert not load_results([tmp_path]).notes
+    (file,) = tmp_path.glob(f"samples_{tasks[task][0]}_*.jsonl")
+    first, *others = map(json.loads, file.read_text().splitlines())
+    damage(first)
+    file.write_text("".join(json.dumps(sample) + "\n" for sample in (first, *others)))
+    results = load_results([tmp_path])
+    words = words.format("do not give their results file's numbers and were left out")
+    assert [(note.path, note.reason) for note in results.notes] == [(file, f"{words}.")]
+    assert (sums_of(results, "demo-sb", tasks[0][0]).lengths == LENGTHS) == (task != 0)
+    by_bin = next(iter(results[POSITION_SUMS].values())).sums
+    assert ((257, 512) in by_bin, (129, 256) in by_bin) == (task != 1, True)
+    for place, metric in ((2, "score@0002048"), (3, "acc"), (4, "f1")):
+        assert ((metric, "none") in results[SAMPLE_SCORES]["demo-sb", tasks[place][0]].scores) == (task != place)
+
+
+def test_means_that_lm_eval_computes_otherwise_are_not_held_against_samples(tmp_path: Path) -> None:
+    write_run(tmp_path, None, [ordinary_task("squad", "f1", 0.45, samples=10)])
+    assert not load_results([tmp_path]).notes
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
@@ -290,7 +366,7 @@ def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path
     kept = [*LENGTHS[:3], *(LENGTHS[4:5] if recorded else [])]
     shown = results.measurements["context_length_tokens"].dropna().unique()
     assert sorted(shown) == kept
-    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_fixed_target"].lengths == kept
+    assert sums_of(results, "demo-rope", "sb_stdlib_fixed_target").lengths == kept
     assert [note.reason for note in results.notes if "2K was scored on other targets" in note.reason]
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert "demo-rope at 2K" in " ".join(panel.remarks)

@@ -2,18 +2,19 @@ import json
 from pathlib import Path
 
 import pytest
+from document_sums import sums_of
 from experiment_files import write_extensions
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import compare, load_results
+from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import model_facts
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import choose_baseline, restrict
 from sbeval.reports.figures.theme import DARK, LIGHT, choose_looks, within
 from sbeval.reports.read.fields import telling_name
 from sbeval.reports.read.results import Results
-from sbeval.reports.read.samples import DOCUMENT_SUMS
 
 
 def write(folder: Path, attention: str, **changes: object) -> None:
@@ -200,8 +201,8 @@ def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Pa
     rows = results.measurements
     assert rows[rows["metric"] == "nll"]["value"].max() < 6
     assert set(rows["limit_samples"]) == {8.0}
-    assert results[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].nll_nats.sum() == pytest.approx(
-        load_results([tmp_path / "all"])[DOCUMENT_SUMS]["demo-rope", "sb_stdlib_stream"].nll_nats.sum()
+    assert sums_of(results, "demo-rope", "sb_stdlib_stream").nll_nats.sum() == pytest.approx(
+        sums_of(load_results([tmp_path / "all"]), "demo-rope", "sb_stdlib_stream").nll_nats.sum()
     )
     assert [note.reason for note in results.notes if "was run on more samples" in note.reason]
 
@@ -240,3 +241,18 @@ def test_extended_checkpoints_of_one_folder_name_keep_apart_and_name_their_paren
     results = load_results([tmp_path])
     assert {"one_extended", "two_extended"} < set(labels(results))
     assert model_facts(results.model("one_extended")).endswith("extended from demo-rope")
+
+
+@pytest.mark.parametrize("names", [("first", "second"), ("text", "text")])
+def test_one_task_on_two_texts_makes_two_claims(names: tuple[str, str], tmp_path: Path) -> None:
+    rising = [value + 0.1 * place for place, value in enumerate(CURVES["stickbreaking"])]
+    for place, (name, curve) in enumerate(zip(names, (CURVES["stickbreaking"], rising), strict=True)):
+        _, *task = perplexity_task("fixed_target", curve, corpus=name, corpus_sha256=str(place) * 64)
+        seconds = 1_795_000_000.0 + place
+        write_run(tmp_path / str(place), model_record("rope"), [("sb_text_fixed_target", *task)], seconds=seconds)
+    results = load_results([tmp_path])
+    claims = all_claims(results)
+    second = names[1] if names[1] != names[0] else "text (2)"
+    raises_from = {corpus: claim.raises_from_tokens for (_, corpus, _), claim in claims.items()}
+    assert raises_from == {names[0]: None, second: 2048}
+    assert {panel.corpus for panel in perplexity_panels(results.measurements, results.models)} == {names[0], second}

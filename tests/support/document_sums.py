@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from sbeval.reports.read.samples import SumsByDocument
+from sbeval.reports.read.results import Results
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
 
 LENGTHS = [256, 512, 1024, 2048, 4096]
 
@@ -18,3 +19,9 @@ def sums(curve: list[float], *, documents: int = 40, noise: float = 0.01, seed: 
         rows = np.stack([nats, tokens, 3 * tokens], axis=1)
         table[length] = {f"document {index}": row for index, row in enumerate(rows)}
     return SumsByDocument(table)
+
+
+def sums_of(results: Results, label: str, task: str) -> SumsByDocument:
+    """Returns the sums of a model's task that was run on one text."""
+    (of_task,) = (value for key, value in results[DOCUMENT_SUMS].items() if key[:2] == (label, task))
+    return of_task

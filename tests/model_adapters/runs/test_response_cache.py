@@ -1,15 +1,18 @@
 """lm-eval's `--use_cache`: a killed run goes on where it was, and never reads another run's answers."""
 
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lm_eval.api.model import CachingLM
+from sqlitedict import SqliteDict
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.model_adapters.record import run_settings
+from sbeval.model_adapters.record import run_settings, stamp
 from tests.model_adapters.small import Checkpoints, copied, load_lm, save_lora
 
 
@@ -72,9 +75,29 @@ def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint: C
     assert AdapterOptions.model_fields.keys() - set(stamped) == apart
 
 
-def test_a_cache_without_settings_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    from sqlitedict import SqliteDict
+def test_of_two_models_that_start_together_one_has_the_cache(tmp_path: Path) -> None:
+    barrier = threading.Barrier(2)
 
+    class Meeting(SqliteDict):  # type: ignore[misc]
+        def get(self, *arguments: Any) -> Any:
+            """Both have read before either goes on."""
+            held = super().get(*arguments)
+            barrier.wait()
+            return held
+
+    def start(name: str) -> str | None:
+        with Meeting(str(tmp_path / "cache.db"), autocommit=True) as database:
+            try:
+                stamp(database, {"inputs": {"weights": name}})
+            except UserError:
+                return "refused"
+            return None
+
+    with ThreadPoolExecutor(2) as threads:
+        assert set(threads.map(start, ("this", "that"))) == {None, "refused"}
+
+
+def test_a_cache_without_settings_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
     database = str(tmp_path / "cache.db")
     with SqliteDict(database, autocommit=True) as unstamped:
         unstamped["0123"] = (-1.0, True)
