@@ -15,8 +15,6 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "num_key_value_heads", "num_heads", "num_kv_heads")
 _ROWS = ("vocab_size", "intermediate_size", "n_inner", "ffn_dim", "att_hidden", "ffd_hidden", "gating_size", "head_dim")
 _MOST_LABELS = 2**20  # transformers writes out a name for each
-# a model type whose positions are rows of a matrix, and the key that counts them
-_POSITION_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings", "gpt_bigcode": "n_positions"}
 _TOKENS: Any = int | list[int] | None
 _EXPECTED = {
     int: "a whole number",
@@ -199,13 +197,7 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
         for name in _LAYERS:
             if fits(layers := model.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
-        rows = {
-            name: model.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(model.get("model_type")), ""))
-        }
-        rows["shared_intermediate_size"] = model.get("shared_intermediate_size")
-        experts, inner = model.get("num_experts"), model.get("intermediate_size")
-        if fits(experts, int) and fits(inner, int) and model.get("model_type") == "sbeval":
-            rows["num_experts times intermediate_size"] = experts * inner
+        rows = {name: model.get(name) for name in (*_ROWS, *_HEADS, "shared_intermediate_size")}
         heads = next((rows[name] for name in _HEADS if fits(rows[name], int)), 1)
         for width_name in _WIDTHS:
             for name, count in rows.items():
