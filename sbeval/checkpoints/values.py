@@ -172,10 +172,6 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
         UserError: naming the keys.
     """
     models = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
-    overrides = config.get("layer_overrides")
-    models += (
-        [{**config, **layer} for layer in overrides if isinstance(layer, dict)] if isinstance(overrides, list) else []
-    )
     for model in models:
         for name in (*_LAYERS, *_WIDTHS, *_HEADS, *_ROWS):
             value = model.get(name)
@@ -198,13 +194,10 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             if fits(layers := model.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
         rows = {name: model.get(name) for name in (*_ROWS, *_HEADS, "shared_intermediate_size")}
-        heads = next((rows[name] for name in _HEADS if fits(rows[name], int)), 1)
         for width_name in _WIDTHS:
             for name, count in rows.items():
                 width = model.get(width_name)
-                if not (fits(count, int) and fits(width, int)):
-                    continue
-                if count * width * (heads if name == "head_dim" else 1) > 8 * weight_bytes:
+                if fits(count, int) and fits(width, int) and count * width > 8 * weight_bytes:
                     raise _too_large(f"{name} {count} by {width_name} {width}", f"{weight_bytes} bytes")
 
 
