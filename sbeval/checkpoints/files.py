@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sbeval.checkpoints.values import check_sizes, names_quantisation
 from sbeval.errors import UserError, first_line, shown
-from sbeval.foreign_files import read_json_object
+from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id
 
 _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+_MOST_LABELS = 2**20
 _OF_WEIGHTS = ("weight", "proj", "bias")
 _MOST_DIMENSIONS = 3  # GPT-2's mask is called attn.bias and has 4
 
@@ -46,11 +47,19 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the contents of `config.json`."""
+    """Returns the contents of `config.json`.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it has so many labels that naming them takes the memory.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"a checkpoint folder holds a config.json, {folder} has none")
-    return read_json_object(path, "the configuration of a checkpoint", nan=False)
+    config = read_json_object(path, "the configuration of a checkpoint", nan=False)
+    for part in (config, *config.values()):
+        if isinstance(part, dict) and fits(labels := part.get("num_labels", 0), int) and labels > _MOST_LABELS:
+            raise UserError(f"Expected at most {_MOST_LABELS} labels in {path}, found num_labels {labels}; mend it")
+    return config
 
 
 def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:

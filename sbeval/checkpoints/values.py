@@ -14,7 +14,6 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "num_key_value_heads", "num_heads", "num_kv_heads")
 _ROWS = ("vocab_size", "intermediate_size", "n_inner", "ffn_dim", "att_hidden", "ffd_hidden", "gating_size", "head_dim")
-_MOST_LABELS = 2**20  # transformers writes out a name for each
 _TOKENS: Any = int | list[int] | None
 _EXPECTED = {
     int: "a whole number",
@@ -186,10 +185,6 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             # models with several kinds of layers keep one set of parameters for each
             for values in [rope, *rope.values()] if isinstance(rope, dict) else ():
                 check_rope_values(values if isinstance(values, dict) else {})
-        if fits(labels := model.get("num_labels"), int) and labels > _MOST_LABELS:
-            raise UserError(
-                f"Expected at most {_MOST_LABELS} labels in config.json, found num_labels {labels}; mend it"
-            )
         for name in _LAYERS:
             if fits(layers := model.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
