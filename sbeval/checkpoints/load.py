@@ -198,14 +198,16 @@ def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> No
 
     What it has by default counts too, as where the model type of another model is written.
     """
-    held = sum(file.stat().st_size for file in folder.glob("*") if file.suffix in (".safetensors", ".bin"))
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin"))
+    if not held:  # of the hub, or of another kind
+        return
     asked, model_type = 0, ""
     with contextlib.suppress(Exception), quiet_transformers(), torch.device("meta"):  # loading says what is wrong
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         model_type, held = config.model_type, held * (8 if names_quantisation(config.to_dict()) else 1)
         model = auto_class.from_config(config, trust_remote_code=trust_remote_code)
         asked = sum(weight.numel() for weight in model.parameters())
-    if 0 < held < asked:
+    if asked > held:
         raise UserError(
             f"Expected a configuration that fits the weights, found a {model_type} of {asked:,} numbers, and files in "
             f"{folder} that hold at most {held:,}; mend the configuration or complete the download"
