@@ -24,6 +24,7 @@ from sbeval.checkpoints.files import check_weights
 from sbeval.checkpoints.load import (
     FoundFormat,
     LoadedCheckpoint,
+    check_quantisation,
     load_checkpoint,
     load_whole,
     register_fla_models,
@@ -39,9 +40,11 @@ from sbeval.model_adapters.loading import (
     check_kv_expand,
     check_tokenizer,
     fit_tokenizer,
+    in_template,
     loading,
     refuse_transformers_arguments,
     say_format,
+    use_sdpa_on_a_cpu,
     warn_of_other_tokens,
     warn_of_weights,
     whole_adapter,
@@ -137,11 +140,12 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Returns a text's tokens as `hf` encodes it, looked up if it is one of those encoded together."""
-        known = self._encoded.get(string) if add_special_tokens is None and not kwargs else None
-        if known is not None:
+        if add_special_tokens is None and not kwargs and (known := self._encoded.get(string)) is not None:
             return list(known)
-        found: list[int] = super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs)
-        return found
+        return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
+
+    chat_template = in_template(HFLM.chat_template)
+    apply_chat_template = in_template(HFLM.apply_chat_template)
 
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
         """Encodes together what `hf` will ask for text by text: contexts, and contexts with their continuations."""
@@ -216,6 +220,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             check_weights(Path(pretrained).expanduser() / kwargs.get("subfolder", ""), source)
             register_fla_models()
             super()._get_config(pretrained, **kwargs)
+            check_quantisation(self._config)
         say_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
@@ -248,6 +253,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
+            if "attn_implementation" not in kwargs:
+                use_sdpa_on_a_cpu(self._model)
         self.AUTO_MODEL_CLASS = auto_class
 
     def all_gather(self, tensor: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """Loading: checkpoints of formats that transformers does not know, errors in one sentence, tokenizers that fit."""
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import re
+import resource
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from torch import nn
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from sbeval.checkpoints.facts import KvExpand, text_config
+from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.registry import CheckpointFormat
 from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError, first_line, panics_as_errors, raised_here, shown
-from sbeval.foreign_files import read_json_object
+from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.batching import out_of_memory
 from sbeval.scoring.non_finite import non_finite_weights
 
@@ -26,6 +29,8 @@ logger = logging.getLogger(__name__)
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
+_ADAPTER = "adapter_model.safetensors"
+_MOST_TEMPLATE_BYTES, _TEMPLATE_MEMORY_BYTES = 2**25, 2**30
 _LEAST_SHARE_OF_EMBEDDINGS = 0.9  # no model has more than the other tenth to spare
 _TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's settings say
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
@@ -85,11 +90,13 @@ def loading(name: Any, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_adapter(name: str | None) -> Iterator[None]:
-    """Refuses a PEFT adapter that lacks weights: peft warns, and goes on with random ones.
+    """Refuses a PEFT adapter that lacks weights: peft warns, and goes on with random ones of any size.
 
     Raises:
         UserError: naming the adapter and what is missing.
     """
+    if name is not None and (Path(name) / _ADAPTER).is_file():
+        _check_rank(Path(name))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
         try:
@@ -99,6 +106,57 @@ def whole_adapter(name: str | None) -> Iterator[None]:
                 f"Expected an adapter that holds all its weights at peft={name}, found some missing "
                 f"({first_line(warning)}): check that it was saved completely and belongs to this model."
             ) from warning
+
+
+def _check_rank(folder: Path) -> None:
+    """Refuses an adapter that asks for matrices with more rows or columns than any that its file holds."""
+    source = read_json_object(folder / "adapter_config.json", "the configuration of an adapter")
+    pattern = source.get("rank_pattern")
+    ranks = [source.get("r"), source.get("num_virtual_tokens"), *(pattern.values() if fits(pattern, dict) else ())]
+    asked = max((rank for rank in ranks if fits(rank, int)), default=0)
+    weights = Weights(folder, (_ADAPTER,))
+    held = max((size for name in weights.names() for size in weights.shape(name)), default=0)
+    if asked > held and source.get("peft_type") != "LOKR":  # which takes any number for its full rank
+        raise UserError(
+            f"Expected an adapter whose configuration fits its weights at peft={folder}, found a rank of {asked}, and "
+            f"matrices of at most {held} rows: correct adapter_config.json, or copy the adapter again."
+        )
+
+
+def use_sdpa_on_a_cpu(model: Any) -> None:
+    """Has a model whose configuration names flex_attention compute the same there without it."""
+    if model.device.type == "cpu" and model.config._attn_implementation == "flex_attention":
+        logger.warning("flex_attention of config.json would be compiled for minutes on a CPU: sdpa is used instead")
+        model.set_attn_implementation("sdpa")
+
+
+def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of `hf` that writes with a chat template, which may be any code.
+
+    Raises:
+        UserError: there is none, it fails, or it writes more than can be meant.
+    """
+
+    @functools.wraps(write)
+    def written(lm: Any, *args: Any, **kwargs: Any) -> Any:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _TEMPLATE_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (soft if 0 <= soft < most else most, hard))
+        try:
+            text = write(lm, *args, **kwargs)
+            if text is not None and len(str.encode(text)) > _MOST_TEMPLATE_BYTES:
+                raise ValueError(f"it writes more than {_MOST_TEMPLATE_BYTES} bytes")
+        except Exception as error:  # of any class, as code has them
+            there = "none" if lm.tokenizer.chat_template is None else f"one that fails ({first_line(error)})"
+            raise UserError(
+                f"Expected a chat template beside the tokenizer, found {there}: leave out --apply_chat_template, as "
+                "for any model that was not trained on chats, or mend the template."
+            ) from error
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        return text
+
+    return written
 
 
 def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:

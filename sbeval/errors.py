@@ -4,6 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+ENCODING = (
+    "Expected a tokenizer that can encode the text, found one whose library gives up ({}): mend its tokenizer.json, "
+    "whose regular expressions may try without end, or pass another as tokenizer=... in --model_args."
+)
+"""What `panics_as_errors` says where text is encoded."""
 _MOST_SHOWN_CHARACTERS = 200
 _LONGEST_CHARACTERS = 2000
 
@@ -50,14 +55,18 @@ def raised_here(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """Raises as a `RuntimeError` what a library written in Rust, such as tokenizers, panics with: no `Exception`."""
+def panics_as_errors(sentence: str = "") -> Iterator[None]:
+    """Raises as an error what a library written in Rust, such as tokenizers, panics with: no `Exception`.
+
+    It is a `UserError` of the `sentence`, whose "{}" is what the library says, or without one a `RuntimeError`.
+    """
     try:
         yield
     except BaseException as panic:
         if type(panic).__name__ != "PanicException":
             raise
-        raise RuntimeError(str(panic)).with_traceback(panic.__traceback__) from panic
+        error = UserError(sentence.format(first_line(panic))) if sentence else RuntimeError(str(panic))
+        raise error.with_traceback(panic.__traceback__) from panic
 
 
 def _cut(text: str, most: int) -> str:

@@ -11,6 +11,7 @@ some modules are completed right after they have been executed:
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
   `AutoModelForCausalLM` and lm-eval's `hf` load it; nobody else pays for the import.
+- transformers' fast tokenizers raise an error, where their library panics as it encodes a text.
 
 `SBEVAL_NO_AUTOLOAD=1` leaves lm-eval as it is. Only the standard library is imported here.
 """
@@ -28,7 +29,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from sbeval.errors import UserError
+from sbeval.errors import ENCODING, UserError, panics_as_errors
 
 MODEL_NAME = "sb"
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
@@ -140,6 +141,11 @@ def _know_the_family(configuration: ModuleType) -> None:
     configuration.AutoConfig.from_pretrained = staticmethod(functools.wraps(original)(from_pretrained))
 
 
+def _say_panics(backends: ModuleType) -> None:
+    # whoever encodes a text, with whichever method, ends here
+    backends.TokenizersBackend._encode_plus = panics_as_errors(ENCODING)(backends.TokenizersBackend._encode_plus)
+
+
 def with_packaged_tasks(include_path: str | Path | Sequence[str | Path] | None) -> list[str | Path]:
     """Puts the packaged task folder before the given ones, unless one of them holds the same task files.
 
@@ -174,6 +180,7 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "transformers.models.auto.configuration_auto": _know_the_family,
+    "transformers.tokenization_utils_tokenizers": _say_panics,
 }
 
 

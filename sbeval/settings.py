@@ -106,6 +106,12 @@ def _of(kind: type) -> Callable[[Any], Any]:
     return read
 
 
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError
+    return value
+
+
 def _names(value: Any) -> tuple[str, ...]:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
@@ -137,7 +143,7 @@ Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
 Name = Annotated[str, Expected("a name that a folder can have, without slashes", _name)]
 Flag = Annotated[bool, Expected("true or false", _of(bool))]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
-Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines)", _of(Mapping))]
+Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines) whose keys are text", _mapping)]
 PathText = Annotated[str, Expected("a path", lambda value: str(Path(value)) and os.fspath(value))]
 LocalPath = Annotated[Path, Expected("a path", lambda value: Path(value).expanduser())]
 

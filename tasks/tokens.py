@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import cache_folder, tokenizer_sha256
 from sbeval.corpora.tokenizers import load_tokenizer
-from sbeval.errors import UserError
+from sbeval.errors import ENCODING, UserError, panics_as_errors
 from sbeval.keeping.cache import keep_table, read_table
 
 LINES = ("a.\n", "A")
@@ -50,6 +50,7 @@ class TokenCounter:
         encoded = self._encoded(texts, special_tokens)
         return encoded if self._backend is None else [encoding.ids for encoding in encoded]
 
+    @panics_as_errors(ENCODING)
     def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Tokenises a text as the adapter does, with a fast tokenizer.
 
@@ -93,6 +94,7 @@ class TokenCounter:
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         return np.array([len(tokens) for tokens in self._encoded(texts, special_tokens)], dtype=np.int64)
 
+    @panics_as_errors(ENCODING)
     def _encoded(self, texts: Sequence[str], special_tokens: bool) -> list[Any]:
         """Returns each text's tokens; of a fast tokenizer as an `Encoding`, whose length needs no list of tokens."""
         bos = getattr(self.tokenizer, "bos_token", None)

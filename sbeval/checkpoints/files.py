@@ -1,7 +1,7 @@
 """The files of a checkpoint: found, checked to be whole, and read one tensor at a time."""
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,16 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sbeval.checkpoints.values import check_sizes
+from sbeval.checkpoints.values import check_sizes, names_quantisation
 from sbeval.errors import UserError, first_line, shown
-from sbeval.foreign_files import read_json_object
+from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id
 
 _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+_MOST_LABELS = 2**20
+_OF_WEIGHTS = ("weight", "proj", "bias")
+_MOST_DIMENSIONS = 3  # GPT-2's mask is called attn.bias and has 4
 
 
 def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
@@ -44,11 +47,19 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the contents of `config.json`."""
+    """Returns the contents of `config.json`.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it has so many labels that naming them takes the memory.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"a checkpoint folder holds a config.json, {folder} has none")
-    return read_json_object(path, "the configuration of a checkpoint", nan=False)
+    config = read_json_object(path, "the configuration of a checkpoint", nan=False)
+    for part in (config, *config.values()):
+        if isinstance(part, dict) and fits(labels := part.get("num_labels", 0), int) and labels > _MOST_LABELS:
+            raise UserError(f"Expected at most {_MOST_LABELS} labels in {path}, found num_labels {labels}; mend it")
+    return config
 
 
 def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
@@ -64,19 +75,23 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
     for name in (*_SAFETENSORS[::-1], *_PICKLES[::-1]):
         if (folder / name).is_file():
             config = config or read_config(folder)
-            if name == _PICKLES[1]:
+            try:
+                weights = Weights(folder)
+            except UserError:
+                if name != _PICKLES[1]:
+                    raise
                 size = (folder / name).stat().st_size
                 check_sizes(config, tensors=size, weight_bytes=size)
             else:
-                Weights(folder).check_sizes(config)
+                weights.check(config)
             return
 
 
 class Weights:
     """The tensors of a checkpoint by name, each taken once and checked for its shape."""
 
-    def __init__(self, folder: Path) -> None:
-        """Opens every file, so that a missing or damaged one is found before anything is computed.
+    def __init__(self, folder: Path, files: Sequence[str] = (*_SAFETENSORS, *_PICKLES)) -> None:
+        """Opens every file of the first of `files` that is there, so that a missing or damaged one is found early.
 
         Raises:
             UserError: weights are missing, damaged, or not where the index says.
@@ -84,8 +99,9 @@ class Weights:
         self.folder = folder
         self._file_of: dict[str, Path] = {}
         self._pickled: dict[str, Tensor] = {}
+        self._whole: set[str] = set()
         self._taken: set[str] = set()
-        for name in (*_SAFETENSORS, *_PICKLES):
+        for name in files:
             if (folder / name).is_file():
                 self._open(folder / name)
                 return
@@ -120,11 +136,14 @@ class Weights:
             if path.suffix == ".safetensors":
                 with safe_open(path, framework="pt") as file:
                     names = set(file.keys())
+                    kinds = {name: file.get_slice(name).get_dtype() for name in names}
+                self._whole |= {name for name, kind in kinds.items() if kind.startswith(("I", "U", "BOOL"))}
             else:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
                     raise ValueError("it holds something else than tensors by name")
                 self._pickled.update(tensors)
+                self._whole |= {name for name, tensor in tensors.items() if not tensor.dtype.is_floating_point}
                 names = set(tensors)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
             raise UserError(f"{path} is truncated or damaged ({first_line(error)}); download it again") from error
@@ -133,10 +152,24 @@ class Weights:
             raise UserError(f"{path} lacks tensors its index names: {some(absent)}; download it again")
         self._file_of.update(dict.fromkeys(names, path))
 
-    def check_sizes(self, config: Mapping[str, Any]) -> None:
-        """Refuses a configuration that asks for more than the files can hold."""
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Refuses a configuration that asks for more than the files can hold, or does not say how they are quantised.
+
+        Masks of attention and positions may be whole numbers or truth values in any checkpoint; weights would be cast.
+        """
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
+        weights = () if names_quantisation(config) else [name for name in self._whole if name.endswith(_OF_WEIGHTS)]
+        if cast := [name for name in weights if len(self.shape(name)) <= _MOST_DIMENSIONS]:
+            raise UserError(
+                f"Expected weights in floating point in {self.folder}, whose config.json names no quantisation, found "
+                f"whole numbers or truth values in {some(cast)}; save the checkpoint again, with its "
+                "quantization_config if it has one"
+            )
+
+    def names(self) -> list[str]:
+        """Returns the names of all tensors."""
+        return sorted(self._file_of)
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,11 +11,14 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.quantizers.auto import AutoQuantizationConfig
 
-from sbeval.checkpoints.facts import KvExpand, checkpoint_format, training_length_tokens
+from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, training_length_tokens
 from sbeval.checkpoints.files import Weights, find_folder, read_config, some
+from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
-from sbeval.errors import UserError, first_line, raised_here
+from sbeval.checkpoints.values import names_quantisation
+from sbeval.errors import UserError, first_line, raised_here, shown
 from sbeval.hub_names import is_hub_id
 from sbeval.models import SbevalConfig
 
@@ -97,7 +101,7 @@ def load_checkpoint(
         folder = find_folder(path_or_id, revision)
         source = source or read_config(folder)
         weights = Weights(folder)
-        weights.check_sizes(source)
+        weights.check(source)
         if released is None:
             model = from_transformers(str(folder), wanted, trust_remote_code, None)
         else:
@@ -166,13 +170,17 @@ def register_fla_models() -> None:
 def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
     """Returns what an Auto class of transformers loads, provided that every weight comes from the checkpoint.
 
-    transformers leaves a tensor that a checkpoint lacks at its random initial value, with a warning.
+    transformers leaves a tensor that a checkpoint lacks at its random initial value, with a warning. What a model
+    returns is an object, as it is read here, whatever the configuration says.
 
     Raises:
-        UserError: tensors are missing or of another shape.
+        UserError: tensors are missing or of another shape, or no file could hold them.
     """
+    if arguments.get("device_map") != "meta":
+        folder = Path(name) / (arguments.get("subfolder") or "")
+        _check_room(auto_class, folder, trust_remote_code=bool(arguments.get("trust_remote_code")))
     loaded = auto_class.from_pretrained(
-        name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True}
+        name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True, "return_dict": True}
     )
     # code that a checkpoint brings along may load in its own way
     model, info = loaded if isinstance(loaded, tuple) else (loaded, {"mismatched_keys": [], "missing_keys": []})
@@ -183,6 +191,47 @@ def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
     if missing:
         raise UserError(f"the checkpoint {name} lacks tensors: {some(missing)}; complete the download or save it again")
     return model
+
+
+def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> None:
+    """Refuses a configuration whose model has more numbers than weight files can hold, before it is made.
+
+    What it has by default counts too, as where the model type of another model is written.
+    """
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin"))
+    if not held:  # of the hub, or of another kind
+        return
+    asked, model_type = 0, ""
+    with contextlib.suppress(Exception), quiet_transformers(), torch.device("meta"):  # loading says what is wrong
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        model_type, held = config.model_type, held * (8 if names_quantisation(config.to_dict()) else 1)
+        model = auto_class.from_config(config, trust_remote_code=trust_remote_code)
+        asked = sum(weight.numel() for weight in model.parameters())
+    if asked > held:
+        raise UserError(
+            f"Expected a configuration that fits the weights, found a {model_type} of {asked:,} numbers, and files in "
+            f"{folder} that hold at most {held:,}; mend the configuration or complete the download"
+        )
+
+
+def check_quantisation(config: Any) -> None:
+    """Checks that transformers can read a checkpoint of this configuration here.
+
+    Raises:
+        UserError: it is quantised by a method that is unknown or not named, or whose package is missing.
+    """
+    places = (config, text_config(config))
+    quantised = next((place.quantization_config for place in places if hasattr(place, "quantization_config")), None)
+    if not isinstance(quantised, Mapping):
+        return
+    try:
+        AutoQuantizationConfig.from_dict(dict(quantised))
+    except Exception as error:  # of any class, as each method's own
+        raise UserError(
+            "Expected a quantisation that transformers can read here, found quant_method "
+            f"{shown(quantised.get('quant_method'))} ({first_line(error)}); install its package, or take weights that "
+            "are not quantised"
+        ) from error
 
 
 def from_transformers(
@@ -196,7 +245,7 @@ def from_transformers(
     where: dict[str, Any] = {"trust_remote_code": trust_remote_code} | ({"revision": revision} if revision else {})
     register_fla_models()
     try:
-        AutoConfig.from_pretrained(name, **where)
+        check_quantisation(AutoConfig.from_pretrained(name, **where))
         loaded: PreTrainedModel = load_whole(AutoModelForCausalLM, name, dtype=dtype or "auto", **where, **options)
     except UserError:
         raise

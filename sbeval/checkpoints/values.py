@@ -14,8 +14,6 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "num_key_value_heads", "num_heads", "num_kv_heads")
 _ROWS = ("vocab_size", "intermediate_size", "n_inner", "ffn_dim", "att_hidden", "ffd_hidden", "gating_size", "head_dim")
-# a model type whose positions are rows of a matrix, and the key that counts them
-_POSITION_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings", "gpt_bigcode": "n_positions"}
 _TOKENS: Any = int | list[int] | None
 _EXPECTED = {
     int: "a whole number",
@@ -173,10 +171,6 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
         UserError: naming the keys.
     """
     models = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
-    overrides = config.get("layer_overrides")
-    models += (
-        [{**config, **layer} for layer in overrides if isinstance(layer, dict)] if isinstance(overrides, list) else []
-    )
     for model in models:
         for name in (*_LAYERS, *_WIDTHS, *_HEADS, *_ROWS):
             value = model.get(name)
@@ -194,21 +188,18 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
         for name in _LAYERS:
             if fits(layers := model.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")
-        rows = {
-            name: model.get(name) for name in (*_ROWS, *_HEADS, _POSITION_ROWS.get(str(model.get("model_type")), ""))
-        }
-        rows["shared_intermediate_size"] = model.get("shared_intermediate_size")
-        experts, inner = model.get("num_experts"), model.get("intermediate_size")
-        if fits(experts, int) and fits(inner, int) and model.get("model_type") == "sbeval":
-            rows["num_experts times intermediate_size"] = experts * inner
-        heads = next((rows[name] for name in _HEADS if fits(rows[name], int)), 1)
+        rows = {name: model.get(name) for name in (*_ROWS, *_HEADS, "shared_intermediate_size")}
         for width_name in _WIDTHS:
             for name, count in rows.items():
                 width = model.get(width_name)
-                if not (fits(count, int) and fits(width, int)):
-                    continue
-                if count * width * (heads if name == "head_dim" else 1) > 8 * weight_bytes:
+                if fits(count, int) and fits(width, int) and count * width > 8 * weight_bytes:
                     raise _too_large(f"{name} {count} by {width_name} {width}", f"{weight_bytes} bytes")
+
+
+def names_quantisation(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says that weights are quantised, with a key of transformers' or of a model's own code."""
+    places = [config, *(value for value in config.values() if isinstance(value, Mapping))]
+    return any("quant" in str(key) for place in places for key in place)
 
 
 def _too_large(asked: str, held: str) -> UserError:

@@ -96,7 +96,7 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand
     folder = find_folder(path_or_id)
     source = read_config(folder)
     headers = Headers(folder)
-    headers.check_sizes(source)
+    headers.check(source)
     wanted = None if dtype == "auto" else _floating(dtype)
     problems: list[str] = []
     name, model = None, None
@@ -140,10 +140,6 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand
 
 class Headers(Weights):
     """The tensors of a checkpoint as their headers describe them."""
-
-    def names(self) -> list[str]:
-        """Returns the names of all tensors."""
-        return sorted(self._file_of)
 
     def _read(self, name: str) -> Tensor:
         path = self._path(name)

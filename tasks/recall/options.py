@@ -1,11 +1,11 @@
 """What a user chooses with `--metadata` for the recall tasks and attention spans."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sbeval.settings import Count, Counts, PathText, Share, whole
-from sbeval.tasks.metadata import SampleOptions, doublings
+from sbeval.settings import Count, Counts, Expected, PathText, Share, as_counts, whole
+from sbeval.tasks.metadata import SampleOptions, TaskOptions, doublings
 from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY
 from sbeval.tasks.ruler.options import RulerOptions
@@ -93,10 +93,21 @@ class ManyShotOptions(RulerOptions):
     )
 
 
+def _from_two(value: Any) -> tuple[int, ...]:
+    if (lengths := as_counts(value))[0] < 2:
+        raise ValueError
+    return lengths
+
+
 class SpanOptions(CorpusOptions):
     """Options of the attention-span task."""
 
     default_lengths = doublings(512, 16384)
+
+    # the first position, which has no key before it, is not looked at
+    context_lengths: Annotated[tuple[int, ...], Expected("a list of at least 2 tokens each", _from_two)] | None = (
+        TaskOptions.model_fields["context_lengths"]
+    )
 
     num_samples: Count = Field(default=8, description="Blocks of text at each length.")
     queries: Count = Field(default=64, description="Queries looked at in a block.")

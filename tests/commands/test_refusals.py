@@ -27,6 +27,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --metadata {{context_lengths:[8]}}": "found: Invalid JSON",
     f'{RUN} sb_stdlib --metadata {{"context_length":[8]}}': "expected context_lengths in --metadata",
     f'{RUN} sb_span --metadata {{"num_sample":8}}': "expected num_samples in --metadata",
+    f'{RUN} sb_span --metadata {{"context_lengths":[1,64]}}': "context_lengths of sb_span to be a list of at least 2",
     f'{RUN} sb_copy --metadata {{"sb_copy_phrase":{{"phrase":2}}}}': "found unknown key 'phrase'",
     f"{RUN} sb_ruler_fwe --metadata alpha=0": "Expected alpha of sb_ruler_fwe to be a number above 1",
     f"{RUN} sb_text": "sb_text_rolling: Expected a text to read, found none",

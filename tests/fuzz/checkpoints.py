@@ -135,6 +135,28 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
     "gpt2": _of_transformers(_gpt2),
 }
 ADAPTER = "llama with an adapter"
+_METHODS = (
+    "awq",
+    "bitsandbytes",
+    "compressed-tensors",
+    "exl2",
+    "fp8",
+    "gptq",
+    "hqq",
+    "modelopt",
+    "quark",
+    "torchao",
+    7,
+)
+KEYS: dict[str, list[Any]] = {
+    "quantization_config": [{}, {"bits": 4}, "gptq", *({"quant_method": method} for method in _METHODS)],
+    "model_type": ["gemma3", "mamba", "mixtral", "nope"],
+    "attn_implementation": ["flex_attention", "eager", "nope", 7],
+    "return_dict": [False, None, "x"],
+    "num_labels": [10**9, -1, "x"],
+    "num_experts": [10**9],
+}
+"""What a configuration of another checkpoint may say, written into one that does not."""
 NAMES = [*LAYOUTS, ADAPTER]
 
 
@@ -254,11 +276,15 @@ def fuzz(layout: str, rng: Random, folder: Path) -> str:
     source, before = undamaged(layout)
     copy = shutil.copytree(source, folder / "checkpoint")
     names = ["config.json"] * 10 + ["generation_config.json"] * 3 + ["tokenizer_config.json"] * 3
-    names += ["tokenizer.json"] * 3 + ["weights"] * 4 + ["model.safetensors.index.json"] * 8 + ["added"]
-    name = rng.choice([name for name in names if name in ("weights", "added") or (copy / name).is_file()])
+    names += ["tokenizer.json"] * 3 + ["weights"] * 4 + ["model.safetensors.index.json"] * 8 + ["added"] + ["keys"] * 3
+    name = rng.choice([name for name in names if name in ("weights", "added", "keys") or (copy / name).is_file()])
     changes: list[Change] = []
     if name == "weights":
         _damage_weights(copy, rng)
+    elif name == "keys":
+        key = rng.choice(sorted(KEYS))
+        content = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**content, key: rng.choice(KEYS[key])}))
     elif name == "added":
         other = copy / rng.choice(
             ["special_tokens_map.json", "added_tokens.json", "training_record.json", "vocab.json"]

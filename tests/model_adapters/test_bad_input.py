@@ -1,7 +1,9 @@
 """What a user can mend is one sentence: what was expected, what was found, what to do."""
 
+import importlib.util
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,14 @@ import pytest
 import torch
 import transformers
 from lm_eval.api.instance import Instance
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
+from sbeval.inspection.description import describe
 from sbeval.model_adapters.options import check_early, check_shared_arguments
-from tests.model_adapters.small import Checkpoints, copied, instances, load_lm
+from sbeval.tasks.tokens import TokenCounter
+from tests.model_adapters.small import Checkpoints, copied, instances, likelihoods, load_lm, save_lora, t5
 
 
 def prompts(task: str, *texts: str, **setting: Any) -> list[Instance]:
@@ -86,6 +91,147 @@ def test_a_configuration_that_is_not_known_or_none_is_named(
 ) -> None:
     with pytest.raises(UserError, match=message):
         load_lm(copied(checkpoint("llama"), tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(
+            ({"quantization_config": {"quant_method": method}}, re.escape(f"quant_method {method!r}"))
+            for method in ("compressed-tensors", "hqq", "quark", "exl2", "modelopt", 7, ["gptq"], None)
+        ),
+        (
+            {"quantization_config": {"quant_method": "torchao", "quant_type": "int4_weight_only"}},
+            "No module .*'torchao'",
+        ),
+        ({"quantization_config": {"bits": 4}}, "found quant_method None"),
+        ({"quantization_config": {}}, "found quant_method None"),
+        ({"num_labels": 10**9}, "at most 1048576 labels in .*, found num_labels 1000000000"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", ["llama", "rope"])
+def test_what_a_run_cannot_load_is_not_recommended_by_inspect(
+    architecture: str, change: dict[str, Any], message: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    method = str(change.get("quantization_config", {}).get("quant_method")).replace("-", "_")
+    if importlib.util.find_spec(method):
+        pytest.skip("its package is here")
+    folder = copied(checkpoint(architecture), tmp_path, **change)
+    for load in (load_lm, load_checkpoint, lambda folder: pytest.fail(str(describe(folder).problems[0]))):
+        with pytest.raises((UserError, pytest.fail.Exception), match=message):
+            load(folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        ("llama", {"model_type": "gemma3"}),
+        ("qwen3", {"model_type": "qwen3_moe", "num_experts": 10**9}),
+    ],
+)
+def test_what_no_file_could_hold_is_refused_before_it_takes_memory(
+    architecture: str, change: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    folder = copied(checkpoint(architecture), tmp_path, **change)
+    for load in (load_lm, load_checkpoint):
+        with pytest.raises(UserError, match=f"found a {change['model_type']} of [0-9,]{{10,}} numbers"):
+            load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool])
+@pytest.mark.parametrize("save", [save_file, torch.save])
+@pytest.mark.parametrize("architecture", ["llama", "rope"])
+def test_weights_that_are_whole_numbers_are_not_cast(
+    architecture: str, save: Any, dtype: torch.dtype, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    folder = copied(checkpoint(architecture), tmp_path)
+    tensors, file = load_file(folder / "model.safetensors"), folder / "model.safetensors"
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(dtype)
+    file.unlink()
+    save(tensors, file if save is save_file else folder / "pytorch_model.bin")
+    for load in (load_lm, load_checkpoint, describe):
+        with pytest.raises(UserError, match=r"whole numbers or truth values in model.layers.0.mlp.up_proj.weight;"):
+            load(folder)
+
+
+def test_masks_and_positions_may_be_whole_numbers(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = copied(checkpoint("gpt2"), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    mask = torch.ones(1, 1, 128, 128, dtype=torch.bool)
+    save_file(
+        tensors | {"h.0.attn.bias": mask, "position_ids": torch.arange(128)},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    load_lm(folder)
+
+
+FLEX = {"attn_implementation": "flex_attention"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [("llama", FLEX), *((architecture, {"return_dict": False}) for architecture in ("llama", "gpt2", "rope", "t5"))],
+)
+def test_how_a_model_returns_and_computes_attention_changes_no_number_on_a_cpu(
+    architecture: str, change: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    whole = t5(tmp_path / "t5") if architecture == "t5" else checkpoint(architecture)
+    lm, pair = load_lm(copied(whole, tmp_path, **change)), [("Beautiful is", " better")]
+    assert likelihoods(lm, pair) == likelihoods(load_lm(whole), pair)
+    assert lm.get_model_info()["sbeval"]["kernels"] == load_lm(whole).get_model_info()["sbeval"]["kernels"]
+
+
+def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj")
+    for change in ({"r": 10**9}, {"rank_pattern": {"q_proj": 10**9}}):
+        adapter = copied(tmp_path / "lora", tmp_path / next(iter(change)), "adapter_config.json", **change)
+        with pytest.raises(UserError, match="found a rank of 1000000000, and matrices of at most 32 rows"):
+            load_lm(checkpoint("llama"), peft=str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "found none: leave out --apply_chat_template, as for any model that was not trained on chats"),
+        ("{% for %}", "one that fails"),
+        ("{{ nothing.here }}", "'nothing' is undefined"),
+        ("{{ raise_exception('no chat') }}", r"one that fails \(no chat\)"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 'x' * 10**10 }}", "MemoryError"),
+        ("{{ 'x' * 2**26 }}", "writes more than 33554432 bytes"),
+        ({"other": "{{ messages }}"}, "multiple chat templates"),
+        (7, "one that fails"),
+        ("\ud800", "surrogates not allowed"),
+    ],
+)
+def test_a_chat_template_that_is_missing_or_fails_is_one_sentence(
+    template: Any, message: str, checkpoint: Checkpoints
+) -> None:
+    lm = load_lm(checkpoint("llama"))
+    lm.tokenizer.chat_template = template
+    with pytest.raises(UserError, match=message):
+        lm.apply_chat_template([{"role": "user", "content": "a"}])
+    if template in (7, "\ud800", {"other": "{{ messages }}"}):  # lm-eval's record of the run asks for the template
+        with pytest.raises(UserError, match="Expected a chat template"):
+            lm.chat_template(True)
+    lm.tokenizer.chat_template = "{{ messages[0].content }}!"
+    assert lm.apply_chat_template([{"role": "user", "content": "a"}]) == "a!"
+
+
+def test_a_tokenizer_that_panics_as_it_encodes_is_one_sentence(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    folder = copied(checkpoint("llama"), tmp_path, "tokenizer.json", pre_tokenizer=split)
+    lm, text = load_lm(folder), "a" * 40 + "b"
+    counter = TokenCounter(lm.tokenizer)
+    for encode in (lm.tok_encode, counter.encode_with_offsets, lambda text: counter.count([text])):
+        with pytest.raises(UserError, match=r"whose library gives up .*retry-limit-in-match over"):
+            encode(text)
+    with pytest.raises(UserError, match="whose library gives up"):
+        likelihoods(lm, [(text, "a")])
 
 
 FLA_STAND_IN = """

@@ -30,6 +30,8 @@ def test_numbers_with_exponents_are_read_as_numbers(tmp_path):
         ("seed: many\n", "seed of the recipe to be a whole number of at least 0, found 'many': correct it in r.yaml"),
         ("precision: float8\n", "Expected precision of the recipe to be one of bfloat16, float32"),
         ("model: {attention: rope}\n", "r.yaml: Expected model.training_length_tokens .* found none: add it"),
+        ("model: {training_length_tokens: 8, true: 0}\n", "model of the recipe to be a mapping .* whose keys are text"),
+        ("model: {training_length_tokens: 8, null: 0}\n", "model of the recipe to be a mapping .* whose keys are text"),
         ("data: {folder: f, recall_share: 2}\n", "data.recall_share of the recipe to be a number from 0 to below 1"),
         ("optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 12, warmup_steps: 1}\n", "windows of 8"),
         ("optimization: {total_tokens: 64, batch_tokens: 16}\n", "optimization.learning_rate .* add it in r.yaml"),
