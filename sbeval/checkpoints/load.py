@@ -15,7 +15,7 @@ from sbeval.checkpoints.facts import KvExpand, checkpoint_format, training_lengt
 from sbeval.checkpoints.files import Weights, find_folder, read_config, some
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.errors import UserError, first_line, raised_here
-from sbeval.hub_names import is_hub_id
+from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -55,7 +55,7 @@ No format where transformers loads the checkpoint itself; no contents where noth
 
 def released_format(path_or_id: str | Path, revision: str | None = None) -> FoundFormat:
     """Finds which format beyond transformers' own a checkpoint has, from its `config.json` alone."""
-    folder = Path(path_or_id).expanduser()
+    folder = local_path(path_or_id)
     if is_hub_id(path_or_id):
         try:
             folder = Path(hf_hub_download(str(path_or_id), "config.json", revision=revision)).parent
