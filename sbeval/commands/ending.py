@@ -23,7 +23,7 @@ _NO_ROOM = (
 )
 # of an allocator, of the loader of a library, and of a thread
 _NO_MEMORY = ("annot allocate memory", "an't allocate memory", "failed to map segment", "can't start new thread")
-_NETWORK_PACKAGES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
+_NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urllib3", "aiohttp")
 _said_later = False
 
 EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
@@ -179,11 +179,8 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _is_of_the_network(error: Exception) -> bool:
-    import socket  # these take a moment that only a failure has
-    import urllib.error  # with socket, a tenth of a second
-
-    kinds = (ConnectionError, TimeoutError, socket.gaierror, socket.herror, urllib.error.URLError)
-    return isinstance(error, kinds) or type(error).__module__.partition(".")[0] in _NETWORK_PACKAGES
+    of_the_network = type(error).__module__.partition(".")[0] in _NETWORK_PACKAGES
+    return of_the_network or isinstance(error, ConnectionError | TimeoutError)
 
 
 def _check_surroundings() -> None:
