@@ -100,7 +100,7 @@ def test_arguments_that_are_no_utf_8_are_named_before_anything_is_done() -> None
 
 
 @pytest.mark.parametrize(
-    "body", ["print({})", "import logging; logging.warning({})", "raise UserError({})", "raise KeyError({})"]
+    "body", ["print({})", "import logging; logging.warning({})", "raise UserError({})", "raise RuntimeError({})"]
 )
 def test_what_acts_on_a_terminal_is_shown_by_its_number(body: str) -> None:
     said = "".join(words.decode() for words in started(body.format(ACTING)).communicate(timeout=60))
