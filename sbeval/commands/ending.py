@@ -124,7 +124,7 @@ def _showing_what_is_visible() -> Iterator[None]:
     try:
         yield
     finally:
-        vars(stream).pop("write", None)
+        stream.write = write  # type: ignore[method-assign]
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

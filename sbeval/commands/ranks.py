@@ -26,7 +26,7 @@ LAUNCHED = "SBEVAL_LAUNCHED"
 """Set where `sbeval launch` says for all processes what one of them has found wrong."""
 WAIT_SECONDS = "SBEVAL_WAIT_SECONDS"
 """Environment variable: how long processes wait for one that does not come."""
-_NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _WAIT_SECONDS = 1800.0
 _LOOK_SECONDS = 0.5
 # until every other process has looked at the board, and left
@@ -56,7 +56,9 @@ def check_environment(*, meeting: bool = False) -> None:
         UserError: a number that is none, or where processes are to meet, one that is missing or too large.
     """
     remedy = "unset it, or start processes with `sbeval launch`"
-    given = {name: os.environ[name] for name in _NUMBERS if name in os.environ}
+    # one process alone may stand beside a service of Kubernetes that is called master
+    numbers = (*_NUMBERS, "MASTER_PORT") if several() else _NUMBERS
+    given = {name: os.environ[name] for name in numbers if name in os.environ}
     for name, value in given.items():
         if not value.removeprefix("-").isdecimal():
             raise UserError(f"Expected a whole number in the environment's {name}, found {shown(value)}: {remedy}.")

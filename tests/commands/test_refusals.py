@@ -72,7 +72,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --use_cache /proc/a": "found that '/proc' cannot keep answers",
     **{
         f"{name}=x {RUN} sb_stdlib": f"the environment's {name}, found 'x': unset it"
-        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
     },
     "LOGLEVEL=x tasks": "Expected a level such as INFO in LOGLEVEL",
     "inspect models": "Expected a checkpoint with its config.json at 'models'",

@@ -135,6 +135,10 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
     [
         ({"WORLD_SIZE": "2"}, "Expected RANK, LOCAL_RANK, MASTER_ADDR beside WORLD_SIZE, found none: unset it"),
         ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "Expected RANK below WORLD_SIZE=2"),
+        (
+            {"WORLD_SIZE": "2", "MASTER_PORT": "x"},
+            "Expected a whole number in the environment's MASTER_PORT, found 'x'",
+        ),
         ({"WORLD_SIZE": "two"}, "Expected a whole number in the environment's WORLD_SIZE, found 'two'"),
     ],
 )
