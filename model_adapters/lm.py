@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,8 @@ from sbeval.checkpoints.load import (
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import encode_together
-from sbeval.errors import UserError, first_line
+from sbeval.errors import UserError, VisibleRecord, first_line
+from sbeval.hub_names import local_path
 from sbeval.model_adapters import generation, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.loading import (
@@ -80,10 +82,11 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.skip_threshold: float | None = None
         self.session: Session | None = None
         self._encoded: dict[str, list[int]] = {}
+        logging.setLogRecordFactory(VisibleRecord)
         find_processes()
         ranks.watch()
         if isinstance(pretrained, str) and pretrained.startswith("~"):
-            pretrained = str(Path(pretrained).expanduser())
+            pretrained = str(local_path(pretrained))
         try:
             super().__init__(pretrained, **kwargs)
         except torch.distributed.DistNetworkError as error:
@@ -217,7 +220,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             if released is not None:
                 self._config = PretrainedConfig()  # until the weights are read, which tell more than config.json does
                 return
-            check_weights(Path(pretrained).expanduser() / kwargs.get("subfolder", ""), source)
+            check_weights(local_path(pretrained) / kwargs.get("subfolder", ""), source)
             register_fla_models()
             super()._get_config(pretrained, **kwargs)
             check_quantisation(self._config)
@@ -296,5 +299,6 @@ def find_processes() -> None:
 
     Left to itself it takes each of them for the only one there, and every process evaluates everything.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+    ranks.check_environment(meeting=True)
+    if ranks.several() and not torch.accelerator.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.errors import UserError, shown
-from sbeval.hub_names import is_on_the_hub, looks_like_path
+from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
 from sbeval.settings import Count, Expected, Settings, Tokens, as_number, read_value
@@ -168,7 +168,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     for key in given:
         if near := get_close_matches(key, AdapterOptions.model_fields, n=1, cutoff=_LEAST_LIKENESS):
             raise UserError(f"Expected {near[0]} in {_SOURCE}, found {key}: correct the name.")
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     inside = folder / str(given.get("subfolder") or "")
     if (inside / "checkpoint" / "config.json").is_file() and not (inside / "config.json").exists():
         raise UserError(

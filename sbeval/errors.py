@@ -1,6 +1,12 @@
-"""The one exception whose message is meant for the user as it stands, and what its messages are made of."""
+"""The one exception whose message is meant for the user as it stands, and what its messages are made of.
+
+Names and words from files of others reach a terminal through `visible` alone: those of a message here, those of what a
+command prints and of every line of the log where `told_in_one_sentence` and the adapter say so.
+"""
 
 import contextlib
+import logging
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +17,8 @@ ENCODING = (
 """What `panics_as_errors` says where text is encoded."""
 _MOST_SHOWN_CHARACTERS = 200
 _LONGEST_CHARACTERS = 2000
+# emoji and several scripts are written with them
+_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 
 
 class UserError(ValueError):
@@ -21,8 +29,26 @@ class UserError(ValueError):
     """
 
     def __str__(self) -> str:
-        # half a surrogate pair in a file's name or contents would break the terminal's encoding
-        return _cut(super().__str__(), _LONGEST_CHARACTERS).encode(errors="backslashreplace").decode()
+        return _cut(super().__str__(), _LONGEST_CHARACTERS)
+
+
+def unseen(letter: str) -> bool:
+    """Whether a character is none that one sees: a control character, a direction mark, half a surrogate pair."""
+    return letter not in _JOINERS and unicodedata.category(letter) in ("Cc", "Cf", "Cs")
+
+
+def visible(text: str) -> str:
+    """Returns text of a file as a terminal may get it: what would act on it is shown by its number."""
+    acting = [letter for letter in {*text} - {*"\n\t"} if unseen(letter)]
+    return text.translate({ord(letter): letter.encode("unicode_escape").decode() for letter in acting})
+
+
+class VisibleRecord(logging.LogRecord):
+    """A line of the log that cannot act on a terminal; for `logging.setLogRecordFactory`."""
+
+    def getMessage(self) -> str:
+        """Returns the message."""
+        return visible(super().getMessage())
 
 
 def first_line(error: BaseException) -> str:
@@ -70,4 +96,4 @@ def panics_as_errors(sentence: str = "") -> Iterator[None]:
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]} ..."
+    return visible(text if len(text) <= most else f"{text[:most]} ...")

@@ -15,6 +15,14 @@ def looks_like_path(name: str) -> bool:
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
+def local_path(value: str | Path) -> Path:
+    """Returns a path of this machine, `~` and `~name` in it as the home of that user."""
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise UserError(f"Expected a home folder for {Path(value).parts[0]!r}, found none: correct the path.") from None
+
+
 def is_hub_id(path_or_id: str | Path) -> bool:
     """Whether a name can only mean a repository of the hub: nothing is there, and it does not look like a path."""
     name = str(path_or_id)
@@ -29,7 +37,7 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
     Raises:
         UserError: nothing is there, or the folder lacks the file.
     """
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     if folder.is_dir():
         if file is not None and not (folder / file).is_file():
             raise UserError(f"Expected {what} with its {file} at {name!r}, found a folder without it: {remedy}.")

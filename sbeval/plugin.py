@@ -42,7 +42,7 @@ _own_tasks = True
 
 
 def install() -> None:
-    """Completes lm-eval and transformers, and prints a user's mistake as one sentence; a second call does nothing."""
+    """Completes lm-eval and transformers, and says in one line what a user did; a second call does nothing."""
     complete_imports()
     if getattr(sys.excepthook, "__module__", None) != __name__:
         _install_excepthook()
@@ -169,6 +169,8 @@ def _install_excepthook() -> None:
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if issubclass(kind, UserError):
             print(error, file=sys.stderr)
+        elif issubclass(kind, KeyboardInterrupt) and {MODEL_NAME, f"--model={MODEL_NAME}"} & {*sys.argv}:
+            print("Ended by SIGINT; the same command can be run again.", file=sys.stderr)
         else:
             previous(kind, error, traceback)
 

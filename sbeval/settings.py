@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined, core_schema
 
 from sbeval.errors import UserError, shown
+from sbeval.hub_names import local_path
 
 _LEAST_LIKENESS = 0.75
 # most file systems hold 255; endings such as .old-TIMESTAMP come behind a name
@@ -145,7 +146,7 @@ Flag = Annotated[bool, Expected("true or false", _of(bool))]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
 Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines) whose keys are text", _mapping)]
 PathText = Annotated[str, Expected("a path", lambda value: str(Path(value)) and os.fspath(value))]
-LocalPath = Annotated[Path, Expected("a path", lambda value: Path(value).expanduser())]
+LocalPath = Annotated[Path, Expected("a path", local_path)]
 
 
 class Settings(BaseModel):

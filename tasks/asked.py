@@ -1,11 +1,11 @@
 """What a packaged task's YAML says of its options and its corpus; checked before torch and lm-eval are imported."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from sbeval.corpora.split import Split
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.settings import described, read_value
 from sbeval.tasks.metadata import SampleOptions, TaskOptions
 from sbeval.tasks.packaged import PREFIX, named
@@ -149,5 +149,5 @@ def _check_shared(place: str, options: Mapping[str, Any]) -> None:
     if options.get("split") is not None:
         read_value(Split, options["split"], name="split", source="--metadata")
     text = options.get("data_path")
-    if isinstance(text, str) and not Path(text).expanduser().exists():
+    if isinstance(text, str) and not local_path(text).exists():
         raise UserError(f"Expected text at data_path {text!r}, found nothing there: check the path.")

@@ -1,6 +1,7 @@
 """Registration with lm-eval, from an installed wheel and Python's own start-up."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,14 @@ def test_only_a_user_error_is_printed_as_its_sentence(wheel_python: Path, raised
         assert "Traceback" in process.stderr
     else:
         assert process.stderr == stderr
+
+
+@pytest.mark.parametrize(("model", "said"), [("sb", "Ended by SIGINT"), ("hf", "Traceback")])
+def test_ctrl_c_is_one_line_where_the_model_is_ours(wheel_python: Path, model: str, said: str) -> None:
+    process = run([wheel_python, "-c", "import lm_eval\nraise KeyboardInterrupt", "--model", model])
+    assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert process.stderr.startswith(said)
+    assert len(process.stderr.splitlines()) == 1 or model == "hf"
 
 
 def test_a_previous_hook_still_sees_other_errors(wheel_python: Path) -> None:

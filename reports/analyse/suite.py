@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.paired import PairedDifference, task_difference
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import EvaluationRun, InputLimit
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
@@ -127,7 +127,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 samples[label] = results[SAMPLE_SCORES][label, task].within(limit)
         every_row.append(
             SuiteRow(
-                name=", ".join(filter(None, words)),
+                name=shown_name(", ".join(filter(None, words))),
                 task=task,
                 metric=metric,
                 higher_is_better=bool(better[0]) if better else usual_direction(metric),

@@ -77,14 +77,16 @@ class ImageWriter:
         return names
 
     def _start(self) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-P", image_process.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            process_group=0,  # Ctrl-C reaches this process, which ends them
-        )
+        with Path(self._scratch.name, "said").open("ab") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-P", image_process.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,  # its library prints pages where memory ends
+                text=True,
+                encoding="utf-8",
+                process_group=0,  # Ctrl-C reaches this process, which ends them
+            )
         self._processes.append(process)
         self._asked.append(0)
 
@@ -92,13 +94,20 @@ class ImageWriter:
         """Waits for all images and returns their SVG texts by stem.
 
         Raises:
+            UserError: a process that draws was ended, as one without memory is.
             RuntimeError: an image could not be drawn.
         """
         for process, asked in zip(self._processes, self._asked, strict=True):
             answers = process.communicate()[0].splitlines()
             failures = [words for answer in answers if (words := json.loads(answer))]
             if len(answers) < asked:
-                failures.append(f"an image process ended with exit code {process.returncode}")
+                if process.returncode < 0:
+                    raise UserError(
+                        "Expected memory for the processes that draw figures, found that one ended with signal "
+                        f"{-process.returncode}: raise its limit (ulimit -v) or end other programs, and run it again."
+                    )
+                said = Path(self._scratch.name, "said").read_text(errors="replace").splitlines()
+                failures.append(f"an image process ended with exit code {process.returncode}: {said[-1:]}")
             if failures:
                 raise RuntimeError(f"a figure could not be drawn: {failures[0]}")
         self._asked = [0] * len(self._processes)

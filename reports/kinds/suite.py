@@ -16,7 +16,7 @@ from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.figures.curves import SHARES, length_figure
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.recall import is_drawn
-from sbeval.reports.read.fields import in_words, length_text, listed
+from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, length_table, row, texts
 from sbeval.results.digits import with_interval
@@ -196,7 +196,7 @@ def _by_length(material: Material) -> Section | None:
         if table["context_length_tokens"].nunique() < 2:
             continue
         shown |= set(table["setting"])
-        title = ", ".join(name for name in names if name != "none")
+        title = shown_name(", ".join(name for name in names if name != "none"))
         length_words = "text length" if by_text else "longest input, max_length"
         finding = listed([_ends(label, table) for label in looks if (table["setting"] == label).any()])
         caption = Caption(title=title, finding=finding, subtitle=f"against {length_words}")

@@ -9,10 +9,10 @@ import itertools
 import math
 import re
 import typing
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sbeval.errors import unseen
 from sbeval.foreign_files import fits, usable_number
 from sbeval.results.records import ModelRecord, TaskRecord, parse_metric_key
 
@@ -76,7 +76,6 @@ def is_length(tokens: int) -> bool:
     return 1 <= tokens <= _LONGEST_TOKENS
 
 
-_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 # folders that say what lies in them, not which model it is
 _PLAIN_FOLDER = re.compile(r"(checkpoint|model|run|output|final|last|latest|best|hf)s?", re.IGNORECASE)
 _NUMBERED_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+", re.IGNORECASE)
@@ -95,13 +94,8 @@ def telling_name(name: str, pretrained: str) -> str:
 
 
 def shown_name(value: str) -> str:
-    """Returns a name on one line without control characters and direction marks; letters of every script stay.
-
-    Joiners stay too: emoji and several scripts are written with them.
-    """
-    line = " ".join(value.split())
-    kept = (letter for letter in line if letter in _JOINERS or unicodedata.category(letter) not in ("Cc", "Cf", "Cs"))
-    return "".join(kept).strip() or "unnamed"
+    """Returns a name on one line without control characters and direction marks; letters of every script stay."""
+    return "".join(letter for letter in " ".join(value.split()) if not unseen(letter)).strip() or "unnamed"
 
 
 def ranked(name: str, order: Sequence[str]) -> tuple[int, str]:

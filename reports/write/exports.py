@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, visible
 from sbeval.keeping.writing import set_aside
 from sbeval.reports.read.fields import unique_name
 from sbeval.reports.read.results import Results
@@ -76,17 +76,15 @@ def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
     """Puts an apostrophe before texts that a spreadsheet would run as a formula."""
     safe = table.copy()
     for column in safe.select_dtypes(include=["object", "string"]):
-        safe[column] = [
-            f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
-            for value in safe[column]
-        ]
+        marks = [isinstance(value, str) and value.startswith(_FORMULA_STARTS) for value in safe[column]]
+        shown = [visible(value) if isinstance(value, str) else value for value in safe[column]]
+        safe[column] = [f"'{value}" if marked else value for marked, value in zip(marks, shown, strict=True)]
     return safe
 
 
 def markdown_text(value: str) -> str:
     """Escapes Markdown, HTML, GitHub's formulas and mentions, and keeps the text on one line."""
-    line = " ".join(value.split())
-    return line.translate(_MARKDOWN_ESCAPES)
+    return visible(" ".join(value.split())).translate(_MARKDOWN_ESCAPES)
 
 
 def markdown_summary(title: str, report: Report) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sbeval.checkpoints.values import check_sizes, names_quantisation
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import fits, read_json_object
-from sbeval.hub_names import is_hub_id
+from sbeval.hub_names import is_hub_id, local_path
 
 _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
@@ -29,7 +29,7 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
     Raises:
         UserError: there is no such folder, or the hub has no such repository or cannot be reached.
     """
-    path = Path(path_or_id).expanduser()
+    path = local_path(path_or_id)
     if path.is_dir():
         return path
     name = str(path_or_id)

@@ -19,7 +19,7 @@ from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.values import names_quantisation
 from sbeval.errors import UserError, first_line, raised_here, shown
-from sbeval.hub_names import is_hub_id
+from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -59,7 +59,7 @@ No format where transformers loads the checkpoint itself; no contents where noth
 
 def released_format(path_or_id: str | Path, revision: str | None = None) -> FoundFormat:
     """Finds which format beyond transformers' own a checkpoint has, from its `config.json` alone."""
-    folder = Path(path_or_id).expanduser()
+    folder = local_path(path_or_id)
     if is_hub_id(path_or_id):
         try:
             folder = Path(hf_hub_download(str(path_or_id), "config.json", revision=revision)).parent

@@ -1,15 +1,18 @@
 """How a command ends: a sentence for what a user can mend, a signal's exit code, silence where nobody reads."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from types import FrameType
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
 
 from sbeval.commands import ranks
-from sbeval.errors import UserError, first_line
+from sbeval.errors import UserError, VisibleRecord, first_line, visible
 
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -18,7 +21,9 @@ _NO_ROOM = (
     *("No space left", "Disk quota exceeded", "File too large", "database or disk is full"),
     *("inline_container.cc", "PytorchStreamWriter failed"),
 )
-_NETWORK_PACKAGES = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
+# of an allocator, of the loader of a library, and of a thread
+_NO_MEMORY = ("annot allocate memory", "an't allocate memory", "failed to map segment", "can't start new thread")
+_NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urllib3", "aiohttp")
 _said_later = False
 
 EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
@@ -63,8 +68,8 @@ def told_in_one_sentence() -> Iterator[None]:
     """
     try:
         try:
-            with raising_when_asked_to_end():
-                _check_arguments()
+            with raising_when_asked_to_end(), _showing_what_is_visible():
+                _check_surroundings()
                 yield
         except AskedToEnd as ended:
             if not ranks.launched():
@@ -74,6 +79,7 @@ def told_in_one_sentence() -> Iterator[None]:
             sentence = _sentence(error)
             if not ranks.told(error, sentence):
                 if sentence is None:
+                    sys.excepthook = _show_traceback
                     raise
                 print(sentence, file=sys.stderr)
             raise SystemExit(1) from None
@@ -105,10 +111,34 @@ def raising_when_asked_to_end() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def _showing_what_is_visible() -> Iterator[None]:
+    """Within it, nothing that a file of others holds acts on the terminal that standard output or a log goes to."""
+    logging.setLogRecordFactory(VisibleRecord)
+    os.environ.setdefault("PYTHON_COLORS", "0")  # argparse's, from Python 3.14 on
+    if (stream := sys.stdout) is None:
+        yield
+        return
+    write = stream.write
+    stream.write = lambda text: write(visible(text))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        stream.write = write  # type: ignore[method-assign]
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(visible("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+
+
 def no_room(error: BaseException | None) -> bool:
     """Whether an error says that nothing more could be written; libraries wrap the operating system's in their own."""
+    return _says(error, _NO_ROOM)
+
+
+def _says(error: BaseException | None, any_of: Sequence[str]) -> bool:
     while error is not None:
-        if any(words in str(error) for words in _NO_ROOM):
+        if any(words in str(error) for words in any_of):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -122,6 +152,11 @@ def _sentence(error: Exception) -> str | None:
         return (
             f"Expected room for what this command writes, found a full disk ({first_line(error)}): make room and run "
             "the same command again; what was there before is as it was."
+        )
+    if isinstance(error, MemoryError) or _says(error, _NO_MEMORY):
+        return (
+            f"Expected more memory for this command, found none left ({first_line(error)}): raise its limit or end "
+            "other programs, and run the same command again."
         )
     if isinstance(error, BrokenPipeError):
         return None
@@ -144,14 +179,19 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _is_of_the_network(error: Exception) -> bool:
-    import socket  # these take a moment that only a failure has
-    import urllib.error  # as above
-
-    kinds = (ConnectionError, TimeoutError, socket.gaierror, socket.herror, urllib.error.URLError)
-    return isinstance(error, kinds) or type(error).__module__.partition(".")[0] in _NETWORK_PACKAGES
+    of_the_network = type(error).__module__.partition(".")[0] in _NETWORK_PACKAGES
+    return of_the_network or isinstance(error, ConnectionError | TimeoutError)
 
 
-def _check_arguments() -> None:
+def _check_surroundings() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("Expected to stand in a folder, found that it was deleted: change to another (cd).") from None
+    ranks.check_environment()
+    level = os.environ.get("LOGLEVEL", "INFO")
+    if level not in logging.getLevelNamesMapping():
+        raise UserError(f"Expected a level such as INFO in LOGLEVEL, which torch reads, found {level!r}: unset it.")
     for argument in sys.argv[1:]:
         try:
             argument.encode()

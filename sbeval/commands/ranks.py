@@ -20,12 +20,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sbeval.errors import UserError, first_line
+from sbeval.errors import UserError, first_line, shown
 
 LAUNCHED = "SBEVAL_LAUNCHED"
 """Set where `sbeval launch` says for all processes what one of them has found wrong."""
 WAIT_SECONDS = "SBEVAL_WAIT_SECONDS"
 """Environment variable: how long processes wait for one that does not come."""
+_NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _WAIT_SECONDS = 1800.0
 _LOOK_SECONDS = 0.5
 # until every other process has looked at the board, and left
@@ -46,6 +47,26 @@ def several() -> bool:
 def is_first_process() -> bool:
     """Whether this process writes what all processes share."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def check_environment(*, meeting: bool = False) -> None:
+    """Refuses what was set by hand, or by another program, and does not say which of several processes this is.
+
+    Raises:
+        UserError: a number that is none, or where processes are to meet, one that is missing or too large.
+    """
+    remedy = "unset it, or start processes with `sbeval launch`"
+    # one process alone may stand beside a service of Kubernetes that is called master
+    numbers = (*_NUMBERS, "MASTER_PORT") if several() else _NUMBERS
+    given = {name: os.environ[name] for name in numbers if name in os.environ}
+    for name, value in given.items():
+        if not value.removeprefix("-").isdecimal():
+            raise UserError(f"Expected a whole number in the environment's {name}, found {shown(value)}: {remedy}.")
+    if meeting and several():
+        if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if not os.environ.get(name)]:
+            raise UserError(f"Expected {', '.join(missing)} beside WORLD_SIZE, found none: {remedy}.")
+        if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+            raise UserError(f"Expected RANK below WORLD_SIZE={given['WORLD_SIZE']}, found {given['RANK']}: {remedy}.")
 
 
 def say(text: str) -> None:

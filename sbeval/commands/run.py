@@ -2,12 +2,14 @@
 
 import argparse
 import contextlib
+import errno
 import functools
 import logging
 import os
 import shlex
 import shutil
 import sqlite3
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -24,6 +26,7 @@ from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.commands.ending import say_next
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_yaml
+from sbeval.keeping.writing import writing_to
 from sbeval.results.saving import saved_whole
 from sbeval.results.terminal import compact_table
 from sbeval.settings import Expected, Limit, Names, Settings, Text, as_counts, described, read_value
@@ -157,22 +160,24 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
 
 
 def check_response_cache(file: Path) -> None:
-    """Refuses to have lm-eval write its responses into a file that holds something else.
+    """Refuses to have lm-eval write its responses into a file that holds something else, or where nothing can be.
 
     Raises:
-        UserError: the file is no database, or one with other tables, or it cannot be opened.
+        UserError: the file is no database, or one with other tables, or it cannot be opened or written.
     """
+    other = "name another --use_cache"
+    with writing_to(file.parent, "answers", remedy=other), tempfile.TemporaryFile(dir=file.parent):
+        if file.exists() and not os.access(file, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if not file.exists() or file.stat().st_size == 0:
         return
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:
-        raise UserError(f"Expected a response cache at {file}, found: {error}; name another --use_cache.") from error
+        raise UserError(f"Expected a response cache at {file}, found: {error}; {other}.") from error
     if tables - {"unnamed"}:
-        raise UserError(
-            f"Expected a response cache at {file}, found a database of something else: name another --use_cache."
-        )
+        raise UserError(f"Expected a response cache at {file}, found a database of something else: {other}.")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.keeping.writing import whole_file
 
 
 def cache_folder(content: str) -> Path:
     """Returns where content of a kind is kept: in `SBEVAL_CACHE`, else in Hugging Face's datasets cache."""
     if named := os.environ.get("SBEVAL_CACHE"):
-        return Path(named).expanduser() / content
+        return local_path(named) / content
     # as `datasets.config` has it, whose import takes a second
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     datasets = os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets"

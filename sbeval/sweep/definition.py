@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from sbeval.errors import UserError
-from sbeval.hub_names import hub_commit
+from sbeval.hub_names import hub_commit, local_path, looks_like_path
 from sbeval.results.records import LABEL
 from sbeval.settings import Expected, Flag, Lengths, Limit, Name, Names, Options, Settings, Text, WholeNumber, as_whole
 
@@ -215,12 +215,12 @@ def check_checkpoint(config: Mapping[str, Any]) -> None:
     name = str(config["model_args"]["pretrained"])
     if config["model"] not in ("sb", "hf"):
         return
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     if folder.exists():
         if not (folder / "config.json").is_file():
             raise UserError(f"Expected a checkpoint's folder with its config.json at {name}, found none: correct that.")
         return
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or (offline and hub_commit(name, "models") is None):
+    if looks_like_path(name) or (offline and hub_commit(name, "models") is None):
         elsewhere = ", and the hub's cache has none" if offline else ""
         raise UserError(f"Expected a checkpoint at {name}, found no such folder{elsewhere}: correct the name.")

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
+from sbeval.hub_names import local_path
 from sbeval.sweep.definition import Sweep, SweepCheckpoint
 from sbeval.sweep.execute import Failure
 
@@ -28,7 +29,7 @@ def follow(sweep: Sweep, go: Callable[[Sweep], list[Failure]], *, once: bool = F
     Raises:
         UserError: the folder to follow is none.
     """
-    folder = Path(str(sweep.follow)).expanduser()
+    folder = local_path(str(sweep.follow))
     if not folder.is_dir():
         raise UserError(
             f"Expected a training's folder to follow at {folder}, found none: start the training first, or correct "

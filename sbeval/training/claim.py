@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.files import Weights
-from sbeval.commands.ranks import is_first_process
+from sbeval.commands.ranks import check_environment, is_first_process
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
 from sbeval.keeping.locks import LOCK, alone_in
@@ -35,6 +35,7 @@ def claimed(
     Raises:
         UserError: the folder holds something else, it cannot be written, or another process is at it.
     """
+    check_environment(meeting=True)
     try:
         ended = _ended_before(out, identity, checkpoint)
     except UserError:

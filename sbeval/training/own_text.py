@@ -21,6 +21,7 @@ from sbeval.corpora.split import counts_tokens, split_corpus
 from sbeval.corpora.store import batches
 from sbeval.corpora.tokenizers import all_cores, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import writing_to, written_beside
 from sbeval.training.arrays import load_arrays
@@ -68,7 +69,7 @@ def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
     Raises:
         UserError: there is no such text, or it cannot be read.
     """
-    path = Path(text.source).expanduser()
+    path = local_path(text.source)
     if path.exists():
         corpus = local_corpus(path, name=text_name(path.resolve()), text_field=text.field or "text")
     elif text.source.count("/") == 1 and not text.source.startswith((".", "/", "~")):
@@ -104,7 +105,7 @@ def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
 
 def name_of_text(source: str) -> str:
     """Returns the name of a file, a folder or a hub data set, as models trained on it and its figures are called."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     return text_name(path.resolve()) if path.exists() else source.rpartition("/")[2]
 
 

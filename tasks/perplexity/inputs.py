@@ -23,6 +23,7 @@ from sbeval.corpora.seen import seen_documents
 from sbeval.corpora.split import split_corpus
 from sbeval.corpora.windows import Window
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.tasks.perplexity.options import HUB_DATASETS, CorpusOptions
 
 # over the words of wikitext-2's test split: copies share them, whatever their line ends
@@ -61,7 +62,7 @@ def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
 
 def _local_name(path: Path) -> str:
     """Returns the name of a file or folder, with its parent's where it would be taken for a corpus known here."""
-    place = path.expanduser().resolve()
+    place = local_path(path).resolve()
     name = text_name(place)
     return f"{place.parent.name}/{name}" if name in (*HUB_DATASETS, "stdlib", "text") else name
 

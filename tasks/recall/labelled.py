@@ -6,13 +6,13 @@ which `datasets` no longer runs, so the hub's own conversion to Parquet is read.
 
 import functools
 import hashlib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError, first_line
+from sbeval.hub_names import local_path
 from sbeval.tasks.draws import seeded_order
 from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus, load_from_hub
@@ -131,7 +131,7 @@ def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
             raise MissingCorpus([Missing(source.key, "PATH", source.path, "none is given")])
         revision = "refs/convert/parquet" if source.converted else None
         return dict(load_from_hub(source.key, "PATH", source.path, source.config, revision=revision))
-    place = Path(path).expanduser()
+    place = local_path(path)
     kind = {".jsonl": "json"}.get(place.suffix, place.suffix[1:])
     if not place.is_dir() and not (place.is_file() and kind in ("json", "csv", "parquet")):
         raise UserError(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import whole_file
 from sbeval.tasks.draws import seeded_order, seeded_ranks
@@ -61,7 +62,7 @@ def task_questions(options: QaOptions) -> QaCorpus:
 @functools.lru_cache(maxsize=2)
 def load_qa(dataset: str, path: str | None) -> QaCorpus:
     """Reads a corpus from a local file, or downloads it once where no path is given."""
-    raw, source = (_read_file(Path(path).expanduser()), path) if path else _download(dataset)
+    raw, source = (_read_file(local_path(path)), path) if path else _download(dataset)
     try:
         documents, questions = (_squad if dataset == "squad" else _hotpotqa)(json.loads(raw))
     except (ValueError, KeyError, TypeError) as error:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import read_text
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.tasks.ruler.haystacks import EssayHaystack, running_totals
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
 
@@ -98,7 +99,7 @@ def load_essays(path: str | None) -> Essays:
         UserError: there is nothing to read, or the hub cannot be reached.
     """
     if path:
-        words = _read_folder(Path(path).expanduser()).split()
+        words = _read_folder(local_path(path)).split()
     else:
         words = " ".join(load_from_hub("essays", "DIR", HUB_DATASET, split="train")["text"]).split()
     if not words:

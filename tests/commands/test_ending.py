@@ -22,6 +22,8 @@ finally:
     print("cleaned up", file=sys.stderr)
 """
 
+ACTING = r"'\x1b]0;title\x07\u202eth\udcff\x9bgir'"
+
 
 def started(body: str, *arguments: str | bytes) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", BODY.format(body=body), *arguments]
@@ -74,6 +76,13 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
             "No usable temporary directory found in ['/no']",
         ),
         (r"'\udcff'.encode()", r"names of files in UTF-8, found b'\xff'"),
+        ("raise MemoryError", "more memory for this command"),
+        ("raise ImportError('x.so: failed to map segment from shared object')", "more memory for this command"),
+        (
+            "import tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
+            "        with told_in_one_sentence(): pass",
+            "to stand in a folder, found that it was deleted",
+        ),
     ],
 )
 def test_what_a_user_can_mend_is_one_sentence(body: str, words: str) -> None:
@@ -88,6 +97,15 @@ def test_arguments_that_are_no_utf_8_are_named_before_anything_is_done() -> None
     code, said = ended("print('done', file=sys.stderr)", b"caf\xe9")
     assert (code, len(said)) == (1, 2)
     assert r"b'caf\xe9'" in said[0]
+
+
+@pytest.mark.parametrize(
+    "body", ["print({})", "import logging; logging.warning({})", "raise UserError({})", "raise RuntimeError({})"]
+)
+def test_what_acts_on_a_terminal_is_shown_by_its_number(body: str) -> None:
+    said = "".join(words.decode() for words in started(body.format(ACTING)).communicate(timeout=60))
+    assert r"\x1b]0;title\x07\u202eth\udcff\x9bgir" in said.replace(r"\\", "\\")
+    assert [letter for letter in said if not letter.isprintable() and letter != "\n"] == []
 
 
 def test_a_mistake_of_the_package_keeps_its_traceback() -> None:

@@ -65,15 +65,28 @@ SENTENCES = {
     "convert nope out": "Expected a checkpoint at 'nope', found no such folder, and neither the hub nor its cache",
     f"convert {CHECKPOINT} out --dtype bf61": "found 'bf61'",
     "inspect /no/such": "Expected a checkpoint at '/no/such', found nothing there",
+    "inspect ~nobodyxx/a": "Expected a home folder for '~nobodyxx', found none",
+    "convert ~nobodyxx/a out": "Expected a home folder for '~nobodyxx', found none",
+    "train --text ~nobodyxx/a": "Expected a home folder for '~nobodyxx', found none",
+    f"{RUN} sb_text --metadata data_path=~nobodyxx/a": "Expected a home folder for '~nobodyxx', found none",
+    f"{RUN} sb_stdlib --use_cache text.txt/a": "found that 'text.txt' cannot keep answers",
+    f"{RUN} sb_stdlib --use_cache /proc/a": "found that '/proc' cannot keep answers",
+    **{
+        f"{name}=x {RUN} sb_stdlib": f"the environment's {name}, found 'x': unset it"
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    },
+    "LOGLEVEL=x tasks": "Expected a level such as INFO in LOGLEVEL",
     "inspect models": "Expected a checkpoint with its config.json at 'models'",
 }
 # one process for all, since starting it is most of what a refusal takes
 IN_TURN = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from sbeval.__main__ import main
 ended = {}
 for command in json.loads(sys.argv[1]):
-    sys.argv[1:] = command.split()
+    name, equals, value = command.split()[0].partition("=")
+    sys.argv[1:] = command.split()[bool(equals) :]
+    os.environ |= {name: value} if equals else {}
     before = "torch" in sys.modules
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -82,6 +95,7 @@ for command in json.loads(sys.argv[1]):
             code = 0
         except SystemExit as end:
             code = end.code
+    os.environ.pop(name, None)
     ended[command] = [code, out.getvalue(), err.getvalue(), not before and "torch" in sys.modules]
 print(json.dumps(ended))
 """

@@ -14,7 +14,7 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 3, 7, 64, 10**9, 2**31, 2**63, 2**64 + 1, 10**400, -(2**63) - 1),
     *(0.0, -0.5, 0.5, 1.5, 1e-9, 1e30, 1e308, float("nan"), float("inf"), -float("inf")),
     *("", " ", "x", "1", "-1", "1e-3", "\u0663", "\u00b2", "9" * 5000, "NaN", "null", "true", "auto", "\ud800", "a\0b"),
-    *("../../etc/passwd", "/etc/passwd", ".", "y" * 10_000, "\N{RIGHT-TO-LEFT OVERRIDE}", "<script>", "%s{0}"),
+    *("../../etc/passwd", "/etc/passwd", ".", "y" * 10_000, "\x1b[2J\a\N{RIGHT-TO-LEFT OVERRIDE}", "<script>", "%s{0}"),
     *([], [[]], {}, [None], [1, 2], {"a": 1}, ["x"], {"": None}, [{}], [[1, "x"]]),
 )
 ODD_BYTES = (

@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, unseen
 
 SECONDS = 60
 MEMORY_BYTES = 4 * 2**30
@@ -74,10 +74,8 @@ def _sentence(error: UserError) -> Outcome:
     text = str(error)
     if not text.strip() or len(text) > _LONGEST_SENTENCE or "Traceback" in text:
         return Outcome("traceback", f"no sentence: {text[:500]!r} of {len(text)} characters")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return Outcome("traceback", f"a sentence that no terminal prints: {text[:500]!r}")
+    if any(unseen(letter) for letter in {*text} - {"\n", "\t"}):
+        return Outcome("traceback", f"a sentence that acts on a terminal: {text[:500]!r}")
     return Outcome("sentence", text)
 
 

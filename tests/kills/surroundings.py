@@ -3,9 +3,10 @@
     python tests/kills/surroundings.py [COMMAND...]
 
 A disk full from a write on, early, in the middle and late; a disk that takes no large file; no home; no folder for
-temporary files; a standard output that nobody reads after its first line; another process of the same command at the
-same time. In each a command does its work or ends with one sentence and exit code 1; what is there then is the old or
-the new, and the same command run again leaves what an undisturbed run leaves. One line a command, as `kills.py` has it.
+temporary files; little memory; a working folder that was deleted; variables of the environment that say nothing; a
+standard output that nobody reads after its first line; another process of the same command at the same time. In each a
+command does its work or ends with one sentence and exit code 1; what is there then is the old or the new, and the same
+command run again leaves what an undisturbed run leaves. One line a command, as `kills.py` has it.
 """
 
 import argparse
@@ -45,6 +46,12 @@ class Surroundings(Kills):
             yield f"no file beyond {size_bytes} bytes", f"{size_bytes}:size", {}
         yield "no home", "-", {"HOME": NOWHERE, **dict.fromkeys(_HOMES, "")}
         yield "no temporary folder", "0:temporary", {}
+        yield "a folder that was deleted", "0:deleted", {}
+        for mebibytes in (600, 3000):  # with less, Python itself and OpenBLAS end in words of their own
+            yield f"{mebibytes} MiB of memory", f"{mebibytes}:memory", {}
+        odd = {"SBEVAL_CACHE": "~nobodyxx/a", "WORLD_SIZE": "2", "RANK": "x", "LOCAL_RANK": "x", "LOGLEVEL": "nope"}
+        for variable, value in odd.items():
+            yield f"{variable}={value}", "-", {variable: value}
 
     def _started(self, moment: str, changed: dict[str, str]) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in (self._environment() | changed).items() if value}

@@ -403,6 +403,13 @@ def test_a_continuation_longer_than_max_length_is_an_error(checkpoint: Checkpoin
         load_lm(checkpoint("llama"), max_length=64).loglikelihood(instances("loglikelihood", [("a", "b" * 99)]))
 
 
+def test_no_line_of_the_log_acts_on_a_terminal_once_a_model_is_loaded(checkpoint: Checkpoints) -> None:
+    logging.setLogRecordFactory(logging.LogRecord)
+    load_lm(checkpoint("llama"))
+    record = logging.getLogger("lm_eval").makeRecord("lm_eval", logging.INFO, "", 1, "a %s\n", ("\x1b[2J",), None)
+    assert record.getMessage() == "a \\x1b[2J\n"
+
+
 def test_the_device_that_lm_eval_names_by_default_is_never_refused() -> None:
     check_shared_arguments({"device": "cuda:0"})
 

@@ -24,9 +24,11 @@ from result_files import (
     write_run,
 )
 
+from sbeval.errors import UserError
 from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.statistics import wilson_interval
+from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.figures.labels import Caption, end_labels, nice_domain, spread
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look, choose_looks
@@ -155,6 +157,28 @@ def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
     gaps = [placed[later] - placed[earlier] for earlier, later in itertools.pairwise(ordered)]
     assert min(gaps) >= 15.0 - 1e-9
     assert placed["b"] == pytest.approx(11.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (
+            "os.kill(os.getpid(), 5)",
+            UserError,
+            "Expected memory for the processes that draw .* signal 5: raise",
+        ),
+        ("sys.exit('no library')", RuntimeError, r"an image process ended with exit code 1: \['no library'\]"),
+    ],
+)
+def test_a_drawing_process_that_ends_says_why(
+    code: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "process.py").write_text(f"import os, sys\n{code}")
+    monkeypatch.setattr("sbeval.reports.figures.image_process.__file__", str(tmp_path / "process.py"))
+    with ImageWriter(tmp_path) as writer:
+        writer.draw({}, "figure")
+        with pytest.raises(error, match=words):
+            writer.svgs()
 
 
 def test_text_is_escaped_in_elements_and_attributes_alike() -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_json
+from sbeval.hub_names import local_path
 from sbeval.rope_parameters import parse_rope_scaling
 
 OfPosition = Callable[[Tensor], Tensor]
@@ -241,7 +241,7 @@ def parse_extrapolation(spec: str) -> Extrapolation | dict[str, Any]:
 
 def _longrope(file: str) -> dict[str, Any]:
     """Returns LongRoPE's scaling (Ding et al. 2024, arXiv 2402.13753) from a file."""
-    content = read_json(Path(file).expanduser(), "LongRoPE's scaling")
+    content = read_json(local_path(file), "LongRoPE's scaling")
     scaling = dict(content) if isinstance(content, Mapping) else {}
     if not any(_is_factor(scaling.get(name)) for name in ("factor", "attention_factor")):
         raise UserError(

@@ -20,6 +20,7 @@ from torch.distributed import TCPStore
 from sbeval.commands import ranks
 from sbeval.commands.launch import launch
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import find_processes
 from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 
@@ -127,6 +128,27 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
         assert text.count(said) == 1
         assert "Traceback" not in text
         assert "hangs" in rank_that or end - failed_at < 15, text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"WORLD_SIZE": "2"}, "Expected RANK, LOCAL_RANK, MASTER_ADDR beside WORLD_SIZE, found none: unset it"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "Expected RANK below WORLD_SIZE=2"),
+        (
+            {"WORLD_SIZE": "2", "MASTER_PORT": "x"},
+            "Expected a whole number in the environment's MASTER_PORT, found 'x'",
+        ),
+        ({"WORLD_SIZE": "two"}, "Expected a whole number in the environment's WORLD_SIZE, found 'two'"),
+    ],
+)
+def test_processes_that_cannot_meet_are_one_sentence_before_they_wait(
+    given: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=words):
+        find_processes()
 
 
 def test_a_port_in_use_and_a_command_that_is_none_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

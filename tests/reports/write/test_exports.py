@@ -1,4 +1,5 @@
 import html
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from experiment_files import write_everything, write_extensions
 from result_files import CURVES, LENGTHS, model_record, ordinary_task, perplexity_task, write_run
 
+from sbeval.errors import unseen
 from sbeval.reports import build_report
+from sbeval.reports.gate import compare
 from sbeval.reports.kinds.suite import published_tables
 from sbeval.reports.write.exports import latex_text, markdown_text
 
@@ -133,6 +136,23 @@ def test_a_caption_names_what_brackets_hold_only_where_there_are_some(tmp_path: 
         report = build_report([tmp_path / str(documents)], tmp_path / f"report{documents}", image_formats=())
         summary = report.with_name("summary.md").read_text()
         assert [words in summary for words in (r"95% interval\]", r"95% band\]")] == [documents > 5] * 2
+
+
+def test_no_name_in_a_file_or_a_comparison_acts_on_a_terminal(tmp_path: Path) -> None:
+    acting = "\x1b]0;title\x07\N{RIGHT-TO-LEFT OVERRIDE}\x9b\nforged"
+    for label, value in (("a", 0.5), ("b", 0.6)):
+        task = ordinary_task(f"piqa{acting}", "acc", value, samples=40)
+        record = model_record("rope", name=label, checkpoint_sha256=label * 64)
+        write_run(tmp_path / label / f"r{acting}", record, [task])
+    named = json.dumps(acting)[1:-1]
+    for file in tmp_path.rglob("*.json*"):
+        file.write_text(re.sub('acc,none|"filter": "none', lambda key: key[0] + named, file.read_text()))
+    page = build_report([tmp_path], tmp_path / "report", image_formats=())
+    written = [file.read_text() for file in page.parent.rglob("*") if file.suffix in (".md", ".csv", ".tex")]
+    lines = compare("a", "b", paths=[tmp_path]).text().splitlines()
+    assert not any(line.startswith("forged") for line in lines)
+    written += lines
+    assert [letter for text in written for letter in text if letter not in "\n\t" and unseen(letter)] == []
 
 
 def test_many_models_stand_side_by_side_before_each_ones_words(tmp_path: Path) -> None:
