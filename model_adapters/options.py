@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -16,7 +15,7 @@ from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
-from sbeval.settings import Count, Expected, Settings, Tokens, as_number, read_value
+from sbeval.settings import Count, Expected, Settings, Tokens, as_number, read_value, whole
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +42,6 @@ def _threshold(value: Any) -> float | Literal["auto"] | None:
     if value is None or value is False:
         return None
     return "auto" if value == "auto" else as_number(value, lambda threshold: 0 <= threshold < 1) or None
-
-
-def _whole(text: str, least: int, most: float = math.inf, hint: str = "") -> Expected:
-    def read(value: Any) -> int:
-        return int(as_number(value, lambda asked: asked.is_integer() and least <= asked <= most))
-
-    return Expected(text, read, hint)
 
 
 def _rope_scaling(value: Any) -> dict[str, Any]:
@@ -108,13 +100,14 @@ class AdapterOptions(Settings):
     )
 
     draft_tokens: Annotated[
-        int, _whole(f"a whole number from 0 to {MOST_DRAFT_TOKENS}", 0, MOST_DRAFT_TOKENS, "; 0 looks nothing up")
+        int,
+        whole(0, f"a whole number from 0 to {MOST_DRAFT_TOKENS}", most=MOST_DRAFT_TOKENS, hint="; 0 looks nothing up"),
     ] = Field(
         default=0,
         description="Tokens looked up in a text and checked at once in a step of greedy generation, which changes no "
         "answer in fp32; for models of this family without windows.",
     )
-    context_parallel: Annotated[int, _whole("a whole number of processes from 1", 1)] = Field(
+    context_parallel: Annotated[int, whole(1, "a whole number of processes from 1")] = Field(
         default=1,
         description="Processes that score a window or read a prompt together where it is a batch of its own "
         "(max_batch_tokens), each a part of its tokens; for models of this family, under torchrun or accelerate.",

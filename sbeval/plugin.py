@@ -8,6 +8,7 @@ some modules are completed right after they have been executed:
   to be after, since lm-eval registers its own models only while its registry is empty.
 - `lm_eval.tasks.manager` also scans the packaged task folder, so that `--include_path` is not needed, and a task of
   ours that does not exist is answered with the names that do.
+- `lm_eval._cli.run` refuses for the model `sb` what `sbeval run` refuses, before torch is imported.
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
   `AutoModelForCausalLM` and lm-eval's `hf` load it; nobody else pays for the import.
@@ -111,6 +112,17 @@ def _complete_task_manager(manager: ModuleType) -> None:
     manager.TaskManager.__init__, manager.TaskManager.match_tasks = initialise, match_tasks
 
 
+def _check_runs(run: ModuleType) -> None:
+    original = run.Run._execute
+
+    @functools.wraps(original)
+    def execute(chosen: Any) -> None:
+        check = importlib.import_module("sbeval.commands.cli").check_run
+        importlib.import_module("sbeval.commands.run").run_plain(chosen, original, check)
+
+    run.Run._execute = staticmethod(execute)
+
+
 def _refuse_models(evaluator: ModuleType) -> None:
     original = evaluator.simple_evaluate
     signature = inspect.signature(original)
@@ -171,6 +183,7 @@ def _install_excepthook() -> None:
 
 _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.models": _register_model,
+    "lm_eval._cli.run": _check_runs,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "transformers.models.auto.configuration_auto": _know_the_family,

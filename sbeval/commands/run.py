@@ -3,12 +3,15 @@
 import argparse
 import contextlib
 import functools
+import importlib.util
+import inspect
 import logging
 import os
 import shlex
 import shutil
 import sqlite3
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -65,6 +68,10 @@ _CONFIGURED = {
 }
 
 
+# where lm-eval looks at options
+_OPTIONS_READ = ("lm_eval._cli.", "lm_eval.evaluator")
+
+
 class Asked(NamedTuple):
     """What the arguments of a run and its `--config` file ask for, before lm-eval has looked at it.
 
@@ -104,13 +111,56 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
             stack.enter_context(plugin.packaged_tasks_alone())
-        HarnessCLI().execute(chosen)
+        execute(chosen, inspect.unwrap(chosen.func))
     if output:
         say_next(f"sbeval report {shlex.quote(str(output))}")
     else:
         say_next(
             "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
         )
+
+
+def run_plain(chosen: argparse.Namespace, evaluate: Callable[[Any], None], check: Callable[[Asked], Any]) -> None:
+    """Runs what a plain `lm_eval` was asked for; of the model `sb` what `sbeval run` refuses is refused here too.
+
+    Raises:
+        UserError: what was found wrong with the input of the model `sb`.
+    """
+    try:
+        options = _with_configuration(vars(chosen))
+    except UserError:
+        if chosen.model == plugin.MODEL_NAME:
+            raise
+        options = {}
+    if options.get("model") != plugin.MODEL_NAME:
+        return evaluate(chosen)
+    _check_options(options)
+    check(asked(options))
+    execute(chosen, evaluate)
+
+
+def execute(chosen: argparse.Namespace, evaluate: Callable[[Any], None]) -> None:
+    """Has lm-eval evaluate.
+
+    Raises:
+        UserError: what lm-eval, or a tracker that it starts, finds wrong with the options.
+    """
+    try:
+        evaluate(chosen)
+    except UserError:
+        raise
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+        starts = any(
+            module.startswith("lm_eval.loggers.") and frame.f_code.co_name == "__init__"
+            for module, frame in zip(modules, frames, strict=True)
+        )
+        if not starts and "lm_eval.config.evaluate_config" not in modules and not modules[-1].startswith(_OPTIONS_READ):
+            raise
+        raise UserError(
+            f"Expected options as lm-eval takes them, found: {first_line(error)}; `lm_eval run --help` lists them."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -192,17 +242,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     except ValueError as error:
         raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
     options = vars(chosen)
-    if options.get("limit") is not None:
-        read_value(Limit, options["limit"], name="--limit")
-        if options.get("samples"):
-            raise UserError("Expected --samples or --limit, found both: leave one out.")
-    # of lm-eval's four seeds the second is numpy's, which takes 32 bits
-    if bad := [seed for seed in (options.get("seed") or ())[1:2] if seed is not None and not 0 <= seed < 2**32]:
-        raise UserError(f"Expected a seed of numpy from 0 to {2**32 - 1}, found {shown(bad[0])}: correct --seed.")
-    # lm-eval itself reads the file again, for what it says to be null; what stands here counts first
-    given = {name for name, value in options.items() if value or value == 0}
-    configured = _configured(chosen.config).items()
-    options |= {name: value for name, value in configured if name not in given and value is not None}
+    options |= _with_configuration(options)
+    _check_options(options)
     if not chosen.model:
         chosen.model = plugin.MODEL_NAME
     if options.get("output_path"):
@@ -211,6 +252,36 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         _make_room(chosen)
         options.setdefault("batch_size", "auto")
     return chosen
+
+
+def _with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with those of their `--config` file, which lm-eval reads again, for what it says to be null."""
+    given = {name: value for name, value in options.items() if value or value == 0}
+    configured = {name: value for name, value in _configured(given.get("config")).items() if value is not None}
+    return {**options, **configured, **given}
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses options of lm-eval that it answers with a traceback, for some after the whole evaluation."""
+    if options.get("limit") is not None:
+        read_value(Limit, options["limit"], name="--limit")
+        if options.get("samples"):
+            raise UserError("Expected --samples or --limit, found both: leave one out.")
+    seeds = options.get("seed")
+    seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
+    for seed, package, bits in zip(seeds[1:3], ("numpy", "torch"), (32, 63), strict=False):
+        if isinstance(seed, int) and not 0 <= seed < 2**bits:
+            raise UserError(
+                f"Expected a seed of {package} from 0 to {2**bits - 1}, found {shown(seed)}: correct --seed."
+            )
+    if options.get("check_integrity"):
+        raise UserError(
+            "Expected a run without --check_integrity, found it: its tests lie beside lm-eval's source, and know none "
+            "of these tasks: leave it out."
+        )
+    for package in ("wandb", "trackio"):
+        if options.get(f"{package}_args") and importlib.util.find_spec(package) is None:
+            raise UserError(f"Expected the package {package} for --{package}_args, found none: install it.")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
