@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "triton", "blockwise", "reference"]
 Truncation = Literal["left", "error"]
+Backend = Literal["default", "causal", "seq2seq"]
 
 # At 64K this changes the NLL of the shipped checkpoint by 1.4e-8 nats at most in fp32; in bf16 by up to 1.7e-4,
 # which rounding does too (benchmarks/results/skipping_h200.md).
@@ -149,6 +150,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
             )
     if given.get("max_length") is not None:
         read_value(Tokens, given["max_length"], name="max_length", source=_SOURCE)
+    read_value(Backend | None, given.get("backend"), name="backend", source=_SOURCE)
     for key in ("pretrained", "tokenizer", "peft", "delta"):
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")

@@ -4,9 +4,9 @@ import argparse
 import contextlib
 import functools
 import importlib.util
-import inspect
 import logging
 import os
+import re
 import shlex
 import shutil
 import sqlite3
@@ -24,7 +24,7 @@ from lm_eval.utils import setup_logging, simple_parse_args_string
 
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
-from sbeval.commands.ending import say_next
+from sbeval.commands.ending import say_next, told_in_one_sentence
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_yaml
 from sbeval.results.saving import saved_whole
@@ -68,10 +68,6 @@ _CONFIGURED = {
 }
 
 
-# where lm-eval looks at options
-_OPTIONS_READ = ("lm_eval._cli.", "lm_eval.evaluator")
-
-
 class Asked(NamedTuple):
     """What the arguments of a run and its `--config` file ask for, before lm-eval has looked at it.
 
@@ -111,7 +107,8 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
             stack.enter_context(plugin.packaged_tasks_alone())
-        execute(chosen, inspect.unwrap(chosen.func))
+        stack.enter_context(options_told())
+        chosen.func(chosen)
     if output:
         say_next(f"sbeval report {shlex.quote(str(output))}")
     else:
@@ -120,47 +117,49 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
         )
 
 
-def run_plain(chosen: argparse.Namespace, evaluate: Callable[[Any], None], check: Callable[[Asked], Any]) -> None:
-    """Runs what a plain `lm_eval` was asked for; of the model `sb` what `sbeval run` refuses is refused here too.
+def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: Callable[[Asked], Any]) -> None:
+    """Runs what a plain `lm_eval` was asked for; with the model `sb` it refuses and ends as `sbeval run` does.
 
     Raises:
-        UserError: what was found wrong with the input of the model `sb`.
+        SystemExit: as `told_in_one_sentence` does.
+        UserError: its configuration cannot be read.
     """
+    options = vars(chosen)
     try:
-        options = _with_configuration(vars(chosen))
+        options = _with_configuration(options)
     except UserError:
-        if chosen.model == plugin.MODEL_NAME:
+        if options.get("model") == plugin.MODEL_NAME:
             raise
-        options = {}
     if options.get("model") != plugin.MODEL_NAME:
-        return evaluate(chosen)
-    _check_options(options)
-    check(asked(options))
-    execute(chosen, evaluate)
+        return evaluate()
+    with told_in_one_sentence():
+        _check_options(options)
+        check(asked(options))
+        with options_told():
+            evaluate()
 
 
-def execute(chosen: argparse.Namespace, evaluate: Callable[[Any], None]) -> None:
-    """Has lm-eval evaluate.
+@contextlib.contextmanager
+def options_told() -> Iterator[None]:
+    """Says in one sentence what lm-eval, or a tracker that it starts, finds wrong with its options.
 
     Raises:
-        UserError: what lm-eval, or a tracker that it starts, finds wrong with the options.
+        UserError: that is so; all else that is raised stays what it is.
     """
     try:
-        evaluate(chosen)
+        yield
     except UserError:
         raise
     except Exception as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        modules = [str(frame.f_globals.get("__name__")) for frame in frames]
-        starts = any(
-            module.startswith("lm_eval.loggers.") and frame.f_code.co_name == "__init__"
-            for module, frame in zip(modules, frames, strict=True)
-        )
-        if not starts and "lm_eval.config.evaluate_config" not in modules and not modules[-1].startswith(_OPTIONS_READ):
+        places = [
+            f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+        ]
+        if not places[-1].startswith(("lm_eval._cli.", "lm_eval.evaluator")) and not any(
+            re.match(r"lm_eval\.config\.|lm_eval\.loggers\..*\.__init__$", place) for place in places
+        ):
             raise
-        raise UserError(
-            f"Expected options as lm-eval takes them, found: {first_line(error)}; `lm_eval run --help` lists them."
-        ) from error
+        raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
 
 
 @contextlib.contextmanager
@@ -235,12 +234,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options_of_run = cli._subparsers.choices["run"]
     for parser in (cli._parser, options_of_run):
         parser.error = functools.partial(_refuse, options_of_run)
-    try:
+    with options_told():
         chosen: argparse.Namespace = cli._parser.parse_args(["run", *arguments])
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
     options = vars(chosen)
     options |= _with_configuration(options)
     _check_options(options)
@@ -274,6 +269,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise UserError(
                 f"Expected a seed of {package} from 0 to {2**bits - 1}, found {shown(seed)}: correct --seed."
             )
+    if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
+        raise UserError(f"Expected --verbosity such as INFO or ERROR, found {shown(level)}: correct it.")
     if options.get("check_integrity"):
         raise UserError(
             "Expected a run without --check_integrity, found it: its tests lie beside lm-eval's source, and know none "

@@ -16,6 +16,7 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=models/typo": "there is no such folder: models/typo",
     "run --tasks sb_stdlib --model_args pretrained=x,dtype=bfloat61": "found 'bfloat61'",
     "run --tasks sb_stdlib --model_args pretrained=x,max_length=a": "Expected max_length",
+    "run --tasks sb_stdlib --model_args pretrained=x,backend=cpu": "Expected backend to be one of default, causal, seq2",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
@@ -41,6 +42,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --seed -1": "Expected a seed of numpy from 0 to 4294967295, found -1",
     f"{RUN} sb_stdlib --seed 0,99999999999,2,3": "found 99999999999",
     f"{RUN} sb_stdlib --seed 0,1,99999999999999999999,2": "Expected a seed of torch",
+    f"{RUN} sb_stdlib --verbosity loud": "Expected --verbosity such as INFO or ERROR, found 'LOUD'",
     f"{RUN} sb_stdlib --check_integrity": "Expected a run without --check_integrity",
     f"{RUN} sb_stdlib --config negative.yaml": "Expected a seed of numpy from 0 to 4294967295, found -1",
     f"{RUN} sb_stdlib --lmit 3": "unrecognized arguments: --lmit 3; did you mean --limit?",
@@ -73,7 +75,7 @@ SENTENCES = {
     "inspect models": "Expected a checkpoint with its config.json at 'models'",
 }
 # what lm-eval's own command answers as it does for every model
-OTHERWISE = ("--lmit", "--model hf", "{context_lengths")
+OTHERWISE = ("--lmit", "--model hf")
 PLAIN = {
     f"lm_eval --model sb {command.removeprefix('run ')}": sentence
     for command, sentence in SENTENCES.items()
