@@ -151,7 +151,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     if given.get("max_length") is not None:
         read_value(Tokens, given["max_length"], name="max_length", source=_SOURCE)
     read_value(Backend | None, given.get("backend"), name="backend", source=_SOURCE)
-    for key in ("pretrained", "tokenizer", "peft", "delta"):
+    for key in ("pretrained", "tokenizer", "peft", "delta", "subfolder"):
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
     if (name := given.get("pretrained")) is None:

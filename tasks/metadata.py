@@ -24,6 +24,7 @@ PERPLEXITY_SEED = 1234
 SAMPLES_SEED = 42
 
 _LEAST_LIKENESS = 0.85
+_NOT_IN_A_SAMPLE = {"num_samples", "seed", "max_length", "vocabulary", "vocab_size"}
 # what writing a text and counting its tokens takes: 300 to 380 bytes, measured at 2M tokens
 _BYTES_A_TOKEN = 512
 
@@ -98,6 +99,18 @@ class SampleOptions(TaskOptions):
 
     num_samples: Counted = Field(default=500, description="Samples at each length.")
     seed: WholeNumber = Field(default=SAMPLES_SEED, description="Seed of all draws.")
+
+    @classmethod
+    def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
+        """Reads the options of one task; of nothing can a sample hold more than it has tokens."""
+        options = super().of_task(task, metadata, definition)
+        longest = max(options.context_lengths or cls.default_lengths)
+        for name in sorted(cls.model_fields.keys() - _NOT_IN_A_SAMPLE):
+            if isinstance(value := getattr(options, name), int) and value > longest:
+                raise UserError(
+                    f"Expected {name} of {task} within {longest} tokens of context, found {value}: lower it."
+                )
+        return options
 
 
 def _check_shared(key: str, task: str, known: Iterable[str]) -> None:

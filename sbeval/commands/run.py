@@ -68,6 +68,10 @@ _CONFIGURED = {
 }
 
 
+# lm-eval's modules that look at what a user wrote, and do nothing else that fails
+_REFUSES = ("lm_eval._cli.", "lm_eval.evaluator", "lm_eval.tasks._", "lm_eval.tasks.manager.")
+
+
 class Asked(NamedTuple):
     """What the arguments of a run and its `--config` file ask for, before lm-eval has looked at it.
 
@@ -155,9 +159,8 @@ def options_told() -> Iterator[None]:
             f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
             for frame, _ in traceback.walk_tb(error.__traceback__)
         ]
-        if not places[-1].startswith(("lm_eval._cli.", "lm_eval.evaluator")) and not any(
-            re.match(r"lm_eval\.config\.|lm_eval\.loggers\..*\.__init__$", place) for place in places
-        ):
+        reads_options = re.compile(r"lm_eval\.(config\.|loggers\..*\.__init__$)")
+        if not any(map(reads_options.match, places)) and not places[-1].startswith(_REFUSES):
             raise
         raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
 

@@ -16,7 +16,8 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=models/typo": "there is no such folder: models/typo",
     "run --tasks sb_stdlib --model_args pretrained=x,dtype=bfloat61": "found 'bfloat61'",
     "run --tasks sb_stdlib --model_args pretrained=x,max_length=a": "Expected max_length",
-    "run --tasks sb_stdlib --model_args pretrained=x,backend=cpu": "Expected backend to be one of default, causal, seq2",
+    "run --tasks sb_stdlib --model_args pretrained=x,backend=cpu": "Expected backend to be one of default, causal",
+    "run --tasks sb_stdlib --model_args pretrained=x,subfolder=4": "Expected subfolder to be a folder or a hub id",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
@@ -35,6 +36,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --include_path nope": "found none: nope",
     f"{RUN} sb_niah --metadata context_lengths=1000000000": "none above 134217728",
     f"{RUN} sb_flipflop --metadata num_samples=1000000000": "at most 1048576, found 1000000000",
+    f"{RUN} sb_ruler_vt --metadata num_hops=1000000": "num_hops of sb_ruler_vt within 131072 tokens of context",
     f"{RUN} sb_niah --metadata depths=1000000000": "Expected depths",
     f"{RUN} sb_stdlib --limit -3": "Expected --limit to be a number above 0",
     f"{RUN} sb_stdlib --limit 1e22": "Expected --limit to be a number above 0",
@@ -86,6 +88,9 @@ LATER = {
     f"{RUN} sb_stdlib --wandb_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",
+    f"run --tasks negative.yaml --model_args pretrained={CHECKPOINT}": "Unknown config shape: keys=['seed']",
+    f"inspect {CHECKPOINT} --tasks negative.yaml": "Expected tasks that lm-eval can load, found: Unknown config shape",
+    f"inspect {CHECKPOINT} --tasks 2": "Expected tasks that lm-eval can load",
     f"{RUN} sb_stdlib --log_samples": "Specify --output_path",
 }
 # one process for all, since starting it is most of what a refusal takes
