@@ -154,6 +154,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     for key in ("pretrained", "tokenizer", "peft", "delta", "subfolder"):
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
+    if isinstance(revision := given.get("revision"), list | Mapping):
+        raise UserError(f"Expected revision to be a branch, a tag or a commit, found {shown(revision)}: correct it.")
     if (name := given.get("pretrained")) is None:
         near = [key for key in given if key.startswith("pre")]
         raise UserError(
