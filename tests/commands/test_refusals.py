@@ -18,7 +18,7 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=x,max_length=a": "Expected max_length",
     "run --tasks sb_stdlib --model_args pretrained=x,backend=cpu": "Expected backend to be one of default, causal",
     "run --tasks sb_stdlib --model_args pretrained=x,subfolder=4": "Expected subfolder to be a folder or a hub id",
-    "run --tasks sb_stdlib --model_args pretrained=x,revision=[1]": "Expected revision to be a branch, a tag or a commit",
+    "run --tasks sb_stdlib --model_args pretrained=x,revision=[1]": "Expected revision to be a branch, a tag",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
