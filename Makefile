@@ -23,7 +23,7 @@ help:
 	@echo "make test          run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
 	@echo "make test-machines run the tests that multiply matrices as other processors would; ROWS=... names some rows"
 	@echo "make census        count files, lines and modules of the product"
-	@echo "make fuzz          read N=10000 damaged files of every kind; SEED=... and FIRST=... choose which"
+	@echo "make fuzz          read N=10000 damaged files of every kind; SEED=..., FIRST=... and KIND=typed choose which"
 	@echo "make test-browser  run the tests of the page in headless chromium"
 	@echo "make test-ray      run the tests of sweeps on a Ray cluster of three nodes on this machine"
 	@echo "make kills         kill every command that writes at random moments; KILLS=... of each, COMMANDS=... names some"
@@ -68,7 +68,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@touch $@
 
 fuzz: $(INSTALLED)
-	OMP_NUM_THREADS=1 PYTHONPATH=.:tests/support nice $(BIN)/python -m tests.fuzz $(N) --seed $(SEED) --first $(FIRST)
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests/support nice $(BIN)/python -m tests.fuzz $(N) --seed $(SEED) --first $(FIRST) --kind "$(KIND)"
 
 # Debian's chromium is the browser, so playwright downloads none.
 test-browser: $(INSTALLED)

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -16,12 +15,13 @@ from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
-from sbeval.settings import Count, Expected, Settings, Tokens, as_number, read_value
+from sbeval.settings import Count, Expected, Settings, Tokens, as_number, read_value, whole
 
 logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "triton", "blockwise", "reference"]
 Truncation = Literal["left", "error"]
+Backend = Literal["default", "causal", "seq2seq"]
 
 # At 64K this changes the NLL of the shipped checkpoint by 1.4e-8 nats at most in fp32; in bf16 by up to 1.7e-4,
 # which rounding does too (benchmarks/results/skipping_h200.md).
@@ -43,13 +43,6 @@ def _threshold(value: Any) -> float | Literal["auto"] | None:
     if value is None or value is False:
         return None
     return "auto" if value == "auto" else as_number(value, lambda threshold: 0 <= threshold < 1) or None
-
-
-def _whole(text: str, least: int, most: float = math.inf, hint: str = "") -> Expected:
-    def read(value: Any) -> int:
-        return int(as_number(value, lambda asked: asked.is_integer() and least <= asked <= most))
-
-    return Expected(text, read, hint)
 
 
 def _rope_scaling(value: Any) -> dict[str, Any]:
@@ -108,13 +101,14 @@ class AdapterOptions(Settings):
     )
 
     draft_tokens: Annotated[
-        int, _whole(f"a whole number from 0 to {MOST_DRAFT_TOKENS}", 0, MOST_DRAFT_TOKENS, "; 0 looks nothing up")
+        int,
+        whole(0, f"a whole number from 0 to {MOST_DRAFT_TOKENS}", most=MOST_DRAFT_TOKENS, hint="; 0 looks nothing up"),
     ] = Field(
         default=0,
         description="Tokens looked up in a text and checked at once in a step of greedy generation, which changes no "
         "answer in fp32; for models of this family without windows.",
     )
-    context_parallel: Annotated[int, _whole("a whole number of processes from 1", 1)] = Field(
+    context_parallel: Annotated[int, whole(1, "a whole number of processes from 1")] = Field(
         default=1,
         description="Processes that score a window or read a prompt together where it is a batch of its own "
         "(max_batch_tokens), each a part of its tokens; for models of this family, under torchrun or accelerate.",
@@ -156,9 +150,12 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
             )
     if given.get("max_length") is not None:
         read_value(Tokens, given["max_length"], name="max_length", source=_SOURCE)
-    for key in ("pretrained", "tokenizer", "peft", "delta"):
+    read_value(Backend | None, given.get("backend"), name="backend", source=_SOURCE)
+    for key in ("pretrained", "tokenizer", "peft", "delta", "subfolder"):
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
+    if isinstance(revision := given.get("revision"), list | Mapping):
+        raise UserError(f"Expected revision to be a branch, a tag or a commit, found {shown(revision)}: correct it.")
     if (name := given.get("pretrained")) is None:
         near = [key for key in given if key.startswith("pre")]
         raise UserError(

@@ -8,6 +8,7 @@ some modules are completed right after they have been executed:
   to be after, since lm-eval registers its own models only while its registry is empty.
 - `lm_eval.tasks.manager` also scans the packaged task folder, so that `--include_path` is not needed, and a task of
   ours that does not exist is answered with the names that do.
+- `lm_eval._cli.harness` refuses for the model `sb` what `sbeval run` refuses, before torch is imported.
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
   `AutoModelForCausalLM` and lm-eval's `hf` load it; nobody else pays for the import.
@@ -112,6 +113,25 @@ def _complete_task_manager(manager: ModuleType) -> None:
     manager.TaskManager.__init__, manager.TaskManager.match_tasks = initialise, match_tasks
 
 
+def _check_runs(harness: ModuleType) -> None:
+    original_parse, original_execute = harness.HarnessCLI.parse_args, harness.HarnessCLI.execute
+
+    @functools.wraps(original_parse)
+    def parse_args(self: Any) -> Any:
+        if MODEL_NAME not in sys.argv:
+            return original_parse(self)
+        with importlib.import_module("sbeval.commands.run").options_told():
+            return original_parse(self)
+
+    @functools.wraps(original_execute)
+    def execute(self: Any, chosen: Any) -> None:
+        check = importlib.import_module("sbeval.commands.cli").check_run
+        evaluate = functools.partial(original_execute, self, chosen)
+        importlib.import_module("sbeval.commands.run").run_plain(chosen, evaluate, check)
+
+    harness.HarnessCLI.parse_args, harness.HarnessCLI.execute = parse_args, execute
+
+
 def _refuse_models(evaluator: ModuleType) -> None:
     original = evaluator.simple_evaluate
     signature = inspect.signature(original)
@@ -179,6 +199,7 @@ def _install_excepthook() -> None:
 
 _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.models": _register_model,
+    "lm_eval._cli.harness": _check_runs,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "transformers.models.auto.configuration_auto": _know_the_family,

@@ -20,6 +20,10 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticUndefined, co
 from sbeval.errors import UserError, shown
 from sbeval.hub_names import local_path
 
+MOST_TOKENS = 2**27
+"""Of a context length: more than any model claims to read."""
+MOST_COUNTED = 2**20
+"""Of samples of a length, and of what a sample is made of."""
 _LEAST_LIKENESS = 0.75
 # most file systems hold 255; endings such as .old-TIMESTAMP come behind a name
 _MOST_NAME_BYTES = 200
@@ -51,9 +55,10 @@ class Expected:
             raise PydanticCustomError("expected", "{text}", {"text": self.text, "hint": self.hint}) from None
 
 
-def whole(least: int, text: str | None = None) -> Expected:
-    """Returns the type of whole numbers of at least `least`."""
-    return Expected(text or f"a whole number of at least {least}", lambda value: as_whole(value, least))
+def whole(least: int, text: str | None = None, *, most: int | None = None, hint: str = "") -> Expected:
+    """Returns the type of whole numbers from `least` to `most`; `text` and `hint` are as `Expected` has them."""
+    known = f"a whole number of at least {least}" + ("" if most is None else f" and at most {most}")
+    return Expected(text or known, lambda value: as_whole(value, least, most), hint)
 
 
 def number(text: str, accept: Callable[[float], bool]) -> Expected:
@@ -62,7 +67,7 @@ def number(text: str, accept: Callable[[float], bool]) -> Expected:
 
 
 def as_counts(value: Any) -> tuple[int, ...]:
-    """Returns whole numbers of at least 1, such as context lengths in tokens, ascending and each once.
+    """Returns whole numbers from 1 to `MOST_TOKENS`, such as context lengths in tokens, ascending and each once.
 
     They are given as a list, as text with commas between them, or as one number.
 
@@ -72,14 +77,14 @@ def as_counts(value: Any) -> tuple[int, ...]:
     listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     if not listed:
         raise ValueError
-    return tuple(sorted({as_whole(item, 1) for item in listed}))
+    return tuple(sorted({as_whole(item, 1, MOST_TOKENS) for item in listed}))
 
 
-def as_whole(value: Any, least: int) -> int:
-    """Returns a whole number of at least `least`; raises ValueError for anything else."""
+def as_whole(value: Any, least: int, most: int | None = None) -> int:
+    """Returns a whole number from `least` to `most`; raises ValueError for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
         raise ValueError
     return value
 
@@ -131,10 +136,15 @@ def _name(value: Any) -> str:
 WholeNumber = Annotated[int, whole(0)]
 Count = Annotated[int, whole(1)]
 Tokens = Annotated[int, whole(1, "a positive number of tokens")]
+Counted = Annotated[int, whole(1, most=MOST_COUNTED)]
 Counts = Annotated[tuple[int, ...], Expected("a list of whole numbers of at least 1", as_counts)]
 Lengths = Annotated[
     tuple[int, ...],
-    Expected("a list of positive whole numbers of tokens", as_counts, ", for instance to [1024, 4096]"),
+    Expected(
+        "a list of positive whole numbers of tokens",
+        as_counts,
+        f", for instance to [1024, 4096], none above {MOST_TOKENS}",
+    ),
 ]
 Number = Annotated[float, number("a number", math.isfinite)]
 PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < value < math.inf)]

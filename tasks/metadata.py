@@ -5,6 +5,7 @@ not know is left to the others, unless it is nearly one the task knows. `{"sb_wi
 options for one task alone; there an unknown key is an error. A value of null counts as not given.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Self
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError
-from sbeval.settings import Count, Lengths, Name, Settings, Tokens, WholeNumber, unknown_key
+from sbeval.settings import Counted, Lengths, Name, Settings, Tokens, WholeNumber, unknown_key
 from sbeval.tasks.lengths import Limit, SettledLengths, settle_lengths
 from sbeval.tasks.packaged import PREFIX, definitions, is_group
 
@@ -23,6 +24,9 @@ PERPLEXITY_SEED = 1234
 SAMPLES_SEED = 42
 
 _LEAST_LIKENESS = 0.85
+_NOT_IN_A_SAMPLE = {"num_samples", "seed", "max_length", "vocabulary", "vocab_size"}
+# what writing a text and counting its tokens takes: 300 to 380 bytes, measured at 2M tokens
+_BYTES_A_TOKEN = 512
 
 
 def doublings(first: int, last: int) -> tuple[int, ...]:
@@ -81,17 +85,32 @@ class TaskOptions(Settings):
         Raises:
             UserError: they are longer than the model takes.
         """
-        longest = self.max_length or longest_input_tokens(pretrained)
-        remedy = "raise max_length in --model_args, or leave longer lengths out"
-        limits = [] if longest is None else [Limit(longest, f"the model takes {longest} tokens", remedy)]
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        because = f"a text takes {_BYTES_A_TOKEN} bytes a token to write and this machine has {memory >> 30} GiB"
+        limits = [Limit(memory // _BYTES_A_TOKEN, because, "leave longer lengths out")]
+        if (longest := self.max_length or longest_input_tokens(pretrained)) is not None:
+            remedy = "raise max_length in --model_args, or leave longer lengths out"
+            limits.append(Limit(longest, f"the model takes {longest} tokens", remedy))
         return settle_lengths(task, self.context_lengths, self.default_lengths, hard=limits)
 
 
 class SampleOptions(TaskOptions):
     """Options of tasks that draw their samples."""
 
-    num_samples: Count = Field(default=500, description="Samples at each length.")
+    num_samples: Counted = Field(default=500, description="Samples at each length.")
     seed: WholeNumber = Field(default=SAMPLES_SEED, description="Seed of all draws.")
+
+    @classmethod
+    def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
+        """Reads the options of one task; of nothing can a sample hold more than it has tokens."""
+        options = super().of_task(task, metadata, definition)
+        longest = max(options.context_lengths or cls.default_lengths)
+        for name in sorted(cls.model_fields.keys() - _NOT_IN_A_SAMPLE):
+            if isinstance(value := getattr(options, name), int) and value > longest:
+                raise UserError(
+                    f"Expected {name} of {task} within {longest} tokens of context, found {value}: lower it."
+                )
+        return options
 
 
 def _check_shared(key: str, task: str, known: Iterable[str]) -> None:

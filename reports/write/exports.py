@@ -13,6 +13,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from sbeval.errors import UserError, visible
+from sbeval.foreign_files import read_bytes
 from sbeval.keeping.writing import set_aside
 from sbeval.reports.read.fields import unique_name
 from sbeval.reports.read.results import Results
@@ -171,6 +172,7 @@ def latex_table(table: Table) -> str:
 
 MANIFEST = "sbeval-report.sha256"
 """Lines of a sha256 and a name. A name may have several: a kill leaves files of this report and of the one before."""
+_MOST_MANIFEST_BYTES = 2**20
 _LINE = re.compile("([0-9a-f]{64})  (.+)")
 
 
@@ -193,11 +195,10 @@ def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
     """
     files = {str(file.relative_to(part)): _sha256(file) for file in sorted(part.rglob("*")) if file.is_file()}
     written = _written(folder)
-    names = list(files) if written else [MANIFEST, *files]
     if replace:
-        for file in _others(folder, names):
+        for file in _others(folder, files):
             set_aside(file)
-    refuse_others(folder, names)
+    refuse_others(folder, files)
     lines = {f"{sha256}  {name}" for name, sha256 in files.items()}
     lines |= {
         f"{_sha256(folder / name)}  {name}" for name, known in written.items() if _is_one_of(folder / name, known)
@@ -206,7 +207,8 @@ def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
 
 
 def _others(folder: Path, names: Iterable[str]) -> list[Path]:
-    written, names = _written(folder), list(names)
+    written = _written(folder)
+    names = list(names) if written else [MANIFEST, *names]
     parents = {folder / parent for name in names for parent in Path(name).parents[:-1]}
     there = [name for name in names if os.path.lexists(folder / name)]
     return [
@@ -216,14 +218,14 @@ def _others(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def _is_one_of(file: Path, known: Set[str]) -> bool:
-    return file.is_file() and not file.is_symlink() and _sha256(file) in known
+    return bool(known) and file.is_file() and not file.is_symlink() and _sha256(file) in known
 
 
 def _written(folder: Path) -> Mapping[str, set[str]]:
     """Returns the hashes of what reports wrote to a folder, by name; nothing where no report did."""
     try:
-        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
+        lines = read_bytes(folder / MANIFEST, _MOST_MANIFEST_BYTES).decode().splitlines()
+    except ValueError:
         return {}
     found: dict[str, set[str]] = {}
     for line in lines:

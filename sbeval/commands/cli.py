@@ -41,7 +41,7 @@ def run(arguments: _Arguments = None) -> None:
         of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
         print(_load("sbeval.commands.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
-    _load("sbeval.commands.run", "run")(arguments, _check)
+    _load("sbeval.commands.run", "run")(arguments, check_run)
 
 
 @app.command()
@@ -90,7 +90,7 @@ def sweep(
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
-        _check(_load("sbeval.commands.run", "asked")(config))
+        check_run(_load("sbeval.commands.run", "asked")(config))
 
     go = functools.partial(
         _load("sbeval.sweep", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
@@ -179,7 +179,7 @@ def inspect(arguments: _Arguments = None) -> None:
     def share(*windows: Any, **options: Any) -> Any:
         return _load("sbeval.model_adapters.sharing", "share_windows")(*windows, **options)
 
-    _load("sbeval.inspection.command", "inspect_command")(arguments or ["--help"], _check, share)
+    _load("sbeval.inspection.command", "inspect_command")(arguments or ["--help"], check_run, share)
 
 
 @app.command()
@@ -259,7 +259,7 @@ def install_plugin() -> None:
     print(_load("sbeval.commands.install_plugin", "install")())
 
 
-def _check(asked: Any) -> bool:
+def check_run(asked: Any) -> bool:
     """Refuses a run that cannot start, before torch is imported; returns whether lm-eval's own tasks are needed."""
     _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
     if not asked.tasks:

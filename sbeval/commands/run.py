@@ -4,13 +4,16 @@ import argparse
 import contextlib
 import errno
 import functools
+import importlib.util
 import logging
 import os
+import re
 import shlex
 import shutil
 import sqlite3
 import tempfile
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,7 +26,7 @@ from lm_eval.utils import setup_logging, simple_parse_args_string
 
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
-from sbeval.commands.ending import say_next
+from sbeval.commands.ending import say_next, told_in_one_sentence
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_yaml
 from sbeval.keeping.writing import writing_to
@@ -68,6 +71,10 @@ _CONFIGURED = {
 }
 
 
+# lm-eval's modules that look at what a user wrote, and do nothing else that fails
+_REFUSES = ("lm_eval._cli.", "lm_eval.evaluator", "lm_eval.tasks._", "lm_eval.tasks.manager.")
+
+
 class Asked(NamedTuple):
     """What the arguments of a run and its `--config` file ask for, before lm-eval has looked at it.
 
@@ -107,13 +114,58 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
             stack.enter_context(plugin.packaged_tasks_alone())
-        HarnessCLI().execute(chosen)
+        stack.enter_context(options_told())
+        chosen.func(chosen)
     if output:
         say_next(f"sbeval report {shlex.quote(str(output))}")
     else:
         say_next(
             "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
         )
+
+
+def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: Callable[[Asked], Any]) -> None:
+    """Runs what a plain `lm_eval` was asked for; with the model `sb` it refuses and ends as `sbeval run` does.
+
+    Raises:
+        SystemExit: as `told_in_one_sentence` does.
+        UserError: its configuration cannot be read.
+    """
+    options = vars(chosen)
+    try:
+        options = _with_configuration(options)
+    except UserError:
+        if options.get("model") == plugin.MODEL_NAME:
+            raise
+    if options.get("model") != plugin.MODEL_NAME:
+        return evaluate()
+    with told_in_one_sentence():
+        _check_options(options)
+        check(asked(options))
+        with options_told():
+            evaluate()
+
+
+@contextlib.contextmanager
+def options_told() -> Iterator[None]:
+    """Says in one sentence what lm-eval, or a tracker that it starts, finds wrong with its options.
+
+    Raises:
+        UserError: that is so; all else that is raised stays what it is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        places = [
+            f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+        ]
+        reads_options = re.compile(r"lm_eval\.(config\.|loggers\..*\.__init__$)")
+        if not any(map(reads_options.match, places)) and not places[-1].startswith(_REFUSES):
+            raise
+        raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
 
 
 @contextlib.contextmanager
@@ -190,24 +242,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options_of_run = cli._subparsers.choices["run"]
     for parser in (cli._parser, options_of_run):
         parser.error = functools.partial(_refuse, options_of_run)
-    try:
+    with options_told():
         chosen: argparse.Namespace = cli._parser.parse_args(["run", *arguments])
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
     options = vars(chosen)
-    if options.get("limit") is not None:
-        read_value(Limit, options["limit"], name="--limit")
-        if options.get("samples"):
-            raise UserError("Expected --samples or --limit, found both: leave one out.")
-    # of lm-eval's four seeds the second is numpy's, which takes 32 bits
-    if bad := [seed for seed in (options.get("seed") or ())[1:2] if seed is not None and not 0 <= seed < 2**32]:
-        raise UserError(f"Expected a seed of numpy from 0 to {2**32 - 1}, found {shown(bad[0])}: correct --seed.")
-    # lm-eval itself reads the file again, for what it says to be null; what stands here counts first
-    given = {name for name, value in options.items() if value or value == 0}
-    configured = _configured(chosen.config).items()
-    options |= {name: value for name, value in configured if name not in given and value is not None}
+    options |= _with_configuration(options)
+    _check_options(options)
     if not chosen.model:
         chosen.model = plugin.MODEL_NAME
     if options.get("output_path"):
@@ -216,6 +255,38 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         _make_room(chosen)
         options.setdefault("batch_size", "auto")
     return chosen
+
+
+def _with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with those of their `--config` file, which lm-eval reads again, for what it says to be null."""
+    given = {name: value for name, value in options.items() if value or value == 0}
+    configured = {name: value for name, value in _configured(given.get("config")).items() if value is not None}
+    return {**options, **configured, **given}
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses options of lm-eval that it answers with a traceback, for some after the whole evaluation."""
+    if options.get("limit") is not None:
+        read_value(Limit, options["limit"], name="--limit")
+        if options.get("samples"):
+            raise UserError("Expected --samples or --limit, found both: leave one out.")
+    seeds = options.get("seed")
+    seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
+    for seed, package, bits in zip(seeds[1:3], ("numpy", "torch"), (32, 63), strict=False):
+        if isinstance(seed, int) and not 0 <= seed < 2**bits:
+            raise UserError(
+                f"Expected a seed of {package} from 0 to {2**bits - 1}, found {shown(seed)}: correct --seed."
+            )
+    if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
+        raise UserError(f"Expected --verbosity such as INFO or ERROR, found {shown(level)}: correct it.")
+    if options.get("check_integrity"):
+        raise UserError(
+            "Expected a run without --check_integrity, found it: its tests lie beside lm-eval's source, and know none "
+            "of these tasks: leave it out."
+        )
+    for package in ("wandb", "trackio"):
+        if options.get(f"{package}_args") and importlib.util.find_spec(package) is None:
+            raise UserError(f"Expected the package {package} for --{package}_args, found none: install it.")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sbeval import plugin
 from sbeval.corpora.tokenizers import encode_together, load_tokenizer
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line, raised_here
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TokenLogprobsRequest
 
 SAMPLE_TOKENS = {"cpu": 2 * 8192, "cuda": 4 * 65536}
@@ -94,7 +94,14 @@ def make_tasks(
 
     places = [*folders, str(plugin.tasks_folder())]
     manager = TaskManager(include_path=places, include_defaults=not packaged, metadata=dict(metadata))
-    tasks: dict[str, Any] = manager.load(list(names))["tasks"]
+    try:
+        tasks: dict[str, Any] = manager.load(list(names))["tasks"]
+    except (KeyError, ValueError) as error:
+        if raised_here(error):
+            raise
+        raise UserError(
+            f"Expected tasks that lm-eval can load, found: {first_line(error)}; correct --tasks."
+        ) from error
     for task in tasks.values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)

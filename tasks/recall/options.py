@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sbeval.settings import Count, Counts, Expected, PathText, Share, as_counts, whole
-from sbeval.tasks.metadata import SampleOptions, TaskOptions, doublings
+from sbeval.settings import MOST_COUNTED, Counted, Counts, Expected, PathText, Share, as_counts, whole
+from sbeval.tasks.metadata import SampleOptions, doublings
 from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY
 from sbeval.tasks.ruler.options import RulerOptions
@@ -20,7 +20,7 @@ class MqrarTextOptions(SampleOptions):
 
     default_lengths = doublings(1024, 16384)
 
-    num_samples: Count = Field(default=100, description="Samples of each condition.")
+    num_samples: Counted = Field(default=100, description="Samples of each condition.")
     pairs: Counts = Field(default=(4, 16), description="Names in the text, one condition for each number.")
     n_back: Counts = Field(default=(1,), description="How many assignments ago the value asked for was given.")
 
@@ -30,9 +30,9 @@ class MqrarOptions(MqrarTextOptions):
 
     default_lengths = (LENGTH_TOKENS,)
 
-    num_samples: Count = Field(default=200, description="Samples of each condition.")
+    num_samples: Counted = Field(default=200, description="Samples of each condition.")
     pairs: Counts = Field(default=PAIRS, description="Keys of a sequence, one condition for each number.")
-    vocabulary: Annotated[int, whole(6)] = Field(default=VOCABULARY, description="Token ids in use.")
+    vocabulary: Annotated[int, whole(6, most=MOST_COUNTED)] = Field(default=VOCABULARY, description="Token ids in use.")
 
 
 class FlipFlopOptions(SampleOptions):
@@ -40,7 +40,7 @@ class FlipFlopOptions(SampleOptions):
 
     default_lengths = doublings(512, 16384)
 
-    num_samples: Count = Field(default=100, description="Samples at each length.")
+    num_samples: Counted = Field(default=100, description="Samples at each length.")
     ignore_share: Share = Field(default=0.8, description="Share of the instructions that are to be ignored.")
 
 
@@ -49,13 +49,13 @@ class CopyOptions(SampleOptions):
 
     default_lengths = doublings(1024, 131072)
 
-    num_samples: Count = Field(default=100, description="Samples at each length.")
+    num_samples: Counted = Field(default=100, description="Samples at each length.")
 
 
 class PassageOptions(CopyOptions):
     """Options of the repeated passage."""
 
-    passage_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
+    passage_words: Annotated[int, whole(CUE_WORDS + 1, most=MOST_COUNTED)] = Field(
         default=32, description=f"Words of the passage; all but its first {CUE_WORDS} are asked for."
     )
 
@@ -63,16 +63,16 @@ class PassageOptions(CopyOptions):
 class SelectiveOptions(CopyOptions):
     """Options of selective copying."""
 
-    marked_words: Count = Field(default=16, description="Words marked in the text, and asked for in their order.")
+    marked_words: Counted = Field(default=16, description="Words marked in the text, and asked for in their order.")
 
 
 class PhraseOptions(CopyOptions):
     """Options of phrases by distance."""
 
-    phrase_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
+    phrase_words: Annotated[int, whole(CUE_WORDS + 1, most=MOST_COUNTED)] = Field(
         default=8, description=f"Words of a phrase; all but its first {CUE_WORDS} are asked for."
     )
-    phrases: Count = Field(default=2, description="Phrases of a sample at each distance.")
+    phrases: Counted = Field(default=2, description="Phrases of a sample at each distance.")
     distances: Counts | None = Field(
         default=None,
         description="Tokens from a phrase to its return; None takes the powers of two from "
@@ -104,10 +104,10 @@ class SpanOptions(CorpusOptions):
 
     default_lengths = doublings(512, 16384)
 
-    # the first position, which has no key before it, is not looked at
-    context_lengths: Annotated[tuple[int, ...], Expected("a list of at least 2 tokens each", _from_two)] | None = (
-        TaskOptions.model_fields["context_lengths"]
+    context_lengths: Annotated[tuple[int, ...], Expected("a list of at least 2 tokens each", _from_two)] | None = Field(
+        default=None,
+        description="Context lengths in tokens, from 2 on, since the first position has no key before it; None takes "
+        "the task's own, as far as text and model reach.",
     )
-
-    num_samples: Count = Field(default=8, description="Blocks of text at each length.")
-    queries: Count = Field(default=64, description="Queries looked at in a block.")
+    num_samples: Counted = Field(default=8, description="Blocks of text at each length.")
+    queries: Counted = Field(default=64, description="Queries looked at in a block.")

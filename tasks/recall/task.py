@@ -247,8 +247,13 @@ class TextRecallTask(TokenizedRecallTask):
             return None
         places: list[int] = []
         counts: list[int] = []
-        for first, last in passage.spans:
-            answer = np.flatnonzero((stops > first) & (starts < last))
+        # among a million tokens an answer is looked for only where it can be; special tokens stand at no character
+        spans = np.array(passage.spans, dtype=np.int64).reshape(-1, 2)
+        begins = np.where(stops > 0, starts, len(passage.text))
+        lows = np.searchsorted(np.maximum.accumulate(stops), spans[:, 0], side="right")
+        highs = np.searchsorted(np.minimum.accumulate(begins[::-1])[::-1], spans[:, 1])
+        for (first, last), low, high in zip(passage.spans, lows, highs, strict=True):
+            answer = low + np.flatnonzero((stops[low:high] > first) & (starts[low:high] < last))
             if answer[-1] > length:
                 break
             places += (answer - 1).tolist()

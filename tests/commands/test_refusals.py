@@ -16,6 +16,9 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=models/typo": "there is no such folder: models/typo",
     "run --tasks sb_stdlib --model_args pretrained=x,dtype=bfloat61": "found 'bfloat61'",
     "run --tasks sb_stdlib --model_args pretrained=x,max_length=a": "Expected max_length",
+    "run --tasks sb_stdlib --model_args pretrained=x,backend=cpu": "Expected backend to be one of default, causal",
+    "run --tasks sb_stdlib --model_args pretrained=x,subfolder=4": "Expected subfolder to be a folder or a hub id",
+    "run --tasks sb_stdlib --model_args pretrained=x,revision=[1]": "Expected revision to be a branch, a tag",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
@@ -33,11 +36,19 @@ SENTENCES = {
     f"{RUN} sb_text": "sb_text_rolling: Expected a text to read, found none",
     f"{RUN} sb_wikitext --metadata split=paragraph": "Expected no split for wikitext",
     f"{RUN} sb_stdlib --include_path nope": "found none: nope",
+    f"{RUN} sb_niah --metadata context_lengths=1000000000": "none above 134217728",
+    f"{RUN} sb_flipflop --metadata num_samples=1000000000": "at most 1048576, found 1000000000",
+    f"{RUN} sb_ruler_vt --metadata num_hops=1000000": "num_hops of sb_ruler_vt within 131072 tokens of context",
+    f"{RUN} sb_niah --metadata depths=1000000000": "Expected depths",
     f"{RUN} sb_stdlib --limit -3": "Expected --limit to be a number above 0",
     f"{RUN} sb_stdlib --limit 1e22": "Expected --limit to be a number above 0",
     f'{RUN} sb_stdlib --limit 2 --samples {{"sb_stdlib":[1]}}': "Expected --samples or --limit, found both",
     f"{RUN} sb_stdlib --seed -1": "Expected a seed of numpy from 0 to 4294967295, found -1",
     f"{RUN} sb_stdlib --seed 0,99999999999,2,3": "found 99999999999",
+    f"{RUN} sb_stdlib --seed 0,1,99999999999999999999,2": "Expected a seed of torch",
+    f"{RUN} sb_stdlib --verbosity loud": "Expected --verbosity such as INFO or ERROR, found 'LOUD'",
+    f"{RUN} sb_stdlib --check_integrity": "Expected a run without --check_integrity",
+    f"{RUN} sb_stdlib --config negative.yaml": "Expected a seed of numpy from 0 to 4294967295, found -1",
     f"{RUN} sb_stdlib --lmit 3": "unrecognized arguments: --lmit 3; did you mean --limit?",
     f"{RUN} sb_stdlib,,": "Expected names of tasks, found an empty one",
     f"{RUN} nope*": "Expected the name of a task, found 'nope*'",
@@ -78,21 +89,43 @@ SENTENCES = {
     "LOGLEVEL=x tasks": "Expected a level such as INFO in LOGLEVEL",
     "inspect models": "Expected a checkpoint with its config.json at 'models'",
 }
+# what lm-eval's own command answers as it does for every model
+OTHERWISE = ("--lmit", "--model hf")
+PLAIN = {
+    f"lm_eval --model sb {command.removeprefix('run ')}": sentence
+    for command, sentence in SENTENCES.items()
+    if command.startswith("run ") and not any(words in command for words in OTHERWISE)
+}
+# what lm-eval alone finds, with torch imported
+LATER = {
+    f"{RUN} sb_stdlib --wandb_args nope=1": "got an unexpected keyword argument 'nope'",
+    f"{RUN} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
+    f"{RUN} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",
+    f"run --tasks negative.yaml --model_args pretrained={CHECKPOINT}": "Unknown config shape: keys=['seed']",
+    f"inspect {CHECKPOINT} --tasks negative.yaml": "Expected tasks that lm-eval can load, found: Unknown config shape",
+    f"inspect {CHECKPOINT} --tasks 2": "Expected tasks that lm-eval can load",
+    f"{RUN} sb_stdlib --log_samples": "Specify --output_path",
+}
 # one process for all, since starting it is most of what a refusal takes
 IN_TURN = """
 import contextlib, io, json, os, sys
+from lm_eval.__main__ import cli_evaluate
 from sbeval.__main__ import main
+from sbeval.errors import UserError
 ended = {}
 for command in json.loads(sys.argv[1]):
     name, equals, value = command.split()[0].partition("=")
-    sys.argv[1:] = command.split()[bool(equals) :]
+    sys.argv[1:] = command.removeprefix("lm_eval ").split()[bool(equals) :]
     os.environ |= {name: value} if equals else {}
     before = "torch" in sys.modules
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main()
+            cli_evaluate() if command.startswith("lm_eval ") else main()
             code = 0
+        except UserError as error:  # as the plugin's excepthook shows it
+            print(error, file=sys.stderr)
+            code = 1
         except SystemExit as end:
             code = end.code
     os.environ.pop(name, None)
@@ -109,17 +142,31 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "trained" / "checkpoint").mkdir(parents=True)
     (folder / "trained" / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "text.txt").write_text("a text")
+    (folder / "negative.yaml").write_text("seed: -1")
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "SBEVAL_CACHE": str(folder / "cache")}
-    process = run([sys.executable, "-c", IN_TURN, json.dumps(list(SENTENCES))], folder=folder, environment=environment)
-    assert sorted(path.name for path in folder.iterdir()) == ["models", "text.txt", "trained"]
+    process = run(
+        [sys.executable, "-c", IN_TURN, json.dumps([*SENTENCES, *PLAIN, *LATER])],
+        folder=folder,
+        environment=environment,
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["models", "negative.yaml", "text.txt", "trained"]
     found: dict[str, tuple[int, str, str, bool]] = json.loads(process.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.parametrize("command", SENTENCES)
+@pytest.mark.parametrize("command", [*SENTENCES, *PLAIN])
 def test_what_cannot_run_is_refused_before_torch_is_imported(
     command: str, ended: dict[str, tuple[int, str, str, bool]]
 ) -> None:
     code, out, err, torch_imported = ended[command]
-    assert SENTENCES[command] in err
+    assert {**SENTENCES, **PLAIN}[command] in err
     assert (code, out, len(err.splitlines()), torch_imported) == (1, "", 1, False)
+
+
+@pytest.mark.parametrize("command", LATER)
+def test_what_lm_eval_finds_wrong_is_one_sentence_too(
+    command: str, ended: dict[str, tuple[int, str, str, bool]]
+) -> None:
+    code, _, err, _ = ended[command]
+    assert LATER[command] in err.splitlines()[-1]
+    assert (code, "Traceback" in err) == (1, False)

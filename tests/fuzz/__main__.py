@@ -1,7 +1,7 @@
 """`make fuzz N=10000`: the long run of the fuzz tests, in a process that may end without the run ending with it.
 
-`python -m tests.fuzz N [--seed S] [--first F]` prints a table of kinds and outcomes, and every defect with its number;
-`python -m tests.fuzz 1 --first NUMBER --seed S` runs that case again.
+`python -m tests.fuzz N [--seed S] [--first F] [--kind typed]` prints a table of kinds and outcomes, and every defect
+with its number; `python -m tests.fuzz 1 --first NUMBER --seed S`, with the same kind, runs that case again.
 """
 
 import argparse
@@ -22,51 +22,68 @@ def main() -> None:
     parser.add_argument("cases", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="default: %(default)s")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (default: %(default)s)")
+    parser.add_argument("--kind", default="", help="run the kinds alone whose names begin so, such as typed")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.cases)
     if options.inner:
-        _run_here(numbers, options.seed)
-    elif _run(numbers, options.seed):
+        _run_here(numbers, options.seed, options.kind)
+    elif _run(numbers, options.seed, options.kind):
         sys.exit(1)
 
 
-def _run_here(numbers: range, seed: int) -> None:
+def _run_here(numbers: range, seed: int, group: str) -> None:
     """Runs cases in this process and writes an outcome a line."""
     logging.disable(logging.INFO)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints
     for number in numbers:
-        print(json.dumps([number, *run_number(number, seed)]), file=out, flush=True)
+        print(json.dumps([number, *run_number(number, seed, group)]), file=out, flush=True)
 
 
-def _run(numbers: range, seed: int) -> int:
+def _run(numbers: range, seed: int, group: str) -> int:
     """Returns how many cases end in a defect; a process that ends within a case is followed by another behind it."""
     print(f"seed {seed}, cases {numbers.start} to {numbers.stop - 1}", flush=True)
-    counts: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in KINDS}
+    counts: dict[str, collections.Counter[str]] = {
+        kind: collections.Counter() for kind in KINDS if kind.startswith(group)
+    }
     next_number = numbers.start
     while next_number < numbers.stop:
-        left = [str(numbers.stop - next_number), "--first", str(next_number), "--seed", str(seed), "--inner"]
+        left = [
+            str(numbers.stop - next_number),
+            "--first",
+            str(next_number),
+            "--seed",
+            str(seed),
+            "--inner",
+            f"--kind={group}",
+        ]
         command = [sys.executable, "-m", "tests.fuzz", *left]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 number, outcome, detail = json.loads(line)
                 next_number = number + 1
-                _count(counts, number, outcome, detail)
+                _count(counts, kind_of(number, group), number, outcome, detail)
                 if next_number % 1000 == 0:
                     print(f"{next_number - numbers.start} cases", file=sys.stderr, flush=True)
         if next_number < numbers.stop:
-            _count(counts, next_number, "crash", f"the process ended with {process.returncode}")
+            _count(
+                counts,
+                kind_of(next_number, group),
+                next_number,
+                "crash",
+                f"the process ended with {process.returncode}",
+            )
             next_number += 1
     _print_table(counts)
-    return sum(counts[kind][outcome] for kind in KINDS for outcome in DEFECTS)
+    return sum(counts[kind][outcome] for kind in counts for outcome in DEFECTS)
 
 
-def _count(counts: dict[str, collections.Counter[str]], number: int, outcome: str, detail: str) -> None:
-    counts[kind_of(number)][outcome] += 1
+def _count(counts: dict[str, collections.Counter[str]], kind: str, number: int, outcome: str, detail: str) -> None:
+    counts[kind][outcome] += 1
     if outcome not in GOOD:
-        print(f"case {number} ({kind_of(number)}): {outcome}\n{detail}", flush=True)
+        print(f"case {number} ({kind}): {outcome}\n{detail}", flush=True)
 
 
 def _print_table(counts: dict[str, collections.Counter[str]]) -> None:

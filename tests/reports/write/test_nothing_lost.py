@@ -1,5 +1,6 @@
 """A report takes the place of an earlier report's files alone: every folder is compared before and after."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 from sbeval.commands.cli import app
 from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
-from sbeval.reports import build_report
+from sbeval.reports import build_report, check_output_folder
+from sbeval.reports.write.exports import MANIFEST
 
 LENGTHS = [256, 512]
 
@@ -72,6 +74,18 @@ def test_a_page_s_name_taken_by_something_else_is_named(results: Path, kind: str
     with pytest.raises(UserError, match="which no report wrote"):
         report(results, tmp_path / "out")
     assert page.is_dir() or page.is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "two megabytes of lines"])
+def test_a_manifest_that_no_report_wrote_is_neither_waited_for_nor_read(
+    results: Path, kind: str, tmp_path: Path
+) -> None:
+    manifest = tmp_path / MANIFEST
+    os.mkfifo(manifest) if kind == "a pipe" else manifest.write_text(f"{'0' * 64}  index.html\n" * 2**15)
+    with pytest.raises(UserError, match=f"found {manifest}, which no report wrote"):
+        check_output_folder(tmp_path)
+    report(results, tmp_path, replace=True)
+    assert [path.name.partition(".old-")[0] for path in tmp_path.glob("*.old-*")] == [MANIFEST]
 
 
 def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_all_else(results: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ruler_problems import KINDS, evaluated, load_task, prompts
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
+from sbeval.tasks.recall.options import FlipFlopOptions
 
 
 def sequences(task: Any, limit: int = 2) -> list[TargetSequence]:
@@ -217,3 +218,9 @@ def test_a_model_with_too_few_token_ids_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"vocab_size": 500}')
     with pytest.raises(UserError, match="8192 token ids and the model has 500"):
         load_task("sb_mqrar", {"pretrained": str(folder)})
+
+
+def test_a_length_that_this_machine_cannot_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 2**14)
+    with pytest.raises(UserError, match="room for 524288, since a text takes 512 bytes a token to write and this mach"):
+        FlipFlopOptions(context_lengths=[2**20]).lengths_of("sb_flipflop", None)
