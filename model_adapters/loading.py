@@ -112,7 +112,8 @@ def _check_rank(folder: Path) -> None:
     """Refuses an adapter that asks for matrices with more rows or columns than any that its file holds."""
     source = read_json_object(folder / "adapter_config.json", "the configuration of an adapter")
     pattern = source.get("rank_pattern")
-    ranks = [source.get("r"), source.get("num_virtual_tokens"), *(pattern.values() if isinstance(pattern, dict) else ())]
+    patterned = pattern.values() if isinstance(pattern, dict) else ()
+    ranks = [source.get("r"), source.get("num_virtual_tokens"), *patterned]
     asked = max((rank for rank in ranks if fits(rank, int)), default=0)
     weights = Weights(folder, (_ADAPTER,))
     held = max((size for name in weights.names() for size in weights.shape(name)), default=0)

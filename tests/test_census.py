@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 270,
-    "product lines": 39796,
-    "lines of code": 27477,
+    "product files": 271,
+    "product lines": 40437,
+    "lines of code": 27919,
     "modules with one importer": 62,
     "circles of files": 0,
     "circles of rooms": 0,
-    "imports in functions": 74,
+    "imports in functions": 72,
     "of them of our modules": 29,
     "vague names": 167,
-    "test lines": 29052,
+    "test lines": 29947,
 }
 COUNTS = census()
 
