@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbeval.errors import UserError
+from sbeval.reports.analyse.panels import seen_text
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
 from sbeval.reports.pairs import (
@@ -244,7 +245,7 @@ def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int =
         remark
         for side, measured in zip(sides, texts, strict=True)
         for text in measured
-        for remark in side.results.model(side.label).seen_text(text.corpus_sha256)
+        for remark in seen_text(side.results.model(side.label), text.corpus_sha256)
     )
 
     def compared(confidence: float) -> Comparison:

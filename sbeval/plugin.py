@@ -120,7 +120,7 @@ def _check_runs(harness: ModuleType) -> None:
     def parse_args(self: Any) -> Any:
         if MODEL_NAME not in sys.argv:
             return original_parse(self)
-        with importlib.import_module("sbeval.commands.run").options_told():
+        with importlib.import_module("sbeval.commands.options").options_told():
             return original_parse(self)
 
     @functools.wraps(original_execute)

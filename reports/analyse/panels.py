@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sbeval.reports.read.fields import LARGEST_NATS, length_text, ranked
+from sbeval.reports.read.fields import LARGEST_NATS, length_text, ranked, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 
+_NAMES_AT_MOST = 3
 PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")
 PROTOCOL_WORDS = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
@@ -87,7 +88,7 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
             aside = [f"{m.label} at {where}" for m in members for task, where in m.left_aside if task in tasks]
             if aside:
                 remarks.append(f"Not shown, since other targets were scored: {', '.join(aside)}.")
-            remarks += [remark for member in members for remark in member.seen_text(digest or None)]
+            remarks += [remark for member in members for remark in seen_text(member, digest or None)]
             if tables:
                 panels.append(
                     Panel(
@@ -102,6 +103,18 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
                 )
     panels.sort(key=lambda panel: ranked(panel.protocol, PROTOCOL_ORDER)[0])
     return sorted(panels, key=lambda panel: (panel.corpus, panel.corpus_sha256 or ""))
+
+
+def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
+    """Returns a remark where a model was trained on documents of a text that it was scored on."""
+    records = [task.record for _, task in model.task_runs() if task.record is not None]
+    seen = {name for r in records if r.corpus_sha256 == corpus_sha256 for name in r.seen_documents or ()}
+    if not seen:
+        return []
+    first, more = sorted(seen)[:_NAMES_AT_MOST], len(seen) - _NAMES_AT_MOST
+    names = ", ".join(map(shown_name, first)) + (f" and {more} more" if more > 0 else "")
+    which = f"{len(seen)} document{'s' * (len(seen) > 1)} scored here ({names})"
+    return [f"{model.label} was trained on {which} and may know them by heart."]
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:

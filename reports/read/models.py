@@ -14,7 +14,6 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import ModelRecord
 
 ModelKey = tuple[str, ...]
-_NAMES_AT_MOST = 3
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -57,17 +56,6 @@ class EvaluatedModel:
         """Whether a run recorded that a task's documents are too uneven for sure intervals."""
         records = [one.record for _, one in self.task_runs() if shown_name(one.name) == task]
         return any(record.uneven_documents for record in records if record is not None)
-
-    def seen_text(self, corpus_sha256: str | None) -> list[str]:
-        """Returns a remark where the model was trained on documents of a text that it was scored on."""
-        records = [task.record for _, task in self.task_runs() if task.record is not None]
-        seen = {name for r in records if r.corpus_sha256 == corpus_sha256 for name in r.seen_documents or ()}
-        if not seen:
-            return []
-        first, more = sorted(seen)[:_NAMES_AT_MOST], len(seen) - _NAMES_AT_MOST
-        names = ", ".join(map(shown_name, first)) + (f" and {more} more" if more > 0 else "")
-        which = f"{len(seen)} document{'s' * (len(seen) > 1)} scored here ({names})"
-        return [f"{self.label} was trained on {which} and may know them by heart."]
 
 
 def _samples_allowed(task: TaskResult) -> float:

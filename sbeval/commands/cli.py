@@ -90,7 +90,7 @@ def sweep(
     settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
-        check_run(_load("sbeval.commands.run", "asked")(config))
+        check_run(_load("sbeval.commands.options", "asked")(config))
 
     go = functools.partial(
         _load("sbeval.sweep", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray

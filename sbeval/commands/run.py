@@ -3,93 +3,29 @@
 import argparse
 import contextlib
 import errno
-import functools
-import importlib.util
-import logging
 import os
-import re
 import shlex
 import shutil
 import sqlite3
 import tempfile
 import textwrap
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 import lm_eval.utils
 from lm_eval._cli import HarnessCLI
-from lm_eval.utils import setup_logging, simple_parse_args_string
+from lm_eval.utils import setup_logging
 
 from sbeval import plugin
-from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.commands.ending import say_next, told_in_one_sentence
-from sbeval.errors import UserError, first_line, shown
-from sbeval.foreign_files import parse_json, read_yaml
+from sbeval.commands.options import Asked, asked, check_options, options_told, parse, with_configuration
+from sbeval.errors import UserError
 from sbeval.keeping.writing import writing_to
 from sbeval.results.saving import saved_whole
 from sbeval.results.terminal import compact_table
-from sbeval.settings import Expected, Limit, Names, Settings, Text, as_counts, described, read_value
-
-
-def _arguments(value: Any) -> Any:
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = parse_json(value)
-    if not _has_text_keys(value) and not (isinstance(value, str) and ("=" in value or not value)):
-        raise ValueError
-    return value
-
-
-def _has_text_keys(value: Any) -> bool:
-    """Whether a value is a mapping whose keys, at every level, are text: results files hold nothing else."""
-    return isinstance(value, Mapping) and all(
-        isinstance(key, str) and (not isinstance(inner, Mapping) or _has_text_keys(inner))
-        for key, inner in value.items()
-    )
-
-
-def _tasks(value: Any) -> Any:
-    for entry in value if isinstance(value, list) else [value]:
-        # lm-eval takes a task's own definition too
-        if not isinstance(entry.get("task") if isinstance(entry, Mapping) else entry, str):
-            raise ValueError
-    return value
-
-
-_Arguments = Annotated[Any, Expected("a mapping whose keys are text, or text such as key=value,key=value", _arguments)]
-# what is read here of a `--config` file; the rest is lm-eval's to check
-_CONFIGURED = {
-    "model": Text,
-    "model_args": _Arguments,
-    "metadata": _Arguments,
-    "tasks": Annotated[Any, Expected("a list of names", _tasks)],
-    "include_path": Names,
-    "limit": Limit,
-}
-
-
-# lm-eval's modules that look at what a user wrote, and do nothing else that fails
-_REFUSES = ("lm_eval._cli.", "lm_eval.evaluator", "lm_eval.tasks._", "lm_eval.tasks.manager.")
-
-
-class Asked(NamedTuple):
-    """What the arguments of a run and its `--config` file ask for, before lm-eval has looked at it.
-
-    Attributes:
-        tasks: names and patterns of tasks and groups, one by one.
-        metadata: what lm-eval hands to the tasks, the model's arguments among it.
-        folders: of `--include_path`.
-    """
-
-    model: str
-    model_args: Mapping[str, Any]
-    tasks: Sequence[str]
-    metadata: Mapping[str, Any]
-    folders: Sequence[str]
-    batch_size: Any = None
+from sbeval.settings import Settings, described
 
 
 def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) -> None:
@@ -133,39 +69,17 @@ def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: C
     """
     options = vars(chosen)
     try:
-        options = _with_configuration(options)
+        options = with_configuration(options)
     except UserError:
         if options.get("model") == plugin.MODEL_NAME:
             raise
     if options.get("model") != plugin.MODEL_NAME:
         return evaluate()
     with told_in_one_sentence():
-        _check_options(options)
+        check_options(options)
         check(asked(options))
         with options_told():
             evaluate()
-
-
-@contextlib.contextmanager
-def options_told() -> Iterator[None]:
-    """Says in one sentence what lm-eval, or a tracker that it starts, finds wrong with its options.
-
-    Raises:
-        UserError: that is so; all else that is raised stays what it is.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        places = [
-            f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
-            for frame, _ in traceback.walk_tb(error.__traceback__)
-        ]
-        reads_options = re.compile(r"lm_eval\.(config\.|loggers\..*\.__init__$)")
-        if not any(map(reads_options.match, places)) and not places[-1].startswith(_REFUSES):
-            raise
-        raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
 
 
 @contextlib.contextmanager
@@ -230,114 +144,3 @@ def check_response_cache(file: Path) -> None:
         raise UserError(f"Expected a response cache at {file}, found: {error}; {other}.") from error
     if tables - {"unnamed"}:
         raise UserError(f"Expected a response cache at {file}, found a database of something else: {other}.")
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses as lm-eval does, and adds what the `--config` file says, and what neither says.
-
-    That is the model `sb`, `--log_samples` where there is an output path, since paired differences need the samples,
-    `max_length` where longer contexts are asked for than the model would take, and batches of the model's own choosing.
-    """
-    cli = HarnessCLI()
-    options_of_run = cli._subparsers.choices["run"]
-    for parser in (cli._parser, options_of_run):
-        parser.error = functools.partial(_refuse, options_of_run)
-    with options_told():
-        chosen: argparse.Namespace = cli._parser.parse_args(["run", *arguments])
-    options = vars(chosen)
-    options |= _with_configuration(options)
-    _check_options(options)
-    if not chosen.model:
-        chosen.model = plugin.MODEL_NAME
-    if options.get("output_path"):
-        chosen.log_samples = True
-    if chosen.model == plugin.MODEL_NAME:
-        _make_room(chosen)
-        options.setdefault("batch_size", "auto")
-    return chosen
-
-
-def _with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with those of their `--config` file, which lm-eval reads again, for what it says to be null."""
-    given = {name: value for name, value in options.items() if value or value == 0}
-    configured = {name: value for name, value in _configured(given.get("config")).items() if value is not None}
-    return {**options, **configured, **given}
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuses options of lm-eval that it answers with a traceback, for some after the whole evaluation."""
-    if options.get("limit") is not None:
-        read_value(Limit, options["limit"], name="--limit")
-        if options.get("samples"):
-            raise UserError("Expected --samples or --limit, found both: leave one out.")
-    seeds = options.get("seed")
-    seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
-    for seed, package, bits in zip(seeds[1:3], ("numpy", "torch"), (32, 63), strict=False):
-        if isinstance(seed, int) and not 0 <= seed < 2**bits:
-            raise UserError(
-                f"Expected a seed of {package} from 0 to {2**bits - 1}, found {shown(seed)}: correct --seed."
-            )
-    if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
-        raise UserError(f"Expected --verbosity such as INFO or ERROR, found {shown(level)}: correct it.")
-    if options.get("check_integrity"):
-        raise UserError(
-            "Expected a run without --check_integrity, found it: its tests lie beside lm-eval's source, and know none "
-            "of these tasks: leave it out."
-        )
-    for package in ("wandb", "trackio"):
-        if options.get(f"{package}_args") and importlib.util.find_spec(package) is None:
-            raise UserError(f"Expected the package {package} for --{package}_args, found none: install it.")
-
-
-def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Says what is wrong with the options as everything else is said, with the nearest one that there is."""
-    given = message.rpartition(": ")[2].split()[:1]
-    near = get_close_matches(given[0], parser._option_string_actions, n=1) if given else []
-    advice = f"; did you mean {near[0]}?" if near and near != given else ": `sbeval run --help` lists them."
-    raise UserError(f"Expected options of `sbeval run`, found: {message}{advice}")
-
-
-def asked(said: Mapping[str, Any]) -> Asked:
-    """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
-    given = (said.get("model_args") or {}, said.get("metadata") or {})
-    model_args, metadata = (simple_parse_args_string(text) if isinstance(text, str) else text for text in given)
-    tasks, folders = said.get("tasks") or [], said.get("include_path") or []
-    return Asked(
-        model=str(said.get("model") or plugin.MODEL_NAME),
-        model_args=model_args,
-        tasks=[
-            name
-            for entry in ([tasks] if isinstance(tasks, str) else tasks)
-            if isinstance(entry, str)
-            for name in entry.split(",")
-        ],
-        metadata={**model_args, **metadata},
-        folders=[str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)],
-        batch_size=said.get("batch_size"),
-    )
-
-
-def _make_room(chosen: argparse.Namespace) -> None:
-    """Sets `max_length` to the longest context length asked for by any task, where the model would stop before it."""
-    wanted = asked(vars(chosen))
-    of_one_task = [value for value in wanted.metadata.values() if isinstance(value, Mapping)]
-    lengths: set[int] = set()
-    for options in (wanted.metadata, *of_one_task):
-        with contextlib.suppress(ValueError):  # the task says what is wrong with them
-            lengths.update(as_counts(options.get("context_lengths")))
-    if not lengths or "max_length" in wanted.metadata:
-        return
-    longest = max(lengths)
-    if longest > (longest_input_tokens(wanted.model_args.get("pretrained")) or 0):
-        chosen.model_args = {**wanted.model_args, "max_length": longest}
-        logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest context length asked for", longest)
-
-
-def _configured(file: str | None) -> dict[str, Any]:
-    """Returns what a `--config` file says, nothing where there is none."""
-    # lm-eval's own reader waits for ever on aliases that multiply, and answers a slip with a traceback
-    values = {} if file is None else read_yaml(Path(file), "a configuration of lm-eval")
-    for name, kind in _CONFIGURED.items():
-        if values.get(name) is not None:
-            read_value(kind, values[name], name=name, source=str(file))
-    return values

@@ -184,7 +184,7 @@ def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadat
     # it is lm-eval, whose import --help is printed without
     from lm_eval.utils import simple_parse_args_string
 
-    from sbeval.commands.run import asked, parse  # as above
+    from sbeval.commands.options import asked, parse  # as above
 
     arguments = json.dumps({**model, **simple_parse_args_string(model_args or "")})
     options = ["--tasks", tasks, "--model_args", arguments]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sbeval.settings import MOST_COUNTED, Counted, Counts, Expected, PathText, Share, as_counts, whole
+from sbeval.settings import MOST_COUNTED, Count, Counted, Counts, Expected, PathText, Share, as_counts, whole
 from sbeval.tasks.metadata import SampleOptions, doublings
 from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY
@@ -55,7 +55,7 @@ class CopyOptions(SampleOptions):
 class PassageOptions(CopyOptions):
     """Options of the repeated passage."""
 
-    passage_words: Annotated[int, whole(CUE_WORDS + 1, most=MOST_COUNTED)] = Field(
+    passage_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
         default=32, description=f"Words of the passage; all but its first {CUE_WORDS} are asked for."
     )
 
@@ -63,16 +63,16 @@ class PassageOptions(CopyOptions):
 class SelectiveOptions(CopyOptions):
     """Options of selective copying."""
 
-    marked_words: Counted = Field(default=16, description="Words marked in the text, and asked for in their order.")
+    marked_words: Count = Field(default=16, description="Words marked in the text, and asked for in their order.")
 
 
 class PhraseOptions(CopyOptions):
     """Options of phrases by distance."""
 
-    phrase_words: Annotated[int, whole(CUE_WORDS + 1, most=MOST_COUNTED)] = Field(
+    phrase_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
         default=8, description=f"Words of a phrase; all but its first {CUE_WORDS} are asked for."
     )
-    phrases: Counted = Field(default=2, description="Phrases of a sample at each distance.")
+    phrases: Count = Field(default=2, description="Phrases of a sample at each distance.")
     distances: Counts | None = Field(
         default=None,
         description="Tokens from a phrase to its return; None takes the powers of two from "

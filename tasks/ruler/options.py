@@ -5,12 +5,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sbeval.settings import MOST_COUNTED, Counted, Expected, PathText, as_number, as_whole, number, whole
+from sbeval.settings import MOST_COUNTED, Count, Expected, PathText, WholeNumber, as_number, as_whole, number, whole
 from sbeval.tasks.draws import NeedleType
 from sbeval.tasks.metadata import SampleOptions, doublings
 
 GRID_DEPTHS = 11
-_FromNone = Annotated[int, whole(0, most=MOST_COUNTED)]
 
 
 class RulerOptions(SampleOptions):
@@ -51,27 +50,27 @@ class NiahOptions(RulerOptions):
     type_haystack: Literal["noise", "needle", "essay"] = Field(description="What the needles lie in.")
     type_needle_k: NeedleType = Field(description="What keys are.")
     type_needle_v: NeedleType = Field(description="What values are.")
-    num_needle_k: Counted = Field(description="Keys in the haystack.")
-    num_needle_v: Counted = Field(description="Values of a key.")
-    num_needle_q: Counted = Field(description="Keys asked for.")
+    num_needle_k: Count = Field(description="Keys in the haystack.")
+    num_needle_v: Count = Field(description="Values of a key.")
+    num_needle_q: Count = Field(description="Keys asked for.")
 
 
 class VtOptions(RulerOptions):
     """Options of variable tracking."""
 
     type_haystack: Literal["noise", "essay"] = Field(description="What the assignments lie in.")
-    num_chains: Counted = Field(description="Chains of assignments.")
-    num_hops: Counted = Field(description="Assignments of a chain behind its first.")
-    num_fewshot: _FromNone = Field(description="Worked examples before the question.")
+    num_chains: Count = Field(description="Chains of assignments.")
+    num_hops: Count = Field(description="Assignments of a chain behind its first.")
+    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
 
 
 class CweOptions(RulerOptions):
     """Options of common-words extraction."""
 
-    freq_cw: Counted = Field(description="How often a common word comes.")
-    freq_ucw: Counted = Field(description="How often any other word comes.")
-    num_cw: Counted = Field(description="Common words, all of them asked for.")
-    num_fewshot: _FromNone = Field(description="Worked examples before the question.")
+    freq_cw: Count = Field(description="How often a common word comes.")
+    freq_ucw: Count = Field(description="How often any other word comes.")
+    num_cw: Count = Field(description="Common words, all of them asked for.")
+    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
 
 
 class FweOptions(RulerOptions):
@@ -80,8 +79,8 @@ class FweOptions(RulerOptions):
     alpha: Annotated[float, number("a number above 1", lambda alpha: 1 < alpha < math.inf)] = Field(
         description="Exponent by which counts fall off with rank."
     )
-    coded_wordlen: Annotated[int, whole(3, most=MOST_COUNTED)] = Field(description="Letters of a word.")
-    vocab_size: _FromNone = Field(description="Words to draw from; 0 is RULER's one for every 50 tokens.")
+    coded_wordlen: Annotated[int, whole(3)] = Field(description="Letters of a word.")
+    vocab_size: WholeNumber = Field(description="Words to draw from; 0 is RULER's one for every 50 tokens.")
 
 
 class QaOptions(RulerOptions):

@@ -9,7 +9,7 @@ import pytest
 from fresh_process import run, run_code
 from tiny_task import TINY_TASK
 
-from sbeval.commands.run import parse
+from sbeval.commands.options import parse
 from sbeval.errors import UserError
 from sbeval.plugin import tasks_folder
 from sbeval.settings import described
