@@ -40,10 +40,9 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     plugin.install()
     chosen = parse(arguments)
     own_tasks_needed = check is None or check(asked(vars(chosen)))
+    check_response_cache(vars(chosen).get("use_cache"))
     setup_logging()
-    output, answers = (vars(chosen).get(name) for name in ("output_path", "use_cache"))
-    if answers:
-        check_response_cache(Path(f"{answers}_rank{os.environ.get('LOCAL_RANK', '0')}.db"))
+    output = vars(chosen).get("output_path")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_compact_tables())
         if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
@@ -78,6 +77,7 @@ def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: C
     with told_in_one_sentence():
         check_options(options)
         check(asked(options))
+        check_response_cache(options.get("use_cache"))
         with options_told():
             evaluate()
 
@@ -125,12 +125,15 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
     return "\n".join(blocks)
 
 
-def check_response_cache(file: Path) -> None:
+def check_response_cache(name: str | None) -> None:
     """Refuses to have lm-eval write its responses into a file that holds something else, or where nothing can be.
 
     Raises:
         UserError: the file is no database, or one with other tables, or it cannot be opened or written.
     """
+    if not name:
+        return
+    file = Path(f"{name}_rank{os.environ.get('LOCAL_RANK', '0')}.db")
     other = "name another --use_cache"
     with writing_to(file.parent, "answers", remedy=other), tempfile.TemporaryFile(dir=file.parent):
         if file.exists() and not os.access(file, os.W_OK):

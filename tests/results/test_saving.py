@@ -84,15 +84,16 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_computed(tm
 
 
 def test_a_response_cache_is_no_file_of_somebody_else_s(tmp_path: Path) -> None:
-    text, other, ours = (tmp_path / name for name in ("text", "other", "ours"))
+    names = [str(tmp_path / name) for name in ("text", "other", "ours")]
+    text, *databases = (Path(f"{name}_rank0.db") for name in names)
     text.write_text(json.dumps({"mine": 1}) * 100)
-    for file, table in ((other, "accounts"), (ours, "unnamed")):
+    for file, table in zip(databases, ("accounts", "unnamed"), strict=True):
         with sqlite3.connect(file) as database:
             database.execute(f"CREATE TABLE {table} (key TEXT)")
     before = snapshot(tmp_path)
-    for file in (text, other):
+    for name in names[:2]:
         with pytest.raises(UserError, match="Expected a response cache at"):
-            check_response_cache(file)
-    check_response_cache(ours)
-    check_response_cache(tmp_path / "absent")
+            check_response_cache(name)
+    check_response_cache(names[2])
+    check_response_cache(str(tmp_path / "absent"))
     assert snapshot(tmp_path) == before
