@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 271,
+    "product files": 272,
     "product lines": 40437,
     "lines of code": 27919,
-    "modules with one importer": 62,
+    "modules with one importer": 61,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 72,
     "of them of our modules": 29,
     "vague names": 167,
-    "test lines": 29947,
+    "test lines": 29949,
 }
 COUNTS = census()
 
