@@ -113,8 +113,9 @@ def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
         return []
     first, more = sorted(seen)[:_NAMES_AT_MOST], len(seen) - _NAMES_AT_MOST
     names = ", ".join(map(shown_name, first)) + (f" and {more} more" if more > 0 else "")
-    which = f"{len(seen)} document{'s' * (len(seen) > 1)} scored here ({names})"
-    return [f"{model.label} was trained on {which} and may know them by heart."]
+    return [
+        f"{model.label} was trained on at least {len(seen)} of the documents ({names}), and may know them by heart."
+    ]
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:

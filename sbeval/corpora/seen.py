@@ -7,7 +7,7 @@ documents, a document that was trained on has nearly all of its chosen spans amo
 Legend: T tokens, S spans chosen.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from sbeval.corpora.tokens import TokenizedCorpus
 
 SPAN_TOKENS = 32
-SAMPLED_ONE_IN = 64
+SAMPLED_ONE_IN = 16
 MOST_SPANS = 1 << 21
-LEAST_SPANS = 4
+LEAST_SPANS = 3
 """Of a document with fewer spans chosen nothing is said."""
 FILES = "training_text-*.u64"
 _LEAST_SHARE = 0.5
@@ -42,14 +42,20 @@ def span_hashes(tokens_T: NDArray[Any]) -> NDArray[np.uint64]:
     return hashes[hashes < _LIMIT]
 
 
-def keep_seen(tokens_T: NDArray[Any], tokenizer_sha256: str, folder: Path, *, parent: Path | None = None) -> None:
-    """Writes the spans of a training text beside a model, with those that its parent was trained on."""
-    file = _file(folder, tokenizer_sha256)
-    seen = np.empty(0, np.uint64) if parent is None else _read(_file(parent, tokenizer_sha256))
-    for start in range(0, len(tokens_T), _AT_ONCE_TOKENS):
-        hashes = span_hashes(tokens_T[start : start + _AT_ONCE_TOKENS + SPAN_TOKENS - 1])
-        seen = np.unique(np.concatenate((seen, hashes)))[:MOST_SPANS]
-    seen.astype("<u8").tofile(file)
+def keep_seen(
+    stretches: Iterable[NDArray[Any]], tokenizer_sha256: str, folder: Path, *, parent: Path | None = None
+) -> None:
+    """Writes the spans of what a model was trained on beside it, with those that its parent was trained on.
+
+    `stretches` are [T] tokens each, in any order.
+    """
+    gathered, count = [np.empty(0, np.uint64) if parent is None else _read(_file(parent, tokenizer_sha256))], 0
+    for stretch in stretches:
+        for hashes in _in_pieces(stretch):
+            gathered.append(hashes)
+            if (count := count + len(hashes)) >= MOST_SPANS:
+                gathered, count = [_smallest(gathered)], 0
+    _smallest(gathered).astype("<u8").tofile(_file(folder, tokenizer_sha256))
 
 
 def seen_documents(folder: Path, corpus: TokenizedCorpus, documents: Iterable[int]) -> list[str] | None:
@@ -64,11 +70,21 @@ def seen_documents(folder: Path, corpus: TokenizedCorpus, documents: Iterable[in
     limit = seen[-2] if len(seen) > MOST_SPANS else _LIMIT
     names = []
     for document in documents:
-        hashes = span_hashes(corpus.tokens(int(corpus.starts[document]), int(corpus.stops[document])))
-        hashes = np.unique(hashes[hashes <= limit])
+        pieces = _in_pieces(corpus.tokens(int(corpus.starts[document]), int(corpus.stops[document])))
+        hashes = np.unique(np.concatenate([piece[piece <= limit] for piece in pieces]))
         if len(hashes) >= LEAST_SPANS and (seen[np.searchsorted(seen, hashes)] == hashes).mean() >= _LEAST_SHARE:
             names.append(corpus.names[document])
     return names
+
+
+def _in_pieces(tokens_T: NDArray[Any]) -> Iterator[NDArray[np.uint64]]:
+    """Yields the hashes of the spans chosen, of as much text at once as fits into memory, at least once."""
+    for start in range(0, max(1, len(tokens_T)), _AT_ONCE_TOKENS):
+        yield span_hashes(tokens_T[start : start + _AT_ONCE_TOKENS + SPAN_TOKENS - 1])
+
+
+def _smallest(gathered: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    return np.unique(np.concatenate(gathered))[:MOST_SPANS]
 
 
 def _file(folder: Path, tokenizer_sha256: str) -> Path:

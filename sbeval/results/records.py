@@ -97,7 +97,8 @@ class TaskRecord(_Record):
         strides: per length (as text), new targets a window where windows overlap, else None.
         longppl: evaluator, context lengths and thresholds behind LongPPL's key tokens, None without LongPPL.
         own_document_share: per length (as text), the share of targets whose whole left context is their own document.
-        seen_documents: names of documents scored that the model was trained on, None where its training left no record.
+        seen_documents: names of documents scored that the model was trained on, as far as they are long enough to tell;
+            None where its training left no record.
         uneven_documents: whether the documents scored differ so much in size that intervals are doubtful, else None.
         tokenizer_sha256: hash of the tokenizer.
         seed: seed of sampling and of the bootstrap.

@@ -161,8 +161,9 @@ def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
     if length_tokens not in lengths:
         raise UserError(
             f"Expected at least {_LEAST_BLOCKS * length_tokens} tokens kept out of training for --report, found "
-            f"{held_out['tokens']}: one token in {HELD_OUT_EVERY} is kept out, so give more text, train at a shorter "
-            "length (--set model.training_length_tokens=N), or leave --report out"
+            f"{held_out['tokens']}: one token in {HELD_OUT_EVERY} is kept out, so give more text, cut it into "
+            "documents with --split paragraph, train at a shorter length (--set model.training_length_tokens=N), or "
+            "leave --report out"
         )
     return tuple(lengths)
 
@@ -188,11 +189,15 @@ def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holdin
         stack.enter_context(all_cores())
         held_out: IO[str] = stack.enter_context((folder / HELD_OUT_FILE).open("w", encoding="utf-8"))
         raw: IO[bytes] = stack.enter_context((folder / "tokens").open("wb"))
+        kept_last = False
         for batch in batches(documents):
             encoded = tokenizer([document.text for document in batch], add_special_tokens=False, verbose=False)
             for document, ids in zip(batch, encoded["input_ids"], strict=True):
                 due = (counts["unique_tokens"] + kept_out["tokens"] + len(ids)) / HELD_OUT_EVERY - kept_out["tokens"]
-                if holding_out and (document.name == _END if few else due >= len(ids) / 2):
+                # never two in turn: a huge document is not made up for by all the small ones behind it
+                spare = not few and not kept_last and due >= len(ids) / 2
+                kept_last = holding_out and (spare or document.name == _END)
+                if kept_last:
                     held_out.write(json.dumps({"text": document.text}) + "\n")
                     kept_out = {"documents": kept_out["documents"] + 1, "tokens": kept_out["tokens"] + len(ids)}
                     continue
@@ -229,7 +234,9 @@ def _with_ends_apart(corpus: Corpus) -> Iterator[Document]:
     """Yields each document without its last words, then those under the name `_END`."""
     for document in corpus.documents():
         text = document.text
-        most = len(text) * (HELD_OUT_EVERY - 1) // HELD_OUT_EVERY
-        cut = max(text.rfind(" ", 0, most), text.rfind("\n", 0, most)) + 1 or most
+        most = len(text) - len(text) // HELD_OUT_EVERY
+        least = most - len(text) // HELD_OUT_EVERY  # some writing has no white space for long
+        cut = max(text.rfind(" ", least, most), text.rfind("\n", least, most)) + 1 or most
         yield document._replace(text=text[:cut])
-        yield document._replace(text=text[cut:], name=_END)
+        if cut < len(text):
+            yield document._replace(text=text[cut:], name=_END)

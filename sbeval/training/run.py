@@ -193,7 +193,7 @@ class TrainingRun:
             model.to(dtype).save_pretrained(partial)
             commands = read_lines(self.out / COMMANDS_FILE)
             saved_tokenizer_sha256 = tokenizer_sha256(load_tokenizer(partial))
-            keep_seen(windows.tokens, saved_tokenizer_sha256, partial, parent=parent)
+            keep_seen(windows.visited(), saved_tokenizer_sha256, partial, parent=parent)
             record = {
                 **facts,
                 "parameters": model.num_parameters(),

@@ -1,6 +1,6 @@
 """Which tokens a training step sees: a pure function of the data, the seed and the step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -62,6 +62,16 @@ class TrainingWindows(Dataset[Tensor]):
     def epochs(self) -> float:
         """How often the joined documents are seen over all items."""
         return (self._windows - self._recall_before(self._windows)) / self.windows_per_epoch
+
+    def visited(self) -> Iterator[Tokens]:
+        """Yields what the run reads of the joined documents, in stretches; all of them from one epoch on."""
+        if self.epochs >= 1:
+            yield self.tokens
+            return
+        self._enter(0)
+        for place in self._order[: self._windows - self._recall_before(self._windows)].tolist():
+            start = self._offset + place * self._length_tokens
+            yield self.tokens[start : start + self._length_tokens + 1]
 
     def __getitem__(self, index: int) -> Tensor:
         """Returns window `index`: [length + 1] int64."""

@@ -90,8 +90,10 @@ def model_positions(metadata: Mapping[str, Any]) -> int | None:
 
 def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: Iterable[int]) -> list[str] | None:
     """Returns the documents that the model under test was trained on, None where it is in no folder that tells."""
-    pretrained = metadata.get("pretrained")
-    return seen_documents(Path(pretrained), corpus, documents) if isinstance(pretrained, str) else None
+    pretrained, subfolder = metadata.get("pretrained"), metadata.get("subfolder")
+    if not isinstance(pretrained, str):
+        return None
+    return seen_documents(local_path(pretrained) / str(subfolder or ""), corpus, documents)
 
 
 def _wikitext_pages(options: CorpusOptions) -> Iterator[str]:

@@ -69,7 +69,9 @@ def test_a_better_checkpoint_and_the_same_results_are_not_worse(tmp_path: Path) 
 def test_a_page_and_a_comparison_say_what_a_model_was_trained_on(tmp_path: Path) -> None:
     seen = ["lib/a.py", "lib/b.py", "lib/c.py", "lib/d.py"]
     folders = pair(tmp_path, -0.5, seen_documents=seen)
-    remark = "trained on 4 documents scored here (lib/a.py, lib/b.py, lib/c.py and 1 more) and may know them by heart."
+    remark = (
+        "trained on at least 4 of the documents (lib/a.py, lib/b.py, lib/c.py and 1 more), and may know them by heart."
+    )
     assert remark in compare(*folders).text()
     (panel,) = perplexity_panels((results := load_results(folders)).measurements, results.models)
     assert [said.endswith(remark) for said in panel.remarks] == [True]

@@ -60,6 +60,18 @@ def test_arrays_hold_every_document_but_each_twentieth_with_its_end(tmp_path, te
     assert len(whole.tokens) > len(arrays.tokens)
 
 
+def test_a_huge_document_is_not_made_up_for_by_all_small_ones_and_writing_without_spaces_is_cut_at_its_end(
+    tmp_path,
+) -> None:
+    small = [random_text(30, index) for index in range(30)]
+    uneven = OwnText(source=str(write_text(tmp_path / "uneven", [random_text(9000, 99), *small])))
+    kept_out = load_arrays(tokenised_text(uneven, tiny_tokenizer(), holding_out=True)).record["held_out"]
+    assert 10 <= kept_out["documents"] <= 15
+    line = OwnText(source=str(write_text(tmp_path / "line", ["a b " + "題" * 4000])))
+    record = load_arrays(tokenised_text(line, tiny_tokenizer(), holding_out=True)).record
+    assert record["held_out"]["tokens"] < record["unique_tokens"] / 15
+
+
 @pytest.mark.parametrize("words", [[2000], [300, 2000, 20], [*[3] * 19, 2000, *[400] * 20], [1000, *[10] * 30]])
 def test_one_token_in_twenty_is_kept_out_however_long_documents_are(tmp_path, words) -> None:
     texts = [random_text(count, index) for index, count in enumerate(words)]
