@@ -97,7 +97,8 @@ class Comparison:
         lengths: one entry a text, protocol and length, and one for the mean over octaves.
         effective: one entry a text with identical targets.
         scores: one entry a length of RULER, and one an ordinary task.
-        obstacles: what could not be compared, and why, and what a model was trained on.
+        obstacles: what could not be compared, and why.
+        remarks: which of the documents compared a model was trained on.
     """
 
     reference: str
@@ -107,6 +108,7 @@ class Comparison:
     effective: tuple[Difference, ...]
     scores: tuple[Difference, ...]
     obstacles: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def verdicts(self) -> list[Judged]:
@@ -150,7 +152,8 @@ class Comparison:
             counted = "" if group == ORDINARY else f", {numbers[0].count} samples"
             lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
             lines += map(self._line, numbers)
-        lines += ["", *self.obstacles] if self.obstacles else []
+        notes = (*self.obstacles, *self.remarks)
+        lines += ["", *notes] if notes else []
         return "\n".join(lines)
 
     def _line(self, number: Difference) -> str:
@@ -241,12 +244,11 @@ def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] |
 def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int = 0) -> Comparison:
     """Compares two models, with bands that hold at once with those of other groups."""
     texts = [side.texts() for side in sides]
-    seen = dict.fromkeys(
-        remark
-        for side, measured in zip(sides, texts, strict=True)
-        for text in measured
-        for remark in seen_text(side.results.model(side.label), text.corpus_sha256)
-    )
+    shared = [
+        text.corpus_sha256 for text in texts[0] if text.corpus_sha256 in {other.corpus_sha256 for other in texts[1]}
+    ]
+    models = [side.results.model(side.label) for side in sides]
+    seen = dict.fromkeys(remark for model in models for text in shared for remark in seen_text(model, text))
 
     def compared(confidence: float) -> Comparison:
         lengths, obstacles = text_differences(*texts, confidence=confidence)
@@ -259,7 +261,8 @@ def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int =
             lengths=tuple(lengths),
             effective=tuple(effective),
             scores=tuple(scores),
-            obstacles=(*obstacles, *further, *seen),
+            obstacles=(*obstacles, *further),
+            remarks=tuple(seen),
         )
 
     comparison = compared(CONFIDENCE)

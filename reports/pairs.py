@@ -17,7 +17,7 @@ from sbeval.reports.analyse.paired import PairedDifference, ruler_differences, t
 from sbeval.reports.analyse.statistics import Estimate, change_weights, simultaneous_band
 from sbeval.reports.analyse.suite import SuiteRow, divided_tasks, suite_rows
 from sbeval.reports.read.results import Results, records
-from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleScores, SumsByDocument
+from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SAMPLE_SCORES, SampleScores, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 NATS, BITS, SCORE, OCTAVES = "nats per token", "bits per byte", "score", "octaves"
@@ -137,7 +137,7 @@ def text_differences(
 def _text_differences(first: Measured, second: Measured, confidence: float) -> list[Difference] | str:
     """Returns the differences at every length both have and over octaves, or why there are none."""
     if first.sums is None or second.sums is None:
-        return "samples were not logged (--log_samples)"
+        return NO_SAMPLES
     if first.corpus_sha256 != second.corpus_sha256:
         return "the texts differ (corpus hash)"
     lengths = [length for length in first.sums.lengths if length in second.sums.lengths]
@@ -245,7 +245,7 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
     rows = _shared_rows(reference, candidate)
     logged = [candidate.label in own.samples and reference.label in base.samples for own, base in rows]
     obstacles += [
-        f"{own.name}: not compared, because samples were not logged."
+        f"{own.name}: not compared, because {NO_SAMPLES}."
         for (own, _), has_samples in zip(rows, logged, strict=True)
         if not has_samples
     ]
@@ -257,7 +257,9 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
             confidence=1 - (1 - confidence) / sum(logged),
         )
         if paired is None:
-            obstacles.append(f"{own.name}: not compared, because the runs share no question.")
+            obstacles.append(
+                f"{own.name}: not compared, because the runs share no question whose samples give their numbers."
+            )
         elif math.isnan(paired.low):
             obstacles.append(_too_few(own.name, paired))
         else:

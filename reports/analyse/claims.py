@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, simultaneous_band
 from sbeval.reports.read.results import Results, records
-from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument
+from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 
 ClaimKey = tuple[str, str, str]
@@ -111,7 +111,7 @@ def length_claims(
     extended model has one. Each of the two bands holds all its differences at once with the given confidence.
     """
     if sums is None:
-        return LengthClaims(obstacle="samples were not logged (--log_samples), so lengths cannot be compared in pairs")
+        return LengthClaims(obstacle=f"{NO_SAMPLES}, so lengths cannot be compared in pairs")
     lengths = tuple(sums.lengths)
     doubtful = uneven(sums.tokens.max(axis=1))
     if len(lengths) < 2:

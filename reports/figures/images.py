@@ -103,11 +103,11 @@ class ImageWriter:
             if len(answers) < asked:
                 if process.returncode < 0:
                     raise UserError(
-                        "Expected memory for the processes that draw figures, found that one ended with signal "
-                        f"{-process.returncode}: raise its limit (ulimit -v) or end other programs, and run it again."
+                        f"Expected figures to be drawn, found that a process ended with signal {-process.returncode}, "
+                        "as one without memory does: raise its limit (ulimit -v), or end other programs, and run again."
                     )
                 said = Path(self._scratch.name, "said").read_text(errors="replace").splitlines()
-                failures.append(f"an image process ended with exit code {process.returncode}: {said[-1:]}")
+                failures.append(f"an image process ended with exit code {process.returncode}: {' '.join(said[-1:])}")
             if failures:
                 raise RuntimeError(f"a figure could not be drawn: {failures[0]}")
         self._asked = [0] * len(self._processes)

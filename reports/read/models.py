@@ -102,7 +102,8 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
     numbered: dict[object, str] = {}
     for (task_name, digest), name in names.items():
         if name in doubled:
-            free = unique_name(name or "text", numbered.values(), "{} ({})")
+            taken = {str(other) for other in names.values() if other != name} | {*numbered.values()}
+            free = unique_name(name or "text", taken, "{} ({})")
             names[task_name, digest] = numbered.setdefault((name, digest), free)
 
     def named(task: TaskResult) -> TaskResult:

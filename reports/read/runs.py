@@ -192,9 +192,9 @@ def _is_mean(metric: str, record: TaskRecord | None, config: Mapping[str, Any]) 
     if record is not None:
         return record.family not in ("perplexity", "span") and context_metric(metric) is not None
     listed = config.get("metric_list")
-    entries = [entry for entry in map(mapping, listed if isinstance(listed, list) else []) if "aggregation" in entry]
+    entries = map(mapping, listed if isinstance(listed, list) else [])
     usual = "mean" if metric in ("acc", "acc_norm", "exact_match") else None
-    return next((entry["aggregation"] for entry in entries if entry.get("metric") == metric), usual) == "mean"
+    return next((entry.get("aggregation", usual) for entry in entries if entry.get("metric") == metric), None) == "mean"
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
 from sbeval.results.records import metric_key
 
+NO_SAMPLES = "samples were not logged (--log_samples), or do not give their results file's numbers"
 NOT_ITS_NUMBERS = "do not give their results file's numbers and were left out"
 Blocks = Mapping[str, frozenset[tuple[int, int]]]
 

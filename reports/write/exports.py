@@ -172,7 +172,7 @@ def latex_table(table: Table) -> str:
 
 MANIFEST = "sbeval-report.sha256"
 """Lines of a sha256 and a name. A name may have several: a kill leaves files of this report and of the one before."""
-_MOST_MANIFEST_BYTES = 2**20
+_MOST_MANIFEST_BYTES = 2**24
 _LINE = re.compile("([0-9a-f]{64})  (.+)")
 
 

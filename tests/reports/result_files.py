@@ -156,8 +156,12 @@ def write_run(
         "results": {task: results for task, results, _, _ in tasks},
         "group_subtasks": {},
         "configs": {
-            task: {"task": task, "metadata": {"version": 1.0, "sbeval": metadata} if metadata else {"version": 1.0}}
-            for task, _, metadata, _ in tasks
+            task: {
+                "task": task,
+                "metadata": {"version": 1.0, "sbeval": metadata} if metadata else {"version": 1.0},
+                "metric_list": [{"metric": key.partition(",")[0]} for key in results],
+            }
+            for task, results, metadata, _ in tasks
         },
         "versions": {task: 1.0 for task, _, _, _ in tasks},
         "n-shot": {task: 0 for task, _, _, _ in tasks},

@@ -165,9 +165,9 @@ def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:
         (
             "os.kill(os.getpid(), 5)",
             UserError,
-            "Expected memory for the processes that draw .* signal 5: raise",
+            "Expected figures to be drawn, .* signal 5, as one without memory",
         ),
-        ("sys.exit('no library')", RuntimeError, r"an image process ended with exit code 1: \['no library'\]"),
+        ("sys.exit('no library')", RuntimeError, r"an image process ended with exit code 1: no library"),
     ],
 )
 def test_a_drawing_process_that_ends_says_why(

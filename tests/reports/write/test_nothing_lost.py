@@ -76,12 +76,12 @@ def test_a_page_s_name_taken_by_something_else_is_named(results: Path, kind: str
     assert page.is_dir() or page.is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "two megabytes of lines"])
+@pytest.mark.parametrize("kind", ["a pipe", "twenty megabytes of lines"])
 def test_a_manifest_that_no_report_wrote_is_neither_waited_for_nor_read(
     results: Path, kind: str, tmp_path: Path
 ) -> None:
     manifest = tmp_path / MANIFEST
-    os.mkfifo(manifest) if kind == "a pipe" else manifest.write_text(f"{'0' * 64}  index.html\n" * 2**15)
+    os.mkfifo(manifest) if kind == "a pipe" else manifest.write_text(f"{'0' * 64}  index.html\n" * 2**18)
     with pytest.raises(UserError, match=f"found {manifest}, which no report wrote"):
         check_output_folder(tmp_path)
     report(results, tmp_path, replace=True)
