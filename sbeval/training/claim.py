@@ -12,8 +12,7 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
 from sbeval.keeping.locks import LOCK, alone_in
 from sbeval.keeping.writing import is_unfinished, set_aside, told, whole_file
-from sbeval.training.full_disk import full_disk_named
-from sbeval.training.record import OTHER_FOLDER
+from sbeval.training.record import OTHER_FOLDER, full_disk_named
 from sbeval.training.trainer import holds_states
 
 OTHER_OR_REPLACE = "choose another --out, or have what is there moved aside with --replace"

@@ -1,11 +1,16 @@
-"""What a training run leaves behind: its loss curve, its commands, and the record beside the checkpoint."""
+"""What a training run leaves behind: its loss curve, its commands, and the record beside the checkpoint.
 
+A full disk is told in one sentence whichever library met it.
+"""
+
+import contextlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 from sbeval.fingerprint.parts import installed_version
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes
@@ -14,6 +19,8 @@ from sbeval.keeping.writing import whole_file
 OTHER_FOLDER = "choose another --out, with space, that you may write to"
 COMMANDS_FILE = "runs.jsonl"
 CURVE_FILE = "training_log.jsonl"
+COMPLETE_MARK = "complete.json"
+"""Lies in a state that was written to its end."""
 _KINDS: dict[str, dict[str, Any]] = {  # of what is read again
     COMMANDS_FILE: {"command": str, "last_step": int, "seconds": float, "gpu": str | None},
     CURVE_FILE: {"step": int},
@@ -57,3 +64,18 @@ def trim_log(log: Path, last_step: int) -> None:
 def versions() -> dict[str, str | None]:
     """Returns the versions of Python and of the packages that a run's numbers depend on."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in _PACKAGES}
+
+
+@contextlib.contextmanager
+def full_disk_named(out: Path) -> Iterator[None]:
+    """Turns what libraries raise where a disk is full into a `UserError` that names the run's folder."""
+    try:
+        yield
+    except Exception as error:
+        if not no_room(error):
+            raise
+        saved = any((out / "states").glob(f"checkpoint-*/{COMPLETE_MARK}"))
+        before = "the run goes on from the state saved before" if saved else "no state had been saved before"
+        raise UserError(
+            f"Expected room for a state in {out}, found a full disk; make room and run the same command: {before}"
+        ) from error

@@ -20,9 +20,9 @@ from sbeval.commands.ranks import is_first_process
 from sbeval.errors import UserError
 from sbeval.keeping.writing import set_aside
 from sbeval.training.distributed import each_batch_for_a_group, process_count, shared_loss, smallest_over_processes
-from sbeval.training.full_disk import COMPLETE_MARK
 from sbeval.training.losses import next_token_loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
+from sbeval.training.record import COMPLETE_MARK
 
 STATES_KEPT = 2
 _STATE = re.compile(r"checkpoint-\d+", re.ASCII)

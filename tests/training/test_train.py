@@ -19,7 +19,7 @@ from sbeval.commands.options import parse
 from sbeval.errors import UserError
 from sbeval.training.arrays import load_arrays
 from sbeval.training.command import train_command
-from sbeval.training.full_disk import COMPLETE_MARK, full_disk_named
+from sbeval.training.record import COMPLETE_MARK, full_disk_named
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
 from tests.training.training_processes import run_processes
@@ -70,7 +70,7 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
 def test_a_training_run_prints_its_steps_and_losses_with_the_time_left_and_no_bars(
     tmp_path, data_folder, capsys, monkeypatch
 ):
-    monkeypatch.setattr("sbeval.training.run.SECONDS_BETWEEN_SIGNS", -1.0)
+    monkeypatch.setattr("sbeval.training.watch.SECONDS_BETWEEN_SIGNS", -1.0)
     train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
     printed = capsys.readouterr()
     assert "steps 1 to 12 of 256 tokens each, the loss every 5" in printed.out
