@@ -23,5 +23,6 @@ Before and after a run:
 
 - `options`: the adapter's own arguments
 - `loading`: released formats in the place of transformers' own, and sentences for what cannot be loaded
+- `templates`: chat templates, which may be any code
 - `record`: what answers rest on: the model's record in the results file, and the stamp of the response cache
 """

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ from sbeval.checkpoints.load import (
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import encode_together
-from sbeval.errors import UserError, VisibleRecord, first_line
+from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.hub_names import local_path
 from sbeval.model_adapters import generation, scoring
 from sbeval.model_adapters.answers import check_scores
@@ -42,7 +41,6 @@ from sbeval.model_adapters.loading import (
     check_kv_expand,
     check_tokenizer,
     fit_tokenizer,
-    in_template,
     loading,
     refuse_transformers_arguments,
     say_format,
@@ -55,6 +53,7 @@ from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.model_adapters.templates import in_template
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
@@ -82,8 +81,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.skip_threshold: float | None = None
         self.session: Session | None = None
         self._encoded: dict[str, list[int]] = {}
-        logging.setLogRecordFactory(VisibleRecord)
-        find_processes()
+        log_visibly()
+        ranks.find_processes()
         ranks.watch()
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(local_path(pretrained))
@@ -223,7 +222,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             check_weights(local_path(pretrained) / kwargs.get("subfolder", ""), source)
             register_fla_models()
             super()._get_config(pretrained, **kwargs)
-            check_quantisation(self._config)
+            check_quantisation(self._config, local_path(pretrained) / kwargs.get("subfolder", ""))
         say_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
@@ -292,13 +291,3 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """Returns `hf`'s facts, and this run's `ModelRecord` under "sbeval"."""
         return {**super().get_model_info(), "sbeval": model_record(self).to_json()}
-
-
-def find_processes() -> None:
-    """Makes accelerate join processes launched together on a machine without an accelerator.
-
-    Left to itself it takes each of them for the only one there, and every process evaluates everything.
-    """
-    ranks.check_environment(meeting=True)
-    if ranks.several() and not torch.accelerator.is_available():
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")

@@ -1,13 +1,11 @@
 """Loading: checkpoints of formats that transformers does not know, errors in one sentence, tokenizers that fit."""
 
 import contextlib
-import functools
 import importlib.metadata
 import logging
 import re
-import resource
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ logger = logging.getLogger(__name__)
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 _ADAPTER = "adapter_model.safetensors"
-_MOST_TEMPLATE_BYTES, _TEMPLATE_MEMORY_BYTES = 2**25, 2**30
+_MOST_RANK = 2**16
 _LEAST_SHARE_OF_EMBEDDINGS = 0.9  # no model has more than the other tenth to spare
 _TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's settings say
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
@@ -109,7 +107,7 @@ def whole_adapter(name: str | None) -> Iterator[None]:
 
 
 def _check_rank(folder: Path) -> None:
-    """Refuses an adapter that asks for matrices with more rows or columns than any that its file holds."""
+    """Refuses an adapter that asks for huge matrices, with more rows or columns than any that its file holds."""
     source = read_json_object(folder / "adapter_config.json", "the configuration of an adapter")
     pattern = source.get("rank_pattern")
     patterned = pattern.values() if isinstance(pattern, dict) else ()
@@ -117,7 +115,7 @@ def _check_rank(folder: Path) -> None:
     asked = max((rank for rank in ranks if fits(rank, int)), default=0)
     weights = Weights(folder, (_ADAPTER,))
     held = max((size for name in weights.names() for size in weights.shape(name)), default=0)
-    if asked > held and source.get("peft_type") != "LOKR":  # which takes any number for its full rank
+    if asked > max(held, _MOST_RANK):  # below it, a rank may be that of layers which no weight stands for
         raise UserError(
             f"Expected an adapter whose configuration fits its weights at peft={folder}, found a rank of {asked}, and "
             f"matrices of at most {held} rows: correct adapter_config.json, or copy the adapter again."
@@ -127,37 +125,9 @@ def _check_rank(folder: Path) -> None:
 def use_sdpa_on_a_cpu(model: Any) -> None:
     """Has a model whose configuration names flex_attention compute the same there without it."""
     if model.device.type == "cpu" and model.config._attn_implementation == "flex_attention":
-        logger.warning("flex_attention of config.json would be compiled for minutes on a CPU: sdpa is used instead")
-        model.set_attn_implementation("sdpa")
-
-
-def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of `hf` that writes with a chat template, which may be any code.
-
-    Raises:
-        UserError: there is none, it fails, or it writes more than can be meant.
-    """
-
-    @functools.wraps(write)
-    def written(lm: Any, *args: Any, **kwargs: Any) -> Any:
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _TEMPLATE_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (soft if 0 <= soft < most else most, hard))
-        try:
-            text = write(lm, *args, **kwargs)
-            if text is not None and len(str.encode(text)) > _MOST_TEMPLATE_BYTES:
-                raise ValueError(f"it writes more than {_MOST_TEMPLATE_BYTES} bytes")
-        except Exception as error:  # of any class, as code has them
-            there = "none" if lm.tokenizer.chat_template is None else f"one that fails ({first_line(error)})"
-            raise UserError(
-                f"Expected a chat template beside the tokenizer, found {there}: leave out --apply_chat_template, as "
-                "for any model that was not trained on chats, or mend the template."
-            ) from error
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        return text
-
-    return written
+        instead = "sdpa" if model._supports_sdpa else "eager"
+        logger.warning("flex_attention of config.json would be compiled for minutes on a CPU: %s is used", instead)
+        model.set_attn_implementation(instead)
 
 
 def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:

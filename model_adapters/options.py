@@ -151,7 +151,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     if given.get("max_length") is not None:
         read_value(Tokens, given["max_length"], name="max_length", source=_SOURCE)
     read_value(Backend | None, given.get("backend"), name="backend", source=_SOURCE)
-    for key in ("pretrained", "tokenizer", "peft", "delta", "subfolder"):
+    _name_subfolder(given)
+    for key in ("pretrained", "tokenizer", "peft", "delta"):
         if given.get(key) is not None and not isinstance(given[key], str):
             raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
     if isinstance(revision := given.get("revision"), list | Mapping):
@@ -185,6 +186,15 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
+
+
+def _name_subfolder(arguments: dict[str, Any]) -> None:
+    """Makes text of a subfolder such as that of a training's step, which lm-eval reads as a number."""
+    if (name := arguments.get("subfolder")) is None:
+        return
+    if isinstance(name, bool) or not isinstance(name, str | int | float):
+        raise UserError(f"Expected subfolder to be the name of a folder, found {shown(name)}: correct it.")
+    arguments["subfolder"] = str(name)
 
 
 def _has_tokenizer(folder: Path) -> bool:
@@ -243,6 +253,7 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     import torch  # as in `_check_device`
 
     check_dtypes(arguments)
+    _name_subfolder(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
     _check_device(arguments.get("device"))

@@ -6,7 +6,10 @@ command prints and of every line of the log where `told_in_one_sentence` and the
 
 import contextlib
 import logging
+import re
+import traceback
 import unicodedata
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +20,9 @@ ENCODING = (
 """What `panics_as_errors` says where text is encoded."""
 _MOST_SHOWN_CHARACTERS = 200
 _LONGEST_CHARACTERS = 2000
-# emoji and several scripts are written with them
-_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+# other format characters, such as joiners, are a part of many scripts and of emoji
+_DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_COLOURS = re.compile(r"(\r|\x1b\[[\d;]*m)")
 
 
 class UserError(ValueError):
@@ -34,7 +38,7 @@ class UserError(ValueError):
 
 def unseen(letter: str) -> bool:
     """Whether a character is none that one sees: a control character, a direction mark, half a surrogate pair."""
-    return letter not in _JOINERS and unicodedata.category(letter) in ("Cc", "Cf", "Cs")
+    return unicodedata.category(letter) in ("Cc", "Cs") or _DIRECTIONS.match(letter) is not None
 
 
 def visible(text: str) -> str:
@@ -43,12 +47,30 @@ def visible(text: str) -> str:
     return text.translate({ord(letter): letter.encode("unicode_escape").decode() for letter in acting})
 
 
-class VisibleRecord(logging.LogRecord):
-    """A line of the log that cannot act on a terminal; for `logging.setLogRecordFactory`."""
+def visible_in_colour(text: str) -> str:
+    """Returns text as `visible` does, with the colours and the carriage returns of who prints it."""
+    return "".join(part if index % 2 else visible(part) for index, part in enumerate(_COLOURS.split(text)))
 
-    def getMessage(self) -> str:
-        """Returns the message."""
-        return visible(super().getMessage())
+
+def log_visibly() -> None:
+    """Has no line of the log, and no warning, act on a terminal from here on; a second call does nothing."""
+    make, show = logging.getLogRecordFactory(), warnings.formatwarning
+
+    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        with contextlib.suppress(Exception):  # logging says what is wrong with a message
+            record.msg, record.args = visible(record.getMessage()), ()
+            if record.exc_info:
+                record.exc_text = visible("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+        return record
+
+    def shown_warning(*args: Any, **kwargs: Any) -> str:
+        return visible(show(*args, **kwargs))
+
+    if make.__module__ != __name__:
+        logging.setLogRecordFactory(made)
+    if show.__module__ != __name__:
+        warnings.formatwarning = shown_warning
 
 
 def first_line(error: BaseException) -> str:

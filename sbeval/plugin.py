@@ -125,6 +125,8 @@ def _check_runs(harness: ModuleType) -> None:
 
     @functools.wraps(original_execute)
     def execute(self: Any, chosen: Any) -> None:
+        if getattr(chosen, "model", None) != MODEL_NAME and not getattr(chosen, "config", None):
+            return original_execute(self, chosen)  # type: ignore[no-any-return]
         check = importlib.import_module("sbeval.commands.cli").check_run
         evaluate = functools.partial(original_execute, self, chosen)
         importlib.import_module("sbeval.commands.run").run_plain(chosen, evaluate, check)

@@ -137,7 +137,7 @@ WholeNumber = Annotated[int, whole(0)]
 Count = Annotated[int, whole(1)]
 Tokens = Annotated[int, whole(1, "a positive number of tokens")]
 Counted = Annotated[int, whole(1, most=MOST_COUNTED)]
-Counts = Annotated[tuple[int, ...], Expected("a list of whole numbers of at least 1", as_counts)]
+Counts = Annotated[tuple[int, ...], Expected(f"a list of whole numbers from 1 to {MOST_TOKENS}", as_counts)]
 Lengths = Annotated[
     tuple[int, ...],
     Expected(

@@ -1,6 +1,8 @@
 """The files of a checkpoint: found, checked to be whole, and read one tensor at a time."""
 
+import contextlib
 import pickle
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ _SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
 _PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
 _MOST_LABELS = 2**20
 _OF_WEIGHTS = ("weight", "proj", "bias")
-_MOST_DIMENSIONS = 3  # GPT-2's mask is called attn.bias and has 4
+_MASKS = (".attn.bias", "attention.bias", "attention_bias")
+_MOST_DIMENSIONS = 3
+_FLOATING_POINT = re.compile(r"(F|FLOAT)(16|32|64)$")  # not of a byte, which stand beside their scales
 
 
 def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
@@ -87,6 +91,16 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
             return
 
 
+def held_bytes(folder: Path) -> int:
+    """Returns the size of the files in a folder that may hold weights, and of the shards that an index names."""
+    files = {*folder.glob("*")}
+    for name in (_SAFETENSORS[0], _PICKLES[0]):
+        if (folder / name).is_file():
+            with contextlib.suppress(UserError):  # who reads it says what is wrong with it
+                files |= {folder / shard for shard in _shards(folder / name)}
+    return sum(file.stat().st_size for file in files if file.suffix in (".safetensors", ".bin") and file.is_file())
+
+
 class Weights:
     """The tensors of a checkpoint by name, each taken once and checked for its shape."""
 
@@ -99,7 +113,8 @@ class Weights:
         self.folder = folder
         self._file_of: dict[str, Path] = {}
         self._pickled: dict[str, Tensor] = {}
-        self._whole: set[str] = set()
+        self._kinds: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._taken: set[str] = set()
         for name in files:
             if (folder / name).is_file():
@@ -111,17 +126,7 @@ class Weights:
         if path.suffix != ".json":
             self._add(path, None)
             return
-        index = read_json_object(path, "an index of shards", remedy="download it again").get("weight_map")
-        if not isinstance(index, dict):
-            raise UserError(f"{path} is no index of shards: it holds no weight_map; download it again")
-        shards: dict[str, set[str]] = {}
-        for tensor, shard in index.items():
-            if not isinstance(shard, str) or not _lies_within(shard):
-                raise UserError(
-                    f"{path} is no index of shards: expected the name of a file beside it for {shown(tensor)}, found "
-                    f"{shown(shard)}; download it again"
-                )
-            shards.setdefault(shard, set()).add(tensor)
+        shards = _shards(path)
         missing = sorted(shard for shard in shards if not (self.folder / shard).is_file())
         if missing:
             raise UserError(
@@ -136,14 +141,16 @@ class Weights:
             if path.suffix == ".safetensors":
                 with safe_open(path, framework="pt") as file:
                     names = set(file.keys())
-                    kinds = {name: file.get_slice(name).get_dtype() for name in names}
-                self._whole |= {name for name, kind in kinds.items() if kind.startswith(("I", "U", "BOOL"))}
+                    slices = {name: file.get_slice(name) for name in names}
+                    self._kinds |= {name: tensor.get_dtype() for name, tensor in slices.items()}
+                    self._shapes |= {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
             else:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
                     raise ValueError("it holds something else than tensors by name")
                 self._pickled.update(tensors)
-                self._whole |= {name for name, tensor in tensors.items() if not tensor.dtype.is_floating_point}
+                self._kinds |= {name: str(tensor.dtype).upper() for name, tensor in tensors.items()}
+                self._shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items()}
                 names = set(tensors)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
             raise UserError(f"{path} is truncated or damaged ({first_line(error)}); download it again") from error
@@ -159,13 +166,18 @@ class Weights:
         """
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
-        weights = () if names_quantisation(config) else [name for name in self._whole if name.endswith(_OF_WEIGHTS)]
+        whole = () if names_quantisation(config) else {name for name, kind in self._kinds.items() if "F" not in kind}
+        weights = [name for name in whole if name.endswith(_OF_WEIGHTS) and not f".{name}".endswith(_MASKS)]
         if cast := [name for name in weights if len(self.shape(name)) <= _MOST_DIMENSIONS]:
             raise UserError(
                 f"Expected weights in floating point in {self.folder}, whose config.json names no quantisation, found "
                 f"whole numbers or truth values in {some(cast)}; save the checkpoint again, with its "
                 "quantization_config if it has one"
             )
+
+    def all_in_floating_point(self) -> bool:
+        """Returns whether every tensor has numbers in floating point of two bytes or more."""
+        return all(map(_FLOATING_POINT.search, self._kinds.values()))
 
     def names(self) -> list[str]:
         """Returns the names of all tensors."""
@@ -184,11 +196,8 @@ class Weights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns a tensor's shape without reading it."""
-        path = self._path(name)
-        if name in self._pickled:
-            return tuple(self._pickled[name].shape)
-        with safe_open(path, framework="pt") as file:
-            return tuple(file.get_slice(name).get_shape())
+        self._path(name)
+        return self._shapes[name]
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Returns a tensor.
@@ -238,6 +247,22 @@ class Weights:
         with safe_open(path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
+
+
+def _shards(path: Path) -> dict[str, set[str]]:
+    """Returns the names of the files that an index of shards names, and of the tensors that each should hold."""
+    index = read_json_object(path, "an index of shards", remedy="download it again").get("weight_map")
+    if not isinstance(index, dict):
+        raise UserError(f"{path} is no index of shards: it holds no weight_map; download it again")
+    shards: dict[str, set[str]] = {}
+    for tensor, shard in index.items():
+        if not isinstance(shard, str) or not _lies_within(shard):
+            raise UserError(
+                f"{path} is no index of shards: expected the name of a file beside it for {shown(tensor)}, found "
+                f"{shown(shard)}; download it again"
+            )
+        shards.setdefault(shard, set()).add(tensor)
+    return shards
 
 
 def _lies_within(name: str) -> bool:

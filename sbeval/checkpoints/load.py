@@ -11,10 +11,10 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.quantizers.auto import AutoQuantizationConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, training_length_tokens
-from sbeval.checkpoints.files import Weights, find_folder, read_config, some
+from sbeval.checkpoints.files import Weights, find_folder, held_bytes, read_config, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.values import names_quantisation
@@ -198,7 +198,7 @@ def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> No
 
     What it has by default counts too, as where the model type of another model is written.
     """
-    held = sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin"))
+    held = held_bytes(folder)
     if not held:  # of the hub, or of another kind
         return
     asked, model_type = 0, ""
@@ -214,19 +214,26 @@ def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> No
         )
 
 
-def check_quantisation(config: Any) -> None:
-    """Checks that transformers can read a checkpoint of this configuration here.
+def check_quantisation(config: Any, folder: Path) -> None:
+    """Checks that transformers can read a checkpoint of this configuration here; what it passes over is taken out.
 
     Raises:
-        UserError: it is quantised by a method that is unknown or not named, or whose package is missing.
+        UserError: it is quantised by a method that is not named, whose package is missing, or that is unknown where
+            weights in `folder` are not floating point, or none are there.
     """
     places = (config, text_config(config))
-    quantised = next((place.quantization_config for place in places if hasattr(place, "quantization_config")), None)
-    if not isinstance(quantised, Mapping):
+    place = next((place for place in places if hasattr(place, "quantization_config")), None)
+    if place is None or not isinstance(quantised := place.quantization_config, Mapping):
         return
     try:
         AutoQuantizationConfig.from_dict(dict(quantised))
     except Exception as error:  # of any class, as each method's own
+        with contextlib.suppress(UserError):  # nothing there that can be looked at
+            method = quantised.get("quant_method")  # transformers warns of one it does not know, and reads the weights
+            unknown = isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING
+            if unknown and Weights(folder).all_in_floating_point():
+                del place.quantization_config
+                return
         raise UserError(
             "Expected a quantisation that transformers can read here, found quant_method "
             f"{shown(quantised.get('quant_method'))} ({first_line(error)}); install its package, or take weights that "
@@ -245,7 +252,7 @@ def from_transformers(
     where: dict[str, Any] = {"trust_remote_code": trust_remote_code} | ({"revision": revision} if revision else {})
     register_fla_models()
     try:
-        check_quantisation(AutoConfig.from_pretrained(name, **where))
+        check_quantisation(AutoConfig.from_pretrained(name, **where), Path(name))
         loaded: PreTrainedModel = load_whole(AutoModelForCausalLM, name, dtype=dtype or "auto", **where, **options)
     except UserError:
         raise

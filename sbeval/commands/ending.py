@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from sbeval.commands import ranks
-from sbeval.errors import UserError, VisibleRecord, first_line, visible
+from sbeval.errors import UserError, first_line, log_visibly, visible, visible_in_colour
 
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -114,17 +114,19 @@ def raising_when_asked_to_end() -> Iterator[None]:
 @contextlib.contextmanager
 def _showing_what_is_visible() -> Iterator[None]:
     """Within it, nothing that a file of others holds acts on the terminal that standard output or a log goes to."""
-    logging.setLogRecordFactory(VisibleRecord)
+    log_visibly()
     os.environ.setdefault("PYTHON_COLORS", "0")  # argparse's, from Python 3.14 on
     if (stream := sys.stdout) is None:
         yield
         return
     write = stream.write
-    stream.write = lambda text: write(visible(text))  # type: ignore[method-assign]
+    with contextlib.suppress(AttributeError):  # of another program's stream, which may be read-only
+        stream.write = lambda text: write(visible_in_colour(text))  # type: ignore[method-assign]
     try:
         yield
     finally:
-        stream.write = write  # type: ignore[method-assign]
+        with contextlib.suppress(AttributeError):
+            stream.write = write  # type: ignore[method-assign]
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -189,9 +191,10 @@ def _check_surroundings() -> None:
     except FileNotFoundError:
         raise UserError("Expected to stand in a folder, found that it was deleted: change to another (cd).") from None
     ranks.check_environment()
-    level = os.environ.get("LOGLEVEL", "INFO")
-    if level not in logging.getLevelNamesMapping():
-        raise UserError(f"Expected a level such as INFO in LOGLEVEL, which torch reads, found {level!r}: unset it.")
+    if (level := os.environ.get("LOGLEVEL")) is not None:
+        os.environ["LOGLEVEL"] = level.upper()  # torch knows no other
+        if level.upper() not in logging.getLevelNamesMapping():
+            raise UserError(f"Expected a level such as INFO in LOGLEVEL, which torch reads, found {level!r}: unset it.")
     for argument in sys.argv[1:]:
         try:
             argument.encode()

@@ -61,7 +61,9 @@ _CONFIGURED = {
 
 
 # lm-eval's modules that look at what a user wrote, and do nothing else that fails
-_REFUSES = ("lm_eval._cli.", "lm_eval.evaluator", "lm_eval.tasks._", "lm_eval.tasks.manager.")
+_REFUSES = ("lm_eval._cli.", "lm_eval.evaluator.simple_evaluate", "lm_eval.tasks._", "lm_eval.tasks.manager.")
+# no answers to a user, but for an unknown keyword argument
+_DEFECTS = (MemoryError, OSError, AttributeError, TypeError, KeyError)
 
 
 class Asked(NamedTuple):
@@ -143,8 +145,11 @@ def options_told() -> Iterator[None]:
             for frame, _ in traceback.walk_tb(error.__traceback__)
         ]
         reads_options = re.compile(r"lm_eval\.(config\.|loggers\..*\.__init__$)")
-        if not any(map(reads_options.match, places)) and not places[-1].startswith(_REFUSES):
+        unknown_option = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+        refused = places[-1].startswith(_REFUSES) and (unknown_option or not isinstance(error, _DEFECTS))
+        if not refused and not any(map(reads_options.match, places)):
             raise
+        logging.getLogger("lm_eval.sbeval").debug("lm-eval does not take the options", exc_info=True)
         raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
 
 
@@ -163,10 +168,10 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise UserError("Expected --samples or --limit, found both: leave one out.")
     seeds = options.get("seed")
     seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
-    for seed, package, bits in zip(seeds[1:3], ("numpy", "torch"), (32, 63), strict=False):
-        if isinstance(seed, int) and not 0 <= seed < 2**bits:
+    for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
+        if isinstance(seed, int) and not least <= seed < 2**bits:
             raise UserError(
-                f"Expected a seed of {package} from 0 to {2**bits - 1}, found {shown(seed)}: correct --seed."
+                f"Expected a seed of {package} from {least} to {2**bits - 1}, found {shown(seed)}: correct --seed."
             )
     if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
         raise UserError(f"Expected --verbosity such as INFO or ERROR, found {shown(level)}: correct it.")

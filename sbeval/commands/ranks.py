@@ -52,21 +52,36 @@ def is_first_process() -> bool:
 def check_environment(*, meeting: bool = False) -> None:
     """Refuses what was set by hand, or by another program, and does not say which of several processes this is.
 
+    What is set to nothing is unset.
+
     Raises:
-        UserError: a number that is none, or where processes are to meet, one that is missing or too large.
+        UserError: a number that is none, or where processes are to meet, one that is missing or out of range.
     """
     remedy = "unset it, or start processes with `sbeval launch`"
     # one process alone may stand beside a service of Kubernetes that is called master
     numbers = (*_NUMBERS, "MASTER_PORT") if several() else _NUMBERS
     given = {name: os.environ[name] for name in numbers if name in os.environ}
+    for name in [name for name, value in given.items() if not value]:
+        del os.environ[name], given[name]
     for name, value in given.items():
         if not value.removeprefix("-").isdecimal():
             raise UserError(f"Expected a whole number in the environment's {name}, found {shown(value)}: {remedy}.")
     if meeting and several():
         if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if not os.environ.get(name)]:
             raise UserError(f"Expected {', '.join(missing)} beside WORLD_SIZE, found none: {remedy}.")
-        if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
-            raise UserError(f"Expected RANK below WORLD_SIZE={given['WORLD_SIZE']}, found {given['RANK']}: {remedy}.")
+        if not 0 <= int(given["RANK"]) < int(given["WORLD_SIZE"]):
+            below = f"RANK from 0 to below WORLD_SIZE={given['WORLD_SIZE']}"
+            raise UserError(f"Expected {below}, found {given['RANK']}: {remedy}.")
+
+
+def find_processes() -> None:
+    """Makes accelerate join processes launched together on a machine without an accelerator.
+
+    Left to itself it takes each of them for the only one there, and every process evaluates everything.
+    """
+    check_environment(meeting=True)
+    if several() and not importlib.import_module("torch.accelerator").is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
 def say(text: str) -> None:

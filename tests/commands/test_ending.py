@@ -1,14 +1,19 @@
 """How commands end: one sentence and 1, a signal's exit code, silence on a closed pipe; mistakes keep a traceback."""
 
 import errno
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from sbeval.commands.ending import told_in_one_sentence
+from sbeval.errors import log_visibly
 
 BODY = """
 import os, signal, sys, time
@@ -100,12 +105,57 @@ def test_arguments_that_are_no_utf_8_are_named_before_anything_is_done() -> None
 
 
 @pytest.mark.parametrize(
-    "body", ["print({})", "import logging; logging.warning({})", "raise UserError({})", "raise RuntimeError({})"]
+    "body",
+    [
+        *("print({})", "import logging; logging.warning({})", "raise UserError({})", "raise RuntimeError({})"),
+        *("import warnings; warnings.warn({})", "import logging; logging.error('', exc_info=RuntimeError({}))"),
+    ],
 )
 def test_what_acts_on_a_terminal_is_shown_by_its_number(body: str) -> None:
     said = "".join(words.decode() for words in started(body.format(ACTING)).communicate(timeout=60))
     assert r"\x1b]0;title\x07\u202eth\udcff\x9bgir" in said.replace(r"\\", "\\")
     assert [letter for letter in said if not letter.isprintable() and letter != "\n"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (r"print('\x1b[1;31mred\x1b[m\r')", "\x1b[1;31mred\x1b[m\r"),
+        (r"print('\x1b[2J')", r"\x1b[2J"),
+        (r"print('soft\xad \U0001f468\u200d\U0001f469')", "soft\xad \U0001f468\u200d\U0001f469"),
+        (r"raise UserError('\x1b[31mred\r')", r"\x1b[31mred\r"),
+    ],
+)
+def test_what_is_printed_may_have_colours_and_a_sentence_none(body: str, shown: str) -> None:
+    assert shown in "".join(words.decode() for words in started(body).communicate(timeout=60))
+
+
+def test_a_log_s_fields_and_a_stream_that_is_read_only_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReadOnly:
+        __slots__ = ("text",)
+
+        def write(self, text: str) -> int:
+            self.text = text
+            return len(text)
+
+    def traced(*arguments: Any) -> logging.LogRecord:
+        record = logging.LogRecord(*arguments)
+        record.trace = 7
+        return record
+
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(traced)
+    monkeypatch.setattr("sys.stdout", stream := ReadOnly())
+    try:
+        with told_in_one_sentence():
+            sys.stdout.write("a")
+        make = logging.getLogRecordFactory()
+        log_visibly()
+        assert make is logging.getLogRecordFactory()
+    finally:
+        logging.setLogRecordFactory(before)
+    made, broken = (make("a", 20, "", 1, text, ("\x1b",), None) for text in ("%s", "%d"))
+    assert (stream.text, made.__dict__["trace"], made.msg, broken.args) == ("a", 7, r"\x1b", ("\x1b",))
 
 
 def test_a_mistake_of_the_package_keeps_its_traceback() -> None:

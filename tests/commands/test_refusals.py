@@ -2,10 +2,14 @@
 
 import json
 import sys
+from typing import Any
 
 import pytest
 from fresh_process import run
 from source_tree import ROOT
+
+from sbeval.commands.options import options_told
+from sbeval.errors import UserError
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 RUN = "run --model_args pretrained=x --tasks"
@@ -17,7 +21,8 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=x,dtype=bfloat61": "found 'bfloat61'",
     "run --tasks sb_stdlib --model_args pretrained=x,max_length=a": "Expected max_length",
     "run --tasks sb_stdlib --model_args pretrained=x,backend=cpu": "Expected backend to be one of default, causal",
-    "run --tasks sb_stdlib --model_args pretrained=x,subfolder=4": "Expected subfolder to be a folder or a hub id",
+    "run --tasks sb_stdlib --model_args pretrained=x,subfolder=True": "Expected subfolder to be the name of a folder",
+    "run --tasks sb_stdlib --model_args pretrained=trained,subfolder=1000": "beside the model in trained/1000",
     "run --tasks sb_stdlib --model_args pretrained=x,revision=[1]": "Expected revision to be a branch, a tag",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",
@@ -46,6 +51,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --seed -1": "Expected a seed of numpy from 0 to 4294967295, found -1",
     f"{RUN} sb_stdlib --seed 0,99999999999,2,3": "found 99999999999",
     f"{RUN} sb_stdlib --seed 0,1,99999999999999999999,2": "Expected a seed of torch",
+    f"{RUN} sb_stdlib --seed 0,1,-1,3 --verbosity loud": "Expected --verbosity",
     f"{RUN} sb_stdlib --verbosity loud": "Expected --verbosity such as INFO or ERROR, found 'LOUD'",
     f"{RUN} sb_stdlib --check_integrity": "Expected a run without --check_integrity",
     f"{RUN} sb_stdlib --config negative.yaml": "Expected a seed of numpy from 0 to 4294967295, found -1",
@@ -86,7 +92,9 @@ SENTENCES = {
         f"{name}=x {RUN} sb_stdlib": f"the environment's {name}, found 'x': unset it"
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
     },
-    "LOGLEVEL=x tasks": "Expected a level such as INFO in LOGLEVEL",
+    "LOGLEVEL=x tasks": "Expected a level such as INFO in LOGLEVEL, which torch reads, found 'x'",
+    "LOGLEVEL=debug inspect /no/such": "Expected a checkpoint at '/no/such'",
+    "RANK= inspect /no/such": "Expected a checkpoint at '/no/such'",
     "inspect models": "Expected a checkpoint with its config.json at 'models'",
 }
 # what lm-eval's own command answers as it does for every model
@@ -141,6 +149,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "models").mkdir()
     (folder / "trained" / "checkpoint").mkdir(parents=True)
     (folder / "trained" / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "trained" / "1000").mkdir()
+    (folder / "trained" / "1000" / "config.json").write_text("{}")
     (folder / "text.txt").write_text("a text")
     (folder / "negative.yaml").write_text("seed: -1")
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "SBEVAL_CACHE": str(folder / "cache")}
@@ -170,3 +180,34 @@ def test_what_lm_eval_finds_wrong_is_one_sentence_too(
     code, _, err, _ = ended[command]
     assert LATER[command] in err.splitlines()[-1]
     assert (code, "Traceback" in err) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "error", "refused"),
+    [
+        ("lm_eval.evaluator", "simple_evaluate", ValueError("a"), True),
+        ("lm_eval.evaluator", "evaluate", ValueError("a"), False),
+        ("lm_eval._cli.run", "_execute", TypeError("got an unexpected keyword argument 'a'"), True),
+        *(("lm_eval._cli.run", "_execute", kind("a"), False) for kind in (MemoryError, OSError, TypeError, KeyError)),
+    ],
+    ids=str,
+)
+def test_what_fails_in_lm_eval_without_reading_options_stays_what_it_is(
+    module: str, function: str, error: Exception, refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    names: dict[str, Any] = {"__name__": module}
+    exec(f"def {function}(error): raise error", names)
+    raised = pytest.raises(UserError if refused else type(error))
+    with caplog.at_level("DEBUG", "lm_eval.sbeval"), raised, options_told():
+        names[function](error)
+    assert ("Traceback" in caplog.text) == refused
+
+
+def test_a_plain_lm_eval_with_another_model_imports_none_of_our_commands() -> None:
+    code = (
+        "import sys; from types import SimpleNamespace; from sbeval import plugin; plugin.install()\n"
+        "from lm_eval._cli.harness import HarnessCLI\n"
+        "HarnessCLI().execute(SimpleNamespace(func=lambda chosen: print('ran'), model='hf', config=None))\n"
+        "print([name for name in sys.modules if name.startswith('sbeval.commands')])"
+    )
+    assert run([sys.executable, "-c", code]).stdout == "ran\n[]\n"

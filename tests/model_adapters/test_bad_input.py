@@ -4,7 +4,10 @@ import importlib.util
 import json
 import logging
 import re
+import resource
 import shutil
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,11 @@ from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
 
 from sbeval.checkpoints import load_checkpoint
+from sbeval.checkpoints.files import Weights, held_bytes
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.options import check_early, check_shared_arguments
+from sbeval.model_adapters.templates import in_template
 from sbeval.tasks.tokens import TokenCounter
 from tests.model_adapters.small import Checkpoints, copied, instances, likelihoods, load_lm, save_lora, t5
 
@@ -98,7 +103,7 @@ def test_a_configuration_that_is_not_known_or_none_is_named(
     [
         *(
             ({"quantization_config": {"quant_method": method}}, re.escape(f"quant_method {method!r}"))
-            for method in ("compressed-tensors", "hqq", "quark", "exl2", "modelopt", 7, ["gptq"], None)
+            for method in ("compressed-tensors", "hqq", "quark", 7, ["gptq"], None)
         ),
         (
             {"quantization_config": {"quant_method": "torchao", "quant_type": "int4_weight_only"}},
@@ -139,6 +144,19 @@ def test_what_no_file_could_hold_is_refused_before_it_takes_memory(
             load(folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float8_e4m3fn])
+def test_a_quantisation_that_nobody_knows_is_passed_over_where_weights_are_in_floating_point(
+    dtype: torch.dtype, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    folder = copied(checkpoint("llama"), tmp_path, quantization_config={"quant_method": "exl2"})
+    tensors, file = load_file(folder / "model.safetensors"), folder / "model.safetensors"
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(dtype)
+    save_file(tensors, file, {"format": "pt"})
+    for load in (load_lm, load_checkpoint):
+        with nullcontext() if dtype == torch.float32 else pytest.raises(UserError, match="found quant_method 'exl2'"):
+            load(folder)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool])
 @pytest.mark.parametrize("save", [save_file, torch.save])
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
@@ -158,13 +176,27 @@ def test_weights_that_are_whole_numbers_are_not_cast(
 def test_masks_and_positions_may_be_whole_numbers(checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = copied(checkpoint("gpt2"), tmp_path)
     tensors = load_file(folder / "model.safetensors")
-    mask = torch.ones(1, 1, 128, 128, dtype=torch.bool)
-    save_file(
-        tensors | {"h.0.attn.bias": mask, "position_ids": torch.arange(128)},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    others = {"position_ids": torch.arange(128), "h.0.relative_attention_bias": torch.arange(8)}
+    for shape in ((1, 1, 128, 128), (1, 128, 128), (128, 128)):
+        masks = {f"h.0.{name}.bias": torch.ones(shape, dtype=torch.uint8) for name in ("attn", "attention")}
+        save_file(tensors | others | masks, folder / "model.safetensors", {"format": "pt"})
+        load_lm(folder)
+
+
+def test_what_lies_beside_the_weights_of_a_checkpoint_is_not_counted(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = copied(checkpoint("gpt2"), tmp_path)
+    (folder / "pytorch_model.bin").symlink_to("nowhere")
     load_lm(folder)
+    weights = Weights(folder)
+    (folder / "model.safetensors").unlink()  # shapes are read once
+    assert weights.shape(weights.names()[0])
+    (folder / "model.safetensors").touch()
+    save_file({"a": torch.ones(9)}, folder / "elsewhere.safetensors")
+    (folder / "older").mkdir()
+    (folder / "older" / "model.safetensors").write_bytes(bytes(99))
+    assert held_bytes(folder) == (folder / "elsewhere.safetensors").stat().st_size
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "older/model.safetensors"}}')
+    assert held_bytes(folder) == (folder / "elsewhere.safetensors").stat().st_size + 99
 
 
 FLEX = {"attn_implementation": "flex_attention"}
@@ -183,12 +215,27 @@ def test_how_a_model_returns_and_computes_attention_changes_no_number_on_a_cpu(
     assert lm.get_model_info()["sbeval"]["kernels"] == load_lm(whole).get_model_info()["sbeval"]["kernels"]
 
 
+@pytest.mark.parametrize("instead", ["sdpa", "eager"])
+def test_flex_attention_becomes_what_the_model_supports(
+    instead: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("transformers.LlamaForCausalLM._supports_sdpa", instead == "sdpa")
+    lm = load_lm(copied(checkpoint("llama"), tmp_path, **FLEX))
+    assert lm.model.config._attn_implementation == instead
+    assert f"{instead} is used" in caplog.text
+
+
 def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
     save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj")
     for change in ({"r": 10**9}, {"rank_pattern": {"q_proj": 10**9}}):
         adapter = copied(tmp_path / "lora", tmp_path / next(iter(change)), "adapter_config.json", **change)
         with pytest.raises(UserError, match="found a rank of 1000000000, and matrices of at most 32 rows"):
             load_lm(checkpoint("llama"), peft=str(adapter))
+    for change in ({"rank_pattern": {"no_layer": 64}}, {"alpha_pattern": {}}):
+        load_lm(
+            checkpoint("llama"),
+            peft=str(copied(tmp_path / "lora", tmp_path / f"{[*change]}", "adapter_config.json", **change)),
+        )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +250,7 @@ def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint: 
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ 'x' * 10**10 }}", "MemoryError"),
         ("{{ 'x' * 2**26 }}", "writes more than 33554432 bytes"),
-        ({"other": "{{ messages }}"}, "multiple chat templates"),
+        ({"other": "{{ messages }}"}, "trained on chats, name one that there is, or mend"),
         (7, "one that fails"),
         ("\ud800", "surrogates not allowed"),
     ],
@@ -220,6 +267,24 @@ def test_a_chat_template_that_is_missing_or_fails_is_one_sentence(
             lm.chat_template(True)
     lm.tokenizer.chat_template = "{{ messages[0].content }}!"
     assert lm.apply_chat_template([{"role": "user", "content": "a"}]) == "a!"
+
+
+def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory() -> None:
+    before, inside, left = resource.getrlimit(resource.RLIMIT_AS), threading.Event(), threading.Event()
+
+    def write(lm: None, first: bool) -> str:
+        if first:
+            second.start()
+        else:
+            inside.set()
+        (inside if first else left).wait(0.2)  # in vain where the threads take turns
+        return ""
+
+    second = threading.Thread(target=in_template(write), args=(None, False))
+    in_template(write)(None, True)
+    left.set()
+    second.join()
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_a_tokenizer_that_panics_as_it_encodes_is_one_sentence(checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -412,6 +477,11 @@ def test_no_line_of_the_log_acts_on_a_terminal_once_a_model_is_loaded(checkpoint
 
 def test_the_device_that_lm_eval_names_by_default_is_never_refused() -> None:
     check_shared_arguments({"device": "cuda:0"})
+
+
+def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text() -> None:
+    check_shared_arguments(given := {"subfolder": 1000})
+    assert given == {"subfolder": "1000"}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from torch.distributed import TCPStore
 from sbeval.commands import ranks
 from sbeval.commands.launch import launch
 from sbeval.errors import UserError
-from sbeval.model_adapters.lm import find_processes
 from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 
@@ -134,7 +133,12 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
     ("given", "words"),
     [
         ({"WORLD_SIZE": "2"}, "Expected RANK, LOCAL_RANK, MASTER_ADDR beside WORLD_SIZE, found none: unset it"),
-        ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "Expected RANK below WORLD_SIZE=2"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"},
+            "RANK from 0 to below WORLD_SIZE=2",
+        ),
+        ({"WORLD_SIZE": "2", "RANK": "-1", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "WORLD_SIZE=2, found -1"),
+        ({"WORLD_SIZE": "2", "RANK": "", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "Expected RANK beside WORLD_SIZE"),
         (
             {"WORLD_SIZE": "2", "MASTER_PORT": "x"},
             "Expected a whole number in the environment's MASTER_PORT, found 'x'",
@@ -148,7 +152,7 @@ def test_processes_that_cannot_meet_are_one_sentence_before_they_wait(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=words):
-        find_processes()
+        ranks.find_processes()
 
 
 def test_a_port_in_use_and_a_command_that_is_none_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
