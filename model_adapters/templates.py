@@ -30,10 +30,10 @@ def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
                 raise ValueError(f"it writes more than {_MOST_TEMPLATE_BYTES} bytes")
         except Exception as error:  # of any class, as code has them
             there = lm.tokenizer.chat_template
-            found = "none" if there is None else f"one that fails ({first_line(error)})"
+            state = "none" if there is None else f"one that fails ({first_line(error)})"
             several = ", name one that there is," if isinstance(there, dict) else ","
             raise UserError(
-                f"Expected a chat template beside the tokenizer, found {found}: leave out --apply_chat_template, as "
+                f"Expected a chat template beside the tokenizer, found {state}: leave out --apply_chat_template, as "
                 f"for any model that was not trained on chats{several} or mend the template."
             ) from error
         return text

@@ -60,8 +60,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"a checkpoint folder holds a config.json, {folder} has none")
     config = read_json_object(path, "the configuration of a checkpoint", nan=False)
-    for part in (config, *config.values()):
-        if isinstance(part, dict) and fits(labels := part.get("num_labels", 0), int) and labels > _MOST_LABELS:
+    for section in (config, *config.values()):
+        if isinstance(section, dict) and fits(labels := section.get("num_labels", 0), int) and labels > _MOST_LABELS:
             raise UserError(f"Expected at most {_MOST_LABELS} labels in {path}, found num_labels {labels}; mend it")
     return config
 
