@@ -17,8 +17,8 @@ from sbeval.checkpoints.facts import checkpoint_format, positive, text_config, t
 from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
-from sbeval.fingerprint.evaluation import KEPT_IN
 from sbeval.fingerprint.parts import Parts, changes, named, short_sha256, shortened, versions
+from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.loading import loading
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD

@@ -83,7 +83,7 @@ def _hash(tokenizer: Any) -> str:
     state = ""
     if backend is None or code:
         given = getattr(tokenizer, "init_kwargs", {})
-        files = {name: given.get(name) for name in getattr(tokenizer, "vocab_files_names", ())}
+        files = {name: given.get(name) for name in (*getattr(tokenizer, "vocab_files_names", ()), "tokenizer_file")}
         read = [file_sha256(Path(path)) for path in files.values() if isinstance(path, str) and Path(path).is_file()]
         apart = {"name_or_path", *files, *(_NO_TOKENS if code else ())}
         kept = {key: value for key, value in given.items() if key not in apart}

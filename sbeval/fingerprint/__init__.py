@@ -2,5 +2,6 @@
 
 - `parts`: how are two fingerprints compared, in words?
 - `checkpoint`: which files of a checkpoint decide what a model answers, and which hash have its weights?
-- `evaluation`: what does one lm-eval run depend on, the files and data of its tasks included?
+- `tasks`: which files and local data can the tasks of a run read?
+- `evaluation`: what does one lm-eval run depend on, settings, checkpoints and tasks?
 """

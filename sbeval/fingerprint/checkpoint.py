@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,27 @@ def _code_below(folder: Path) -> Parts:
     }
 
 
-def visible_files(folder: Path) -> Iterator[Path]:
-    """Yields the files below a folder by name, without hidden ones and hidden folders."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+def visible_files(
+    folder: Path, leaves_out: Callable[[str, Sequence[str]], bool] = lambda place, files: False
+) -> Iterator[Path]:
+    """Yields the files below a folder by name: not hidden ones, nor the compiled code that a run leaves.
+
+    Links to folders are followed, each folder once. `leaves_out` is told the real path and the files of a folder below
+    this one and says whether it is passed over.
+    """
+    seen = set(map(str, Path(os.path.realpath(folder)).parents))
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen or (place != str(folder) and leaves_out(real, files)):
+            folders.clear()
+            continue
+        seen.add(real)
+        # links first, so that one which leads elsewhere gives other names
+        shown = (name for name in folders if not name.startswith("."))
+        folders[:] = sorted(shown, key=lambda name: (not os.path.islink(os.path.join(place, name)), name))
         for name in sorted(files):
-            if not name.startswith(".") and (file := Path(place) / name).is_file():
-                yield file
+            if not name.startswith(".") and not name.endswith(".pyc") and os.path.isfile(os.path.join(place, name)):
+                yield Path(place) / name
 
 
 def _json(file: Path) -> Mapping[str, Any]:

@@ -219,6 +219,34 @@ def test_tokens_of_a_tokenizer_with_code_of_its_own_are_kept_by_that_code(
     assert (first.tokens(0, first.total_tokens).tolist() == second.tokens(0, second.total_tokens).tolist()) == same
 
 
+SLOW = """from transformers import PreTrainedTokenizer
+class Tok(PreTrainedTokenizer):
+    vocab_size = 2
+    def get_vocab(self): return {"a": 0, "b": 1}
+    def _tokenize(self, text): return list(text)
+    def _convert_token_to_id(self, token): return self.get_vocab().get(token, 0)
+    def _convert_id_to_token(self, index): return "ab"[index]
+"""
+
+
+def test_a_slow_tokenizer_beside_a_fast_one_has_one_hash_in_two_folders(tmp_path: Path) -> None:
+    settings = json.dumps({"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["tok.Tok", None]}})
+    hashes = []
+    for folder, added in (("first", []), ("second", []), ("other", [{"id": 2, "content": "x"}])):
+        files = {
+            "tok.py": SLOW,
+            "tokenizer_config.json": settings,
+            "tokenizer.json": json.dumps({"added_tokens": added}),
+        }
+        (tmp_path / folder).mkdir()
+        for name, text in files.items():
+            (tmp_path / folder / name).write_text(text)
+        tokenizer = load_tokenizer(tmp_path / folder, trust_remote_code=True)
+        assert "tokenizer_file" in tokenizer.init_kwargs
+        hashes.append(tokenizer_sha256(tokenizer))
+    assert [hash == hashes[0] for hash in hashes] == [True, True, False]
+
+
 def test_padding_and_truncation_do_not_change_the_tokenizers_hash() -> None:
     tokenizer = tiny_tokenizer.__wrapped__()
     changed = tiny_tokenizer.__wrapped__()

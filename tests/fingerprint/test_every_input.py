@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from sweep_inputs import sweep_over, write_inputs
 from sbeval.errors import UserError
 from sbeval.fingerprint import parts
 from sbeval.fingerprint.evaluation import run_inputs
+from sbeval.fingerprint.tasks import data_sha256
 from sbeval.model_adapters.record import model_parts, stamp
 from sbeval.sweep import run_sweep
 from sbeval.sweep.definition import plan
@@ -158,11 +161,35 @@ READ = {
     "rows of a group's own task": ("group: t\ntask: [{{task: x, dataset_path: mine}}]", "mine/rows.jsonl"),
     "a file in its metadata": ("task: t\nmetadata: {{shots: shots.txt, data_path: texts}}", "shots.txt"),
     "a folder in its metadata": ("task: t\nmetadata: {{data_path: texts}}", "texts/__pycache__/a.txt"),
+    "a folder that a link leads to": ("task: t", "far/rows.bin"),
+    "a folder of a tracker's name that the code names": ("task: t", "tasks/mlruns/rows.bin"),
+    "code below a YAML without any beside it": (
+        "include: ../alone/code\ntask: t",
+        "alone/deep/utils.py",
+        "alone/rows.bin",
+    ),
+    "a folder of a builder's name elsewhere": ("task: t\ndataset_path: ./json", "json/rows.jsonl"),
     "a file of one name elsewhere": ("task: t\nmetadata: {{shots: both.txt}}", "tasks/both.txt", "both.txt"),
 }
 UNREAD = {
     "other tasks and sweeps": ("task: t", "tasks/other.yaml", "tasks/sweep.yml"),
     "compiled code and pages": ("task: t", "tasks/__pycache__/utils.cpython-311.pyc", "tasks/LICENSE"),
+    "what lies beside a YAML alone": ("include: ../alone/code\ntask: t", "alone/rows.bin"),
+    "others' results": ("task: t", "tasks/results/results_1.json", "tasks/results/samples.bin"),
+    "another run without results": ("task: t", "tasks/r/inputs.json", "tasks/r/run.yaml", "tasks/r/log.bin"),
+    "a checkpoint": ("task: t", "tasks/trained/config.json", "tasks/trained/deep/model.bin"),
+    "an environment": ("task: t", "tasks/environment/pyvenv.cfg", "tasks/environment/lib/some.py"),
+    "a page": ("task: t", "tasks/page/summary.md", "tasks/page/index.html", "tasks/page/rows.bin"),
+    "logs": ("task: t", "tasks/slurm-1.out", "tasks/wandb/run/rows.bin", "tasks/responses_rank0.db"),
+    "endings that the code holds within words": ("task: t", "tasks/train.log", "tasks/shots.pdf"),
+    "a folder of a builder's name": ("task: t\ndataset_path: json", "json/rows.jsonl"),
+    "where its data are kept": ("task: t\ndataset_kwargs: {{cache_dir: kept/}}", "kept/rows.arrow"),
+    "where its data are kept beside its code": (
+        "task: t\ndataset_kwargs: {{cache_dir: tasks/kept}}",
+        "tasks/kept/rows",
+    ),
+    "compiled code among its data": ("task: t\ndata_dir: tasks", "tasks/__pycache__/utils.cpython-311.pyc"),
+    "the run's own output among its data": ("task: t\ndata_dir: ./tasks/../tasks", "tasks/out/one/x.jsonl"),
     "folders that words, slashes and dots are called": ("task: t\nmetadata: [words, /, ./]", "words/a.txt", "a.txt"),
 }
 
@@ -172,13 +199,18 @@ def test_every_file_that_a_task_may_read_counts(case: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     text, *files = (READ | UNREAD)[case]
     put("tasks/t.yaml", text.format(here=tmp_path))(tmp_path)
-    put("tasks/utils.py", "READS = ['shots.yaml', '.md']\n")(tmp_path)
+    put("tasks/utils.py", "READS = ['shots.yaml', '.md', 'mlruns/rows']\nmath.log(shots.pdfs)\n")(tmp_path)
+    put("alone/code", "doc_to_text: !function deep.utils.text")(tmp_path)
+    (tmp_path / "tasks/linked").symlink_to("../far")
+    (tmp_path / "tasks/above").symlink_to("..")
+    (tmp_path / "tasks/memory").symlink_to("/proc/self/mem")
+    config = {"tasks": ["t"], "include_path": "tasks", "output_path": "tasks/out" if "output" in case else "out"}
     for name in ("both.txt", *files):
         put(name, "task: other\n" if name == "tasks/other.yaml" else "before")(tmp_path)
     for name in files:
-        before = run_inputs({"tasks": ["t"], "include_path": "tasks"}).parts
+        before = run_inputs(config).parts
         put(name, "task: other\ntag: x\n" if name == "tasks/other.yaml" else "after")(tmp_path)
-        changed = parts.changes(before, run_inputs({"tasks": ["t"], "include_path": "tasks"}).parts)
+        changed = parts.changes(before, run_inputs(config).parts)
         assert (changed is not None and changed.endswith(" changed")) == (case in READ), changed
 
 
@@ -190,14 +222,40 @@ def test_in_a_folder_where_a_run_writes_a_task_reads_the_files_its_code_names(
     monkeypatch.chdir(tmp_path / ("" if place == "here" else "cwd"))
     put("utils.py", "READS = '.json'\n")(tmp_path)
     put("t.yaml", "task: t")(tmp_path)
+    (tmp_path / "ckpt").mkdir()
     config: dict[str, Any] = {"tasks": ["t"], "include_path": str(tmp_path)}
     config |= {"output": {"output_path": str(tmp_path / "results/a")}}.get(place, {})
     config |= {"model": {"model_args": {"pretrained": str(tmp_path / "ckpt")}}}.get(place, {})
-    for name, expected in (("prompts.json", "prompts.json is new"), ("out.txt", None), ("sweep.yaml", None)):
+    counted = {name: f"{name} is new" for name in ("prompts.json", "data/deep/prompts.json")}
+    for name in (*counted, "out.txt", "data/out.txt", "sweep.yaml"):
         before = run_inputs(config).parts
         put(name, "a: b")(tmp_path)
-        put("results/a/more.json", name)(tmp_path)
-        assert parts.changes(before, run_inputs(config).parts) == expected
+        put(f"results/a/{'more' if place == 'output' else 'results_1'}.json", name)(tmp_path)
+        put(f"ckpt/deep/{'more' if place == 'model' else 'config'}.json", name)(tmp_path)
+        assert parts.changes(before, run_inputs(config).parts) == counted.get(name)
+
+
+def test_a_link_that_leads_to_another_folder_of_the_data_changes_them(tmp_path: Path) -> None:
+    for name in ("one/rows", "two/rows", "one/zero/rows"):
+        put(name, name)(tmp_path)
+    hashes = set()
+    for target in ("one", "two", ".", "one/zero"):
+        (tmp_path / "used").unlink(missing_ok=True)
+        (tmp_path / "used").symlink_to(target)
+        hashes.add(data_sha256(str(tmp_path)))
+    assert len(hashes) == 4
+
+
+def test_code_that_is_compiled_among_the_data_of_its_task_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    put("t.yaml", f"task: t\ndata_dir: {tmp_path}\ndoc_to_text: !function utils.f")(tmp_path)
+    put("utils.py", "def f(doc): pass\n")(tmp_path)
+    before = run_inputs({"tasks": ["t"], "include_path": str(tmp_path)})
+    subprocess.run([sys.executable, "-c", "import utils"], cwd=tmp_path, check=True)
+    assert list(tmp_path.rglob("*.pyc"))
+    assert run_inputs({"tasks": ["t"], "include_path": str(tmp_path)}) == before
 
 
 def said(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
