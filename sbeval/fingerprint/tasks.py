@@ -31,12 +31,10 @@ _BUILDERS = (
 """What datasets takes for readers of its own as a `dataset_path`, before it looks for a folder."""
 _YAML = (".yaml", ".yml")
 # beside a task's code: what a run, a log or a cache writes, and folders of others' results, checkpoints and pages
-_WRITTEN = ("*.out", "*.err", "log.txt", "events.out.*", "*_rank[0-9]*.db")
+_WRITTEN = ("*.out", "*.err", "log.txt", "events.out.*", "*_rank[0-9]*.db", "results_*.json", "samples_*.jsonl")
 _TRACKERS = ("wandb", "mlruns", "lightning_logs", "logs")
-_MARKS = (
-    *(("results_*.json",), ("run.yaml", "inputs.json"), ("index.html", "summary.md")),
-    *(("config.json",), ("pyvenv.cfg",)),
-)
+_RECORD, _PAGE = ("run.yaml", "inputs.json"), ("index.html", "summary.md")
+_MARKS = (("results_*.json",), ("config.json",), ("pyvenv.cfg",), _RECORD, _PAGE)
 # arguments of the model that say where something is kept, which no number depends on
 KEPT_IN = frozenset({"cache_dir", "offload_folder", "logits_cache"})
 _AROUND_A_PATH = re.compile("^(.*://.*::)?((file|local)://)?")
