@@ -49,7 +49,7 @@ def visible(text: str) -> str:
 
 def visible_in_colour(text: str) -> str:
     """Returns text as `visible` does, with the colours and the carriage returns of who prints it."""
-    return "".join(part if index % 2 else visible(part) for index, part in enumerate(_COLOURS.split(text)))
+    return "".join(piece if index % 2 else visible(piece) for index, piece in enumerate(_COLOURS.split(text)))
 
 
 def log_visibly() -> None:
@@ -67,9 +67,9 @@ def log_visibly() -> None:
     def shown_warning(*args: Any, **kwargs: Any) -> str:
         return visible(show(*args, **kwargs))
 
-    if make.__module__ != __name__:
+    if getattr(make, "__module__", None) != __name__:
         logging.setLogRecordFactory(made)
-    if show.__module__ != __name__:
+    if getattr(show, "__module__", None) != __name__:
         warnings.formatwarning = shown_warning
 
 
