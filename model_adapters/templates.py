@@ -11,7 +11,7 @@ from typing import Any
 from sbeval.errors import UserError, first_line
 
 _MOST_TEMPLATE_BYTES, _TEMPLATE_MEMORY_BYTES = 2**25, 2**30
-_limiting = threading.RLock()  # the limit is the whole process's, and would stay
+_limiting = threading.RLock()  # the limit is the whole process's
 
 
 def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,14 +26,14 @@ def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with _little_memory():
                 text = write(lm, *args, **kwargs)
-            if text is not None and len(str.encode(text)) > _MOST_TEMPLATE_BYTES:
-                raise ValueError(f"it writes more than {_MOST_TEMPLATE_BYTES} bytes")
+                if text is not None and len(str.encode(text)) > _MOST_TEMPLATE_BYTES:
+                    raise ValueError(f"it writes more than {_MOST_TEMPLATE_BYTES} bytes")
         except Exception as error:  # of any class, as code has them
             there = lm.tokenizer.chat_template
-            state = "none" if there is None else f"one that fails ({first_line(error)})"
+            what = "none" if there is None else f"one that fails ({first_line(error)})"
             several = ", name one that there is," if isinstance(there, dict) else ","
             raise UserError(
-                f"Expected a chat template beside the tokenizer, found {state}: leave out --apply_chat_template, as "
+                f"Expected a chat template beside the tokenizer, found {what}: leave out --apply_chat_template, as "
                 f"for any model that was not trained on chats{several} or mend the template."
             ) from error
         return text

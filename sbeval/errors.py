@@ -67,9 +67,9 @@ def log_visibly() -> None:
     def shown_warning(*args: Any, **kwargs: Any) -> str:
         return visible(show(*args, **kwargs))
 
-    if make.__module__ != __name__:
+    if getattr(make, "__module__", None) != __name__:
         logging.setLogRecordFactory(made)
-    if show.__module__ != __name__:
+    if getattr(show, "__module__", None) != __name__:
         warnings.formatwarning = shown_warning
 
 

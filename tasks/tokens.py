@@ -153,6 +153,8 @@ def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
     if not isinstance(source, str):
         return source
     options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}
+    if "subfolder" in options:  # lm-eval reads that of a step as a number
+        options["subfolder"] = str(options["subfolder"])
     try:
         return _load_once(source, remedy=_REMEDY, **options)
     except UserError as error:

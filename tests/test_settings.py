@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
-from sbeval.settings import Lengths, Settings, as_counts, read_value
+from sbeval.settings import Counts, Lengths, Settings, as_counts, read_value
 from sbeval.tasks.metadata import PERPLEXITY_SEED, SAMPLES_SEED, TaskOptions
 
 HOMES = (
@@ -165,6 +165,11 @@ def test_what_is_no_mapping_is_named() -> None:
         UserError, match=r"Expected run 'x' to be a mapping of settings, found \[1\]: write `key: value`"
     ):
         TaskOptions.read([1], place="run 'x'", source="sweep.yaml")
+
+
+def test_a_number_that_is_too_large_is_told_the_largest() -> None:
+    with pytest.raises(UserError, match="whole numbers from 1 to 134217728, found 268435456"):
+        read_value(Counts, 2**28, name="counts")
 
 
 def test_a_very_long_value_is_shown_in_part() -> None:

@@ -141,9 +141,9 @@ class Weights:
             if path.suffix == ".safetensors":
                 with safe_open(path, framework="pt") as file:
                     names = set(file.keys())
-                    slices = {name: file.get_slice(name) for name in names}
-                    self._kinds |= {name: tensor.get_dtype() for name, tensor in slices.items()}
-                    self._shapes |= {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+                    for name in names:
+                        tensor = file.get_slice(name)
+                        self._kinds[name], self._shapes[name] = tensor.get_dtype(), tuple(tensor.get_shape())
             else:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):

@@ -63,7 +63,7 @@ _CONFIGURED = {
 # lm-eval's modules that look at what a user wrote, and do nothing else that fails
 _REFUSES = ("lm_eval._cli.", "lm_eval.evaluator.simple_evaluate", "lm_eval.tasks._", "lm_eval.tasks.manager.")
 # no answers to a user, but for an unknown keyword argument
-_DEFECTS = (MemoryError, OSError, AttributeError, TypeError, KeyError)
+_DEFECTS = (OSError, AttributeError, TypeError, KeyError)
 
 
 class Asked(NamedTuple):
@@ -147,7 +147,7 @@ def options_told() -> Iterator[None]:
         reads_options = re.compile(r"lm_eval\.(config\.|loggers\..*\.__init__$)")
         unknown_option = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
         refused = places[-1].startswith(_REFUSES) and (unknown_option or not isinstance(error, _DEFECTS))
-        if not refused and not any(map(reads_options.match, places)):
+        if isinstance(error, MemoryError) or not (refused or any(map(reads_options.match, places))):
             raise
         logging.getLogger("lm_eval.sbeval").debug("lm-eval does not take the options", exc_info=True)
         raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error

@@ -188,6 +188,7 @@ def test_what_lm_eval_finds_wrong_is_one_sentence_too(
         ("lm_eval.evaluator", "simple_evaluate", ValueError("a"), True),
         ("lm_eval.evaluator", "evaluate", ValueError("a"), False),
         ("lm_eval._cli.run", "_execute", TypeError("got an unexpected keyword argument 'a'"), True),
+        ("lm_eval.config.evaluate_config", "read", MemoryError("a"), False),
         *(("lm_eval._cli.run", "_execute", kind("a"), False) for kind in (MemoryError, OSError, TypeError, KeyError)),
     ],
     ids=str,

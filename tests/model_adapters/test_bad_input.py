@@ -23,7 +23,7 @@ from sbeval.errors import UserError
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.options import check_early, check_shared_arguments
 from sbeval.model_adapters.templates import in_template
-from sbeval.tasks.tokens import TokenCounter
+from sbeval.tasks.tokens import TokenCounter, model_tokenizer
 from tests.model_adapters.small import Checkpoints, copied, instances, likelihoods, load_lm, save_lora, t5
 
 
@@ -479,7 +479,9 @@ def test_the_device_that_lm_eval_names_by_default_is_never_refused() -> None:
     check_shared_arguments({"device": "cuda:0"})
 
 
-def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text() -> None:
+def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("llama"), tmp_path / "1000")
+    assert model_tokenizer({"pretrained": str(tmp_path), "subfolder": 1000}, "a task")
     check_shared_arguments(given := {"subfolder": 1000})
     assert given == {"subfolder": "1000"}
 
