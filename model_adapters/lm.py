@@ -219,10 +219,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             if released is not None:
                 self._config = PretrainedConfig()  # until the weights are read, which tell more than config.json does
                 return
-            check_weights(local_path(pretrained) / kwargs.get("subfolder", ""), source)
+            check_weights(local_path(pretrained) / (kwargs.get("subfolder") or ""), source)
             register_fla_models()
             super()._get_config(pretrained, **kwargs)
-            check_quantisation(self._config, local_path(pretrained) / kwargs.get("subfolder", ""))
+            check_quantisation(self._config, local_path(pretrained) / (kwargs.get("subfolder") or ""))
         say_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:

@@ -26,6 +26,8 @@ LAUNCHED = "SBEVAL_LAUNCHED"
 """Set where `sbeval launch` says for all processes what one of them has found wrong."""
 WAIT_SECONDS = "SBEVAL_WAIT_SECONDS"
 """Environment variable: how long processes wait for one that does not come."""
+_TRUTHS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+_MEETING = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
 _NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _WAIT_SECONDS = 1800.0
 _LOOK_SECONDS = 0.5
@@ -66,9 +68,15 @@ def check_environment(*, meeting: bool = False) -> None:
     for name, value in given.items():
         if not value.removeprefix("-").isdecimal():
             raise UserError(f"Expected a whole number in the environment's {name}, found {shown(value)}: {remedy}.")
-    if meeting and several():
-        if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if not os.environ.get(name)]:
-            raise UserError(f"Expected {', '.join(missing)} beside WORLD_SIZE, found none: {remedy}.")
+    if (value := os.environ.get("ACCELERATE_USE_CPU", "no")).lower() not in _TRUTHS:
+        raise UserError(
+            f"Expected true or false in the environment's ACCELERATE_USE_CPU, found {shown(value)}: unset it."
+        )
+    # accelerate takes any LOCAL_RANK for one of several processes
+    if meeting and (several() or int(given.get("LOCAL_RANK", -1)) >= 0):
+        if missing := [name for name in _MEETING if not os.environ.get(name)]:
+            there = next(name for name in ("WORLD_SIZE", "LOCAL_RANK") if name in given)
+            raise UserError(f"Expected {', '.join(missing)} beside {there}, found none: {remedy}.")
         if not 0 <= int(given["RANK"]) < int(given["WORLD_SIZE"]):
             below = f"RANK from 0 to below WORLD_SIZE={given['WORLD_SIZE']}"
             raise UserError(f"Expected {below}, found {given['RANK']}: {remedy}.")

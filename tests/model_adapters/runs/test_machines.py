@@ -132,6 +132,7 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"LOCAL_RANK": "1"}, "Expected RANK, WORLD_SIZE, MASTER_ADDR beside LOCAL_RANK, found none: unset it"),
         ({"WORLD_SIZE": "2"}, "Expected RANK, LOCAL_RANK, MASTER_ADDR beside WORLD_SIZE, found none: unset it"),
         (
             {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"},
