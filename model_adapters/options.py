@@ -15,7 +15,7 @@ from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
-from sbeval.settings import Count, Expected, Settings, Tokens, as_number, read_value, whole
+from sbeval.settings import Count, Expected, Flag, Settings, Tokens, as_number, read_value, whole
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     AdapterOptions.pop(given)
     check_dtypes(given)
     _check_batch_size(1 if batch_size is None else batch_size)
-    for own in ("device", "batch_size"):  # lm-eval gives these to the model beside its arguments
+    for own in ("device", "batch_size", "max_batch_size"):  # lm-eval gives these to the model beside its arguments
         if own in given:
             raise UserError(
                 f"Expected {own} as an option of its own, found {own}={shown(given[own])} in the model's arguments: "
@@ -151,6 +151,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     if given.get("max_length") is not None:
         read_value(Tokens, given["max_length"], name="max_length", source=_SOURCE)
     read_value(Backend | None, given.get("backend"), name="backend", source=_SOURCE)
+    read_value(Flag | None, given.get("parallelize"), name="parallelize", source=_SOURCE)
     _name_subfolder(given)
     for key in ("pretrained", "tokenizer", "peft", "delta"):
         if given.get(key) is not None and not isinstance(given[key], str):

@@ -19,7 +19,7 @@ from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_yaml
-from sbeval.settings import Expected, Limit, Names, Text, as_counts, read_value
+from sbeval.settings import Expected, Limit, Names, Text, as_counts, as_whole, read_value
 
 
 def _arguments(value: Any) -> Any:
@@ -46,6 +46,13 @@ def _tasks(value: Any) -> Any:
     return value
 
 
+def _numbers(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError
+    return [as_whole(number, 0) for number in value]
+
+
+_Numbers = Annotated[list[int], Expected("a list of whole numbers of at least 0", _numbers)]
 _Arguments = Annotated[Any, Expected("a mapping whose keys are text, or text such as key=value,key=value", _arguments)]
 
 
@@ -166,6 +173,9 @@ def check_options(options: Mapping[str, Any]) -> None:
         read_value(Limit, options["limit"], name="--limit")
         if options.get("samples"):
             raise UserError("Expected --samples or --limit, found both: leave one out.")
+    if isinstance(samples := options.get("samples"), Mapping):
+        for task, numbers in samples.items():
+            read_value(_Numbers, numbers, name=f"--samples of {task}")
     seeds = options.get("seed")
     seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
     for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
