@@ -186,7 +186,10 @@ class PerplexityTask(BaseTask):
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]
         record["uneven_documents"] = any(map(uneven, targets))
         scored = np.flatnonzero(np.any(targets, axis=0))
-        record["seen_documents"] = trained_on(self.config.metadata, self.corpus, scored.tolist())
+        record["seen_documents"] = seen = trained_on(self.config.metadata, self.corpus, scored.tolist())
+        if seen:
+            words = "%s: the model was trained on at least %d of the documents scored, %s among them"
+            log.warning(words, self.config.task, len(seen), seen[0])
         self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))
         # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
         kwargs["cache_requests"] = False

@@ -12,7 +12,9 @@ from corpus_problems import BOS, EOS, KnownLM, random_text, run_task, tiny_gpt2,
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_table
 from ruler_problems import task_manager
 
-from sbeval.corpora import store
+from sbeval.corpora import store, tokenizer_sha256
+from sbeval.corpora.seen import keep_seen
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.results.intervals import ratio_interval
 from sbeval.results.records import TaskRecord, parse_metric_key
@@ -238,6 +240,18 @@ def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol
     assert record.corpus_sha256 is not None
     assert record.tokenizer_sha256 is not None
     assert record.own_document_share is not None
+
+
+def test_a_run_says_and_records_which_documents_its_model_was_trained_on(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = metadata(corpus, pretrained=str(tmp_path))
+    texts = documents(corpus)
+    longest = max(texts, key=lambda name: len(texts[name]))
+    keep_seen([np.array(texts[longest])], tokenizer_sha256(load_tokenizer(given["tokenizer"])), tmp_path)
+    found = run_task("sb_stdlib_stream", KnownLM(), given)
+    assert found["record"]["seen_documents"] == [longest]
+    assert f"at least 1 of the documents scored, {longest} among them" in caplog.text
 
 
 def test_intervals_come_with_enough_documents(corpus: Path) -> None:
