@@ -1,6 +1,7 @@
 """What the packaged YAML files say agrees with lm-eval's own reading and with the classes they name."""
 
 import importlib
+import os
 from pathlib import Path
 from typing import get_type_hints
 
@@ -119,3 +120,10 @@ def test_tasks_that_only_sb_answers_are_refused_for_another_model(tasks: list[st
 def test_tasks_that_generate_are_every_models() -> None:
     check_model("vllm", ["sb_ruler", "sb_niah_single_1", "sb_json_kv", "hellaswag"])
     check_model("vllm", ["sb_paper_mmlu", "sb_paper_gsm8k", "sb_paper_ruler", "sb_paper_appendix"])
+
+
+def test_a_folder_of_tasks_may_hold_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone.yaml").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UserError, match="Expected the name of a task, found 'sb_nope'"):
+        check_names(["sb_nope"], [tmp_path])
