@@ -72,6 +72,7 @@ def told_in_one_sentence() -> Iterator[None]:
                 _check_surroundings()
                 yield
         except AskedToEnd as ended:
+            ranks.fails()
             if not ranks.launched():
                 print(ended, file=sys.stderr)
             raise

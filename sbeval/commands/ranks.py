@@ -39,6 +39,7 @@ _ENDS_WELL = 0
 _FAILED = "sbeval/failed"
 _GONE = "Expected the first machine's launcher to answer, found it gone: see what it said."
 _watch: "_Watch | None" = None
+_failing = False
 
 
 def several() -> bool:
@@ -112,12 +113,19 @@ def waiting() -> Iterator[None]:
         yield
 
 
+def fails() -> None:
+    """Notes that this process does not end well: it leaves at once what the others may still wait in."""
+    global _failing
+    _failing = True
+
+
 def told(error: BaseException, sentence: str | None) -> bool:
     """Tells the other processes, and the launcher, that this one fails with an error; a sentence is for users.
 
     Returns:
         Whether all is said already: by the launcher, or by a process that failed before and took this one with it.
     """
+    fails()
     if not several():
         return False
     if _watch is not None:
@@ -144,6 +152,21 @@ def tell_machines(address: str, port: int, sentence: str) -> None:
     with contextlib.suppress(Exception):  # the first machine's launcher may be gone
         if _board(address, port, _TO_END_SECONDS).compare_set(_FAILED, "", sentence).decode() == sentence:
             time.sleep(_TOLD_SECONDS)
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends threads that take Python's lock: one that does while Python ends would end this process with SIGABRT.
+
+    They are the watch's, in its store, and those of gloo, which may hold the last tensor that was gathered. Where this
+    process fails, a collective may be under way that no other process will join.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    failed = _failing or getattr(sys, "last_value", None) is not None
+    if distributed is not None and distributed.is_available() and distributed.is_initialized() and not failed:
+        distributed.destroy_process_group()
+    if _watch is not None:
+        _watch.end()
 
 
 def _board(address: str, port: int, seconds: float) -> Any:
@@ -179,7 +202,6 @@ class _Watch:
         self._rank, self._count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._step = 0
         self._since: float | None = None
-        self._failing = False
         self._wait_seconds = _seconds_to_wait()
         self._ended, self._wakes = os.pipe()
         os.set_blocking(self._wakes, False)
@@ -189,7 +211,6 @@ class _Watch:
         self._write(f"sbeval/name/{self._rank}", _name())
         self._looks = threading.Thread(target=self._look, daemon=True)
         self._looks.start()
-        atexit.register(self._end_well)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -202,7 +223,7 @@ class _Watch:
 
     def tell(self, sentence: str) -> bool:
         """Writes a sentence on the board; whether it is the first one there."""
-        self._failing = True
+        fails()
         with contextlib.suppress(Exception), self._using:
             return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
         return True
@@ -241,7 +262,7 @@ class _Watch:
                 if time.monotonic() - answered > _LOST_SECONDS:
                     self._end(_GONE)
                 continue
-            if failed is not None and not self._failing:
+            if failed is not None and not _failing:
                 self._end(failed)
             if since is not None and time.monotonic() - since > self._wait_seconds and (late := self._late(step)):
                 sentence = (
@@ -252,8 +273,8 @@ class _Watch:
                 time.sleep(_TOLD_SECONDS)
                 self._end(self._read(_FAILED) or sentence)
 
-    def _end_well(self) -> None:
-        """Stops looking: a thread that is in the store while Python ends would end this process with SIGABRT."""
+    def end(self) -> None:
+        """Stops looking, and leaves the store."""
         os.write(self._wakes, bytes([_ENDS_WELL]))
         self._looks.join(_LOST_SECONDS)
 

@@ -4,17 +4,19 @@ Each machine has two processes where it matters that some are neither alone nor 
 a launcher starts takes as long to start as all the rest.
 """
 
+import atexit
 import contextlib
 import json
 import os
 import re
 import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from ranks import sbeval, start
+import torch
+from ranks import run_ranks, sbeval, start
+from torch import distributed
 from torch.distributed import TCPStore
 
 from sbeval.commands import ranks
@@ -170,18 +172,26 @@ def test_a_port_in_use_and_a_command_that_is_none_are_one_sentence(monkeypatch: 
             launch([*first, "--main_process_port", port, "run", "--tasks", "none"])
 
 
-def test_a_process_is_in_the_store_no_more_when_python_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that is there then ends a process that was done with SIGABRT."""
-    at_end = []
-    monkeypatch.setattr("atexit.register", at_end.append)
-    monkeypatch.setattr("signal.set_wakeup_fd", lambda *arguments, **options: -1)
+def test_no_thread_that_takes_python_s_lock_is_there_when_python_ends() -> None:
+    """One that takes it then ends a process that was done with SIGABRT."""
+    run_ranks(_ends_its_threads, processes=2)
+
+
+def _ends_its_threads(rank: int) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": "0", "WORLD_SIZE": "2"}
-    for name, value in alone.items():
-        monkeypatch.setenv(name, value)
-    before = {*threading.enumerate()}
-    ranks._Watch()
-    assert {*threading.enumerate()} > before
-    for ends in at_end:
-        ends()
-    assert {*threading.enumerate()} == before
+    distributed.init_process_group("gloo")
+    distributed.all_reduce(torch.ones(4))
+    before = _threads()
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+    ranks.watch()
+    assert before.keys() < _threads().keys()
+    assert any("gloo" in name for name in _threads().values())
+    atexit._run_exitfuncs()
+    left = _threads()
+    assert left.keys() < before.keys()
+    assert not any("gloo" in name for name in left.values())
+
+
+def _threads() -> dict[str, str]:
+    tasks = Path("/proc/self/task")
+    return {task.name: (task / "comm").read_text() for task in tasks.iterdir()}
