@@ -7,7 +7,7 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 274,
-    "product lines": 40778,
+    "product lines": 40781,
     "lines of code": 28174,
     "modules with one importer": 64,
     "circles of files": 0,
@@ -15,7 +15,7 @@ AT_MOST = {
     "imports in functions": 72,
     "of them of our modules": 29,
     "vague names": 166,
-    "test lines": 30278,
+    "test lines": 30300,
 }
 COUNTS = census()
 

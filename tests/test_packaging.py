@@ -73,6 +73,7 @@ def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("import this\n" * 400)
     arguments = ["run", "--model_args", f"pretrained={checkpoint}", "--tasks", "sb_text_stream", "--metadata"]
     arguments += [json.dumps({"data_path": str(tmp_path / "text.txt"), "context_lengths": [64]}), "--limit", "1"]
+    arguments += ["--device", "cpu"]
     code = (
         "import sys\nsys.modules['triton'] = None\n"  # its import then fails
         f"sys.argv[1:] = {arguments!r}\nfrom sbeval.__main__ import main\nmain()"

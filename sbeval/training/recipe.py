@@ -56,8 +56,11 @@ class DataSettings(Settings):
     allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch of the text.")
 
 
-def usual_warmup_steps(*, total_tokens: int, batch_tokens: int, schedule: str = "cosine", **_: Any) -> int:
-    """Returns the warm-up of a run of which none is asked for: a tenth of its steps, at most that of a long one."""
+def usual_warmup_steps(*, total_tokens: int = 0, batch_tokens: int = 1, schedule: str = "cosine", **_: Any) -> int:
+    """Returns the warm-up of a run of which none is asked for: a tenth of its steps, at most that of a long one.
+
+    Before pydantic 2.14 it is asked for settings of which some are missing too, which are then refused.
+    """
     return min(150 if schedule == "extension" else 200, total_tokens // batch_tokens // 10)
 
 

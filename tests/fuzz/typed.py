@@ -22,6 +22,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import lm_eval.__main__
+import torch
 
 from sbeval.__main__ import main
 from sbeval.demo.evaluation import shipped_checkpoints
@@ -272,6 +273,8 @@ def _run(command: Typed, folder: Path, said: int) -> None:
         sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
         logging.getLogger().handlers.clear()
         plain = command.words[0] == "lm_eval"
+        for name, absent in (("is_available", False), ("device_count", 0)):  # a forked process cannot begin to use them
+            setattr(torch.cuda, name, lambda absent=absent: absent)
         sys.argv[:] = command.words if plain else ["sbeval", *command.words]
         lm_eval.__main__.cli_evaluate() if plain else main()
         code = 0

@@ -31,7 +31,9 @@ PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
 
 def both(pretrained: Path | Any, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
     pretrained = str(pretrained) if isinstance(pretrained, Path) else pretrained
-    return tuple(model(pretrained, device="cpu", **{"dtype": "float32", **kwargs}) for model in (HFLM, StickBreakingLM))  # type: ignore[return-value]
+    return tuple(
+        model(pretrained, **{"device": "cpu", "dtype": "float32", **kwargs}) for model in (HFLM, StickBreakingLM)
+    )  # type: ignore[return-value]
 
 
 def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
@@ -86,7 +88,7 @@ def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
     "options",
     [
         {"revision": "main", "trust_remote_code": True},
-        {"parallelize": True},
+        {"parallelize": True, "device": "cuda" if torch.cuda.is_available() else "cpu"},
         {"device_map": "auto"},
         {"add_bos_token": True},
         {"batch_size": "auto:2", "max_batch_size": 4},

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from torch import distributed
 
 _LONGEST_SECONDS = 300
 
@@ -40,7 +41,10 @@ def run_ranks(function: Callable[..., object], *arguments: object, processes: in
 def start(
     function: Callable[..., object], *arguments: object, environment: Mapping[str, str], folder: Path, log: Path
 ) -> BaseProcess:
-    """Starts `function(*arguments)` in a process with this environment, in a folder; the log has all that it prints."""
+    """Starts `function(*arguments)` in a process with this environment, in a folder; the log has all that it prints.
+
+    It has no GPU.
+    """
     process = mp.get_context("forkserver").Process(  # type: ignore[no-untyped-call]
         target=_alone, args=(dict(environment), folder, log, function, arguments)
     )
@@ -61,7 +65,7 @@ def _alone(
     environment: dict[str, str], folder: Path, log: Path, function: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update({**environment, "CUDA_VISIBLE_DEVICES": ""})
     os.chdir(folder)
     with log.open("w") as output:
         os.dup2(output.fileno(), 1)
@@ -76,3 +80,5 @@ def _run(
     os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
     torch.set_num_threads(1)
     function(rank, *arguments)
+    if distributed.is_initialized():  # the first process keeps the store, in which others may still be
+        distributed.barrier()

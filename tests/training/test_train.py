@@ -38,12 +38,19 @@ def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_
 
 def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     recipe = tiny_recipe(steps=200, save_every_steps=10)
-    whole = train(recipe, tmp_path / "whole", data_folder=data_folder)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    out = tmp_path / "killed"
-    command = ["train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(out)]
-    environment, log = os.environ | {"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "log.txt"
-    process = start(sbeval, *command, environment=environment, folder=tmp_path, log=log)
+    command = ["train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out"]
+    log, whole, out = tmp_path / "log.txt", tmp_path / "whole", tmp_path / "killed"
+
+    def started(folder):
+        return start(sbeval, *command, str(folder), environment=os.environ, folder=tmp_path, log=log)
+
+    def end_well(process):
+        process.join()
+        assert process.exitcode == 0, log.read_text()
+
+    end_well(started(whole))
+    process = started(out)
     try:
         while process.is_alive() and not any(out.glob(f"states/checkpoint-*/{COMPLETE_MARK}")):
             time.sleep(0.01)
@@ -51,11 +58,11 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
         process.kill()
         process.join()
     assert process.exitcode == -signal.SIGKILL, log.read_text()
-    resumed = train(recipe, out, data_folder=data_folder)
+    end_well(started(out))
     before, after = parts_of(out)
     assert 0 == before[0] < before[1] == after[0] < after[1] == 200
-    assert_same_weights(resumed, whole)
-    assert losses(out) == losses(tmp_path / "whole")
+    assert_same_weights(out / "tiny_stickbreaking", whole / "tiny_stickbreaking")
+    assert losses(out) == losses(whole)
 
 
 def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data_folder, capsys):

@@ -105,6 +105,7 @@ def test_an_evaluator_on_another_device_of_another_dtype_or_configuration_is_ano
     metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = metadata["longppl_evaluator"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = [longppl.evaluator_identity(folder), longppl.evaluator_identity(folder)]
     with monkeypatch.context() as on_a_gpu:
         on_a_gpu.setattr(torch.cuda, "is_available", lambda: True)
