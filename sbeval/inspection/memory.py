@@ -178,9 +178,8 @@ def _first(config: Any, *names: str) -> int | None:
 def _key_windows(config: Any, layers: int) -> tuple[int | None, ...]:
     window = _whole(config, "sliding_window") if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
-    return tuple(
-        window if "sliding" in kind else None for kind in kinds if not any(name in kind for name in _NO_KEYS_KEPT)
-    )
+    keeping = [kind for kind in kinds if not any(name in kind for name in _NO_KEYS_KEPT)]
+    return tuple(window if "sliding" in kind else None for kind in keeping)
 
 
 def _whole(config: Any, name: str) -> int | None:
