@@ -24,7 +24,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.transformers_attention import attending_to
-from sbeval.models import RopeFrequencies, SbevalForCausalLM
+from sbeval.models import SbevalForCausalLM
+from sbeval.models.rope import RopeFrequencies
 from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NEVER, FiniteWatch
 

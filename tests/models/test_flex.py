@@ -86,7 +86,7 @@ def test_a_failure_is_told_once_and_not_met_again_unless_memory_ran_out(
         raise error
 
     attention, heads, no_memory = kernel(fails), torch.randn(3, 1, 2, 5, 16), isinstance(error, torch.OutOfMemoryError)
-    own = {"score_mod": None} if kernel is CompiledFlexAttention else {"lengths": [2, 3]}
+    own = {"score_mod": None} if kernel is CompiledFlexAttention else {"lengths": [2, 3], "cu_seqlens": None}
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError) if no_memory else contextlib.nullcontext():
             assert attention(*heads, **own, scale=0.3, sliding_window=5) is None
