@@ -38,11 +38,6 @@ def request_name(instance: Instance) -> str:
     return f"request {instance.idx} of document {instance.doc_id} of {instance.task_name}"
 
 
-def names_by_arguments(requests: Sequence[Instance]) -> dict[tuple[Any, ...], str]:
-    """Returns, for each tuple of arguments, the name of the first request that has it."""
-    return {tuple(request.args): request_name(request) for request in reversed(requests)}
-
-
 def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
     """Checks log-likelihoods that `hf` has computed.
 
@@ -138,6 +133,7 @@ class AnswersOnce(Answers[Request, Response]):
 
     Attributes:
         todo: the requests that the cache does not hold.
+        names: the name of the first of equal requests, for each that was asked.
     """
 
     def __init__(
@@ -151,6 +147,7 @@ class AnswersOnce(Answers[Request, Response]):
     ) -> None:
         database = session.cache_hook.dbdict or {}
         self._asked = [named(*request.args) for request in requests]
+        self.names = {named(*request.args): request_name(request) for request in reversed(requests)}
         answers = {request: database.get(hash_args(request_type, tuple(request))) for request in self._asked}
         kept = {request: answer for request, answer in answers.items() if answer is not None}
         self.todo = [request for request in answers if request not in kept]

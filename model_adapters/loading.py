@@ -1,11 +1,14 @@
-"""Loading: checkpoints of formats that transformers does not know, errors in one sentence, tokenizers that fit."""
+"""Loading: errors in one sentence, tokenizers that fit, and chat templates, code held to some memory and length."""
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import re
+import resource
+import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,12 @@ _TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's s
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
 _SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
 _OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # they mean nothing without it
+_MOST_TEMPLATE_BYTES, _TEMPLATE_MEMORY_BYTES = 2**25, 2**30
+_limiting = threading.RLock()  # the limit is the whole process's
 
 
 @contextlib.contextmanager
-def loading(name: Any, what: str) -> Iterator[None]:
+def in_one_sentence(name: Any, what: str) -> Iterator[None]:
     """Turns what transformers raises for `what` it cannot load, such as "a tokenizer", into one sentence.
 
     Raises:
@@ -269,3 +274,43 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
 def say_format(pretrained: str, name: str) -> None:
     """Logs which format was found, in one line."""
     format_logger.info("%s is a checkpoint of the format %s", pretrained, name)
+
+
+def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of `hf` that writes with a chat template, which may be any code.
+
+    Raises:
+        UserError: there is none, it fails, or it writes more than can be meant.
+    """
+
+    @functools.wraps(write)
+    def written(lm: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with _little_memory():
+                text = write(lm, *args, **kwargs)
+                if text is not None and len(str.encode(text)) > _MOST_TEMPLATE_BYTES:
+                    raise ValueError(f"it writes more than {_MOST_TEMPLATE_BYTES} bytes")
+        except Exception as error:  # of any class, as code has them
+            there = lm.tokenizer.chat_template
+            what = "none" if there is None else f"one that fails ({first_line(error)})"
+            several = ", name one that there is," if isinstance(there, dict) else ","
+            raise UserError(
+                f"Expected a chat template beside the tokenizer, found {what}: leave out --apply_chat_template, as "
+                f"for any model that was not trained on chats{several} or mend the template."
+            ) from error
+        return text
+
+    return written
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Holds this process, for one thread at a time, to some memory beyond what it has."""
+    with _limiting:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _TEMPLATE_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (soft if 0 <= soft < most else most, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

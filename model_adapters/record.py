@@ -20,7 +20,7 @@ from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import Parts, changes, named, short_sha256, shortened, versions
 from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.foreign_files import fits, read_json_object
-from sbeval.model_adapters.loading import loading
+from sbeval.model_adapters.loading import in_one_sentence
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.results.records import ModelRecord, recorded_command
 
@@ -192,7 +192,7 @@ def run_settings(lm: Any) -> dict[str, Any]:
     Raises:
         UserError: a file of the checkpoint cannot be read.
     """
-    with loading(lm.pretrained, "files that can be read for --use_cache"):
+    with in_one_sentence(lm.pretrained, "files that can be read for --use_cache"):
         parts = model_parts(lm)
     options, arguments, rope_scaling = lm.options, lm.arguments, lm.session.rope.in_force
     return {

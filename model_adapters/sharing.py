@@ -18,9 +18,8 @@ import torch
 
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
-from sbeval.model_adapters.scored import RunScores, Scored, start_batch
+from sbeval.model_adapters.scored import LoadedWindow, RunScores, Scored, TokenIds, start_batch
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.windows import LoadedWindow, TokenIds
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import Prefix

@@ -38,7 +38,7 @@ from sbeval.reports.read.models import group_models, note_other_inputs, with_one
 from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
-from sbeval.reports.section import Cell, Material, Publish, Report, Table, row, texts
+from sbeval.reports.section import Cell, Material, Publish, Report, Table
 from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, refuse_others, write_tables
 from sbeval.reports.write.html import write_page
 
@@ -109,11 +109,11 @@ def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
         words if any("[" in cell for cell in cells) else words.removesuffix(BRACKETS)
         for words, cells in zip(HEADER, columns, strict=True)
     ]
-    return Table(
+    return Table.of(
+        headings,
+        [(Cell(name=label), *cells) for label, *cells in rows],
         stem="overview",
         caption="On identical targets, side by side",
-        header=texts(*headings),
-        rows=tuple(row(Cell(name=label), cells) for label, *cells in rows),
         interval="simultaneous 95% band",
         compact=True,
         on_page=on_page,

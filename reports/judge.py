@@ -12,19 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbeval.errors import UserError
+from sbeval.reports import pairs
 from sbeval.reports.analyse.panels import seen_text
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
-from sbeval.reports.pairs import (
-    OCTAVES,
-    ORDINARY,
-    SCORE,
-    Difference,
-    Side,
-    effective_differences,
-    score_differences,
-    text_differences,
-)
+from sbeval.reports.pairs import Difference, Side
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results
 from sbeval.results.digits import with_interval
@@ -84,7 +76,7 @@ def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "") 
         change=change,
         low=low,
         high=high,
-        allowed=0.0 if number.unit == OCTAVES else most,
+        allowed=0.0 if number.unit == pairs.OCTAVES else most,
         reason=_FEW if few else f"doubtful: {_DOUBTFUL}" if doubtful else "",
     )
 
@@ -149,7 +141,7 @@ class Comparison:
         for number in self.effective:
             lines += ["", number.name + ("  worse" if number.worse else "")]
         for group, numbers in _by_group(self.scores).items():
-            counted = "" if group == ORDINARY else f", {numbers[0].count} samples"
+            counted = "" if group == pairs.ORDINARY else f", {numbers[0].count} samples"
             lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
             lines += map(self._line, numbers)
         notes = (*self.obstacles, *self.remarks)
@@ -169,7 +161,7 @@ def _place(number: Difference) -> str:
         return length_text(number.context_length_tokens)
     if number.name:
         return f"{number.name} ({number.count} samples)"
-    return OVER_OCTAVES if number.unit == SCORE else BEYOND
+    return OVER_OCTAVES if number.unit == pairs.SCORE else BEYOND
 
 
 def _by_group(numbers: Iterable[Difference]) -> dict[str, list[Difference]]:
@@ -251,9 +243,9 @@ def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int =
     seen = dict.fromkeys(remark for model in models for text in shared for remark in seen_text(model, text))
 
     def compared(confidence: float) -> Comparison:
-        lengths, obstacles = text_differences(*texts, confidence=confidence)
-        effective = effective_differences(*texts, least_effect=rule.largest_change, confidence=confidence)
-        scores, further = score_differences(*sides, confidence=confidence)
+        lengths, obstacles = pairs.text_differences(*texts, confidence=confidence)
+        effective = pairs.effective_differences(*texts, least_effect=rule.largest_change, confidence=confidence)
+        scores, further = pairs.score_differences(*sides, confidence=confidence)
         return Comparison(
             reference=sides[0].shown,
             candidate=sides[1].shown,

@@ -62,19 +62,16 @@ def settle_lengths(
     return SettledLengths(scored=scored, dropped=dropped, reason=reason)
 
 
-def stream_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
-    """Returns how long a context the joined text can fill beside `targets` more tokens."""
-    total = corpus.total_tokens
-    remedy = "ask for shorter context_lengths or give a longer text"
-    return Limit(max(total - targets, 0), f"the whole text has {total} tokens", remedy)
-
-
-def document_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
-    """Returns how long a context the longest document can fill beside `targets` more tokens."""
-    longest = int(corpus.document_tokens.max(initial=0))
-    beside = f", {targets} of them targets" if targets else ""
-    remedy = 'ask for shorter context_lengths, give longer documents, or set "context": "stream"'
-    return Limit(max(longest - targets, 0), f"the longest document has {longest} tokens{beside}", remedy)
+def text_limit(corpus: TokenizedCorpus, context: str, *, targets: int) -> Limit:
+    """Returns how long a context the joined text, or the longest document, can fill beside `targets` more tokens."""
+    if context == "stream":
+        longest, because = corpus.total_tokens, f"the whole text has {corpus.total_tokens} tokens"
+        remedy = "ask for shorter context_lengths or give a longer text"
+    else:
+        longest, beside = int(corpus.document_tokens.max(initial=0)), f", {targets} of them targets" if targets else ""
+        because = f"the longest document has {longest} tokens{beside}"
+        remedy = 'ask for shorter context_lengths, give longer documents, or set "context": "stream"'
+    return Limit(max(longest - targets, 0), because, remedy)
 
 
 def interval_limits(corpus: TokenizedCorpus, *, targets: int, shortest: int) -> list[Limit]:

@@ -24,19 +24,7 @@ from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import LENGTH, by_model, column_values, records
 from sbeval.reports.read.runs import argument
-from sbeval.reports.section import (
-    NOT_MEASURED,
-    Cell,
-    Figure,
-    Kind,
-    Material,
-    Section,
-    Table,
-    interval,
-    length_table,
-    row,
-    texts,
-)
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Row, Section, Table, interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _METRICS = {
@@ -174,7 +162,7 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     for label, claim in claims.items():
         mark = f" {DOUBTFUL}" if claim.doubtful else ""
         known = {int(number[LENGTH]): _cell(number, digits, mark) for number in by_label.get(label, [])}
-        rows.append(row(Cell(name=label), [known.get(length, NOT_MEASURED) for length in lengths]))
+        rows.append(Row((Cell(name=label), *(known.get(length, NOT_MEASURED) for length in lengths))))
         if claim.differences and metric == "nll":
             rows.append(difference_row(claim, lengths))
     has_intervals = any(cell.interval for line in rows for cell in line.cells)
@@ -187,11 +175,11 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
             "95% band."
         )
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
-    return Table(
+    return Table.of(
+        ("model", *map(length_text, lengths)),
+        rows,
         stem=panel.stem,
         caption=caption,
-        header=texts("model", *map(length_text, lengths)),
-        rows=tuple(rows),
         explanation=explanation,
         interval="95% interval",
         folded=f"Numbers: {caption}",
@@ -277,7 +265,7 @@ def _steps_table(rows: pd.DataFrame, stem: str, name: str) -> Table:
     for number in records(rows):
         nll[int(number["step"])][int(number[LENGTH])] = f"{number['value']:.4f}"
     caption = f"NLL in nats over training steps, {name}"
-    return length_table(
+    return Table.by_length(
         [(Cell(f"{step:,}"), cells) for step, cells in nll.items()],
         lengths=column_values(rows),
         heading="step",

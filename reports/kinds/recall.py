@@ -15,7 +15,7 @@ from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text, ranked
 from sbeval.reports.read.results import column_values
-from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval, length_table
+from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval
 
 _SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")
@@ -179,7 +179,7 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
         }
         rows += [(Cell(name=label), cells)] if cells else []
     title = _title(task, words)
-    return length_table(
+    return Table.by_length(
         rows,
         lengths=column_values(exact, column),
         words=lambda count: _count(count, counted),

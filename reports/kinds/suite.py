@@ -18,7 +18,7 @@ from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.recall import is_drawn
 from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
 from sbeval.reports.read.results import LENGTH, column_values, records
-from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, length_table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table
 from sbeval.results.digits import with_interval
 from sbeval.results.records import parse_metric_key
 
@@ -112,11 +112,11 @@ TABLES = Kind(section=_section)
 
 def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Table:
     shown = [label for label in labels if any(label in task.cells for task in ordinary)]
-    return Table(
+    return Table.of(
+        ("task", *[Cell(name=label) for label in shown]),
+        [(task.name, *(_ordinary_cell(task, label, baseline) for label in shown)) for task in ordinary],
         stem="tasks",
         caption="Ordinary tasks",
-        header=texts("task", *[Cell(name=label) for label in shown]),
-        rows=tuple(row(task.name, [_ordinary_cell(task, label, baseline) for label in shown]) for task in ordinary),
         explanation=(
             "Small print: standard error, and the difference to the baseline with its 95% interval. It is paired over "
             "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
@@ -153,11 +153,11 @@ def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
         known = column in values
         return Cell(f"{values[column]:.1f}", bold=values[column] == tops[column]) if known else NOT_MEASURED
 
-    return Table(
+    return Table.of(
+        ("model", *published.columns),
+        [(heading, *(cell(values, column) for column in tops)) for heading, values in rows],
         stem=f"paper-table-{published.number}",
         caption=f"The paper's Table {published.number}",
-        header=texts("model", *published.columns),
-        rows=tuple(row(heading, [cell(values, column) for column in tops]) for heading, values in rows),
         explanation="Published values and this report's, in the paper's units; best in bold.",
     )
 
@@ -168,7 +168,7 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
         cells = values.setdefault((number["setting"], number["metric"]), {})
         cells[int(number[LENGTH])] = f"{number['value']:.4g}"
     names = itertools.product(labels, dict.fromkeys(measured["metric"]))
-    return length_table(
+    return Table.by_length(
         [(Cell(f" {name[1]}", name=name[0]), values[name]) for name in names if name in values],
         lengths=column_values(measured) or [0],
         heading="model and metric",

@@ -10,22 +10,14 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 
-from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
+from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_share, targets_by_document, targets_sha256
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.lengths import (
-    Limit,
-    SettledLengths,
-    document_limit,
-    interval_limits,
-    model_limits,
-    settle_lengths,
-    stream_limit,
-)
+from sbeval.tasks.lengths import Limit, SettledLengths, interval_limits, model_limits, settle_lengths, text_limit
 from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions, trained_on
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
 from sbeval.tasks.perplexity.options import PerplexityOptions
@@ -71,14 +63,11 @@ class PerplexityTask(BaseTask):
 
     def settle_full_windows(self, *, targets: int) -> SettledLengths:
         """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
+        hard = [text_limit(self.corpus, self.context, targets=targets), *self.model_limits()]
+        defaults, name = self.options.default_lengths, self.config.task
         streams = self.context == "stream"
-        text = (stream_limit if streams else document_limit)(self.corpus, targets=targets)
-        hard = [text, *self.model_limits()]
-        defaults = self.options.default_lengths
         by_default = [] if streams else interval_limits(self.corpus, targets=targets, shortest=defaults[0])
-        return settle_lengths(
-            self.config.task, self.options.context_lengths, defaults, hard=hard, by_default=by_default
-        )
+        return settle_lengths(name, self.options.context_lengths, defaults, hard=hard, by_default=by_default)
 
     @property
     def context(self) -> str:
@@ -140,17 +129,14 @@ class PerplexityTask(BaseTask):
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
         self.keep_documents(blocks)
         joint = None if self.lead_in.policy == "hf" else tokenizer.decode(list(separator))
-        self.keep_record(self._record(source, joint), tokenizer)
-
-    def _record(self, source: Corpus, separator: str | None) -> TaskRecord:
-        return TaskRecord(
+        record = TaskRecord(
             family="perplexity",
             corpus=source.name,
             corpus_sha256=self.corpus.corpus_sha256,
             corpus_detail=source.detail,
             protocol=self.protocol,
             context=self.context,
-            separator=separator,
+            separator=joint,
             bos=self.lead_in.policy,
             lengths=list(self.lengths.scored),
             dropped_lengths=list(self.lengths.dropped),
@@ -161,6 +147,7 @@ class PerplexityTask(BaseTask):
             seed=self.options.seed,
             lm_eval_version=importlib.metadata.version("lm_eval"),
         )
+        self.keep_record(record, tokenizer)
 
     def build_all_requests(self, *, limit: int | None = None, samples: list[int] | None = None, **kwargs: Any) -> None:
         """Builds the requests of this process, and records what the whole run scores."""

@@ -109,23 +109,14 @@ class RecallTask(BaseTask):
             seed=self.options.seed,
         )
 
-    def build_all_requests(
-        self,
-        *,
-        limit: int | None = None,
-        samples: list[int] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        apply_chat_template: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def build_all_requests(self, *, apply_chat_template: bool = False, **kwargs: Any) -> None:
         """Builds the sequences of this process's samples."""
         if self.config.num_fewshot or apply_chat_template:
             raise UserError(
                 f"{self.config.task} has neither examples nor chats; run it without --num_fewshot and "
                 "--apply_chat_template."
             )
-        selected = self.chosen_samples(rank=rank, limit=limit, samples=samples, world_size=world_size)
+        selected = self.chosen_samples(kwargs)
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
         for _, doc in selected:
