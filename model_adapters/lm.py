@@ -238,22 +238,9 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 loading.use_sdpa_on_a_cpu(self._model)
         self.AUTO_MODEL_CLASS = auto_class
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns every process's tensor."""
-        with ranks.waiting():
-            found: Tensor = super().all_gather(tensor)
-            return found
-
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """Returns every process's object in the process `dst`, None elsewhere."""
-        with ranks.waiting():
-            found: list[Any] | None = super().gather_object(obj, dst)
-            return found
-
-    def barrier(self) -> None:
-        """Waits for all processes."""
-        with ranks.waiting():
-            super().barrier()
+    all_gather = ranks.waiting()(HFLM.all_gather)
+    gather_object = ranks.waiting()(HFLM.gather_object)
+    barrier = ranks.waiting()(HFLM.barrier)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes lm-eval's response cache, new or made with the same settings."""

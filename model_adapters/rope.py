@@ -20,7 +20,7 @@ from sbeval.checkpoints.facts import positive, text_config, training_length_toke
 from sbeval.errors import UserError
 from sbeval.model_adapters.decoding.stepper import sliding_windows
 from sbeval.model_adapters.speed.attention import turns_halves, with_attention
-from sbeval.model_adapters.speed.replacing import with_name
+from sbeval.model_adapters.speed.replacing import Changes, held, with_name
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, held_rope_frequencies
@@ -28,8 +28,6 @@ from sbeval.scoring.body import same_but_for_rounding
 
 GLOBAL_LAYERS = "full_attention"
 _SAMPLE_TOKENS = 8
-Changes = list[tuple[nn.Module, dict[str, Any]]]
-"""Modules, each with the attributes it is to get."""
 
 
 class RequestRope:
@@ -124,22 +122,6 @@ def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
         )
     _check_short_text(model, changes, method)
     return changes
-
-
-@contextlib.contextmanager
-def held(changes: Changes) -> Iterator[None]:
-    """Gives modules their attributes until the block ends."""
-    before = [dict(vars(module)) for module, _ in changes]
-    try:
-        for module, values in changes:
-            vars(module).update(values)
-        yield
-    finally:
-        for (module, values), own in zip(changes, before, strict=True):
-            for name in values:
-                vars(module).pop(name)
-                if name in own:
-                    vars(module)[name] = own[name]
 
 
 def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:

@@ -23,16 +23,7 @@ from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, 
 from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.figures.theme import choose_looks
-from sbeval.reports.kinds.answers import SAMPLES
-from sbeval.reports.kinds.curves import CURVES, STEPS
-from sbeval.reports.kinds.differences import NUMBERS
-from sbeval.reports.kinds.needles import NEEDLES
-from sbeval.reports.kinds.positions import POSITIONS
-from sbeval.reports.kinds.recall import RECALL
-from sbeval.reports.kinds.ruler import RULER
-from sbeval.reports.kinds.runs import LEFT_OUT, PROVENANCE, SPEED
-from sbeval.reports.kinds.spans import SPANS
-from sbeval.reports.kinds.suite import INPUTS, TABLES
+from sbeval.reports.kinds import answers, curves, differences, needles, positions, recall, ruler, runs, spans, suite
 from sbeval.reports.read.files import Notes, find_result_files
 from sbeval.reports.read.models import group_models, note_other_inputs, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -43,20 +34,20 @@ from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, re
 from sbeval.reports.write.html import write_page
 
 KINDS = (
-    CURVES,
-    POSITIONS,
-    NEEDLES,
-    RULER,
-    RECALL,
-    SPANS,
-    STEPS,
-    NUMBERS,
-    INPUTS,
-    SAMPLES,
-    TABLES,
-    SPEED,
-    PROVENANCE,
-    LEFT_OUT,
+    curves.CURVES,
+    positions.POSITIONS,
+    needles.NEEDLES,
+    ruler.RULER,
+    recall.RECALL,
+    spans.SPANS,
+    curves.STEPS,
+    differences.NUMBERS,
+    suite.INPUTS,
+    answers.SAMPLES,
+    suite.TABLES,
+    runs.SPEED,
+    runs.PROVENANCE,
+    runs.LEFT_OUT,
 )
 """Every kind of measurement, in the order of the page."""
 _CARDS_AT_MOST = 6
@@ -72,27 +63,27 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     training_lengths = {
         model.label: model.record.training_length_tokens for model in models if model.record.training_length_tokens
     }
-    ruler = rate_ruler(results.measurements, training_lengths)
-    numbers = curve_numbers(results, claims, ruler)
+    rated = rate_ruler(results.measurements, training_lengths)
+    numbers = curve_numbers(results, claims, rated)
     material = Material(
         results=results,
         looks=choose_looks(models),
         training_lengths=training_lengths,
         baseline=choose_baseline(models, baseline),
         claims=claims,
-        ruler=ruler,
+        ruler=rated,
         numbers=numbers,
         folder=folder,
         publish=publish,
     )
     sections = [kind.section(material) for kind in KINDS]
     sentences, side_by_side_rows = side_by_side(models, claims, numbers)
-    missing = {label: missing_tasks(ruler.scores, label) for label in material.looks_of(ruler.scores["setting"])}
+    missing = {label: missing_tasks(rated.scores, label) for label in material.looks_of(rated.scores["setting"])}
     many = len(models) > _CARDS_AT_MOST
     return Report(
         overview=tuple(sentences),
-        findings=tuple(find(models, claims, effective_sentences(ruler))),
-        caveats=tuple(caveats(claims, missing, apart(ruler.scores), filled_by(models))),
+        findings=tuple(find(models, claims, effective_sentences(rated))),
+        caveats=tuple(caveats(claims, missing, apart(rated.scores), filled_by(models))),
         overview_table=_overview_table(side_by_side_rows, on_page=many) if side_by_side_rows else None,
         sections=tuple(section for section in sections if section is not None),
         looks=material.looks,
@@ -138,11 +129,11 @@ def load_results(paths: Path | str | Iterable[Path | str], *, labels: Mapping[st
     """
     notes = Notes()
     files = find_result_files(paths, notes)
-    runs = [run for file in files if (run := read_run(file, notes)) is not None]
-    if not runs:
+    evaluated = [run for file in files if (run := read_run(file, notes)) is not None]
+    if not evaluated:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
         raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
-    models = with_one_set_of_targets(group_models(runs, labels), notes)
+    models = with_one_set_of_targets(group_models(evaluated, labels), notes)
     note_other_inputs(models, notes)
     return Results(
         models=models,

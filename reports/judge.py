@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import sbeval.reports.pairs as pairs
 from sbeval.errors import UserError
-from sbeval.reports import pairs
 from sbeval.reports.analyse.panels import seen_text
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results

@@ -7,18 +7,10 @@ from collections.abc import Mapping, Sequence
 from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import in_words, length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
+from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
-_SCHEME_WORDS = {
-    "stickbreaking": "stick-breaking attention",
-    "rope": "softmax attention, RoPE",
-    "nope": "softmax attention, no positions",
-    "alibi": "softmax attention, ALiBi",
-    "fire": "softmax attention, FIRE",
-    "forgetting": "forgetting attention",
-}
 _TASKS_AT_MOST = 4
 DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
@@ -49,7 +41,7 @@ def model_facts(model: EvaluatedModel) -> str:
         name = model.parent or record.extended_from.get("name")
         parent = f"extended from {in_words(str(name)) if name else 'a parent not named'}"
     facts = (
-        _SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded"),
+        SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded"),
         f"window {length_text(record.sliding_window)}" if record.sliding_window else "",
         rope_scaling_text(record.rope_scaling),
         extrapolation_text(record.extrapolation),

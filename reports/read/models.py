@@ -14,6 +14,15 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import ModelRecord
 
 ModelKey = tuple[str, ...]
+SCHEME_WORDS = {
+    "stickbreaking": "stick-breaking attention",
+    "rope": "softmax attention, RoPE",
+    "nope": "softmax attention, no positions",
+    "alibi": "softmax attention, ALiBi",
+    "fire": "softmax attention, FIRE",
+    "forgetting": "forgetting attention",
+}
+"""Position schemes, in the order of a report."""
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -281,8 +290,7 @@ def _rename(
 
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
-    schemes = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
-    rank, _ = ranked(model.record.attention or "", schemes)
+    rank, _ = ranked(model.record.attention or "", list(SCHEME_WORDS))
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)
 
 
