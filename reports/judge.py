@@ -17,7 +17,7 @@ from sbeval.reports.analyse.panels import seen_text
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
 from sbeval.reports.pairs import Difference, Side
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import grouped, length_text
 from sbeval.reports.read.results import Results
 from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
@@ -130,7 +130,7 @@ class Comparison:
             f"(worse: the whole band is beyond {self.rule.largest_change:g}, and beyond {self.rule.share_of_rise:.0%} "
             "of what the reference itself loses from its training length to there)",
         ]
-        for group, numbers in _by_group(self.lengths).items():
+        for group, numbers in grouped((number.group, number) for number in self.lengths).items():
             documents = "1 document" if numbers[0].count == 1 else f"{numbers[0].count} documents"
             lines += ["", f"{group} ({numbers[0].unit}, {documents}; above zero is worse)"]
             if math.isnan(numbers[0].low):
@@ -140,7 +140,7 @@ class Comparison:
             lines += map(self._line, numbers)
         for number in self.effective:
             lines += ["", number.name + ("  worse" if number.worse else "")]
-        for group, numbers in _by_group(self.scores).items():
+        for group, numbers in grouped((number.group, number) for number in self.scores).items():
             counted = "" if group == pairs.ORDINARY else f", {numbers[0].count} samples"
             lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
             lines += map(self._line, numbers)
@@ -162,13 +162,6 @@ def _place(number: Difference) -> str:
     if number.name:
         return f"{number.name} ({number.count} samples)"
     return OVER_OCTAVES if number.unit == pairs.SCORE else BEYOND
-
-
-def _by_group(numbers: Iterable[Difference]) -> dict[str, list[Difference]]:
-    groups: dict[str, list[Difference]] = {}
-    for number in numbers:
-        groups.setdefault(number.group, []).append(number)
-    return groups
 
 
 def compare(

@@ -8,7 +8,7 @@ from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
-from sbeval.reports.read.fields import length_text, name_list
+from sbeval.reports.read.fields import grouped, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 
@@ -198,9 +198,6 @@ def _not_run(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
 
 
 def _ruler_not_run(missing: Mapping[str, Sequence[str]]) -> list[str]:
-    lacking: dict[tuple[str, ...], list[str]] = {}
-    for label, tasks in missing.items():
-        if tasks:
-            lacking.setdefault(tuple(tasks), []).append(label)
+    lacking = grouped((tuple(tasks), label) for label, tasks in missing.items() if tasks)
     parts = [f"{name_list(tasks)} for {_all_named(labels)}" for tasks, labels in lacking.items()]
     return [f"Missing of RULER's {len(TASKS)} tasks: {'; '.join(parts)}."] if parts else []

@@ -16,7 +16,7 @@ from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.figures.curves import SHARES, length_figure
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.recall import is_drawn
-from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
+from sbeval.reports.read.fields import grouped, in_words, length_text, listed, shown_name
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table
 from sbeval.results.digits import with_interval
@@ -50,11 +50,11 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
     columns = paper.measured_columns()
     for number in sorted({column.table for column in columns}):
         measured: dict[str, dict[str, float]] = {}
-        for column in columns:
-            if column.table == number:
-                for model, value in _numbers(measurements, column).items():
-                    measured.setdefault(model, {})[column.column] = value
-        named = [column.column for column in columns if column.table == number]
+        of_table = [column for column in columns if column.table == number]
+        for column in of_table:
+            for model, value in _numbers(measurements, column).items():
+                measured.setdefault(model, {})[column.column] = value
+        named = [column.column for column in of_table]
         averaged = [name for name in named if name != _NOT_AVERAGED]
         for values in measured.values():
             if set(averaged) <= values.keys():
@@ -184,10 +184,8 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
 def _by_length(material: Material) -> Section | None:
     """Returns None where no task was run at several lengths."""
     ordinary = suite_rows(material.results)
-    groups: dict[tuple[str, str, str], list[SuiteRow]] = {}
-    for task in ordinary:
-        if any(task.limit):
-            groups.setdefault((task.task, task.metric, task.filter_name), []).append(task)
+    limited = [task for task in ordinary if any(task.limit)]
+    groups = grouped(((task.task, task.metric, task.filter_name), task) for task in limited)
     looks = material.looks_of(label for task in ordinary for label in task.cells)
     figures: list[Figure] = []
     shown: set[str] = set()
