@@ -59,10 +59,8 @@ def in_one_sentence(name: Any, what: str) -> Iterator[None]:
             "or leave out the argument of --model_args that asks for them."
         ) from error
     except Exception as error:  # transformers and tokenizers answer a broken file with any class, bare Exception too
-        unknown = (
-            re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-        )
-        if unknown is not None:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if isinstance(error, TypeError) and unknown is not None:
             raise UserError(
                 f"Expected arguments that lm-eval's hf, this adapter or the model knows, found {unknown[1]}: correct "
                 "it in --model_args."
@@ -231,9 +229,9 @@ def _check_recorded_tokenizer(folder: Path) -> None:
         recorded, version = record["tokenizer_sha256"], record["versions"]["tokenizers"]
     except (UserError, KeyError, TypeError):
         return
-    if version == importlib.metadata.version("tokenizers") and recorded != (
-        found := tokenizer_sha256(load_tokenizer(folder))
-    ):
+    if version != importlib.metadata.version("tokenizers"):
+        return
+    if recorded != (found := tokenizer_sha256(load_tokenizer(folder))):
         raise UserError(
             f"Expected the tokenizer that {folder} was trained with ({str(recorded)[:12]} in training_record.json), "
             f"found another ({found[:12]}): put the checkpoint's own tokenizer files back."

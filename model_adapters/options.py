@@ -201,9 +201,8 @@ def _name_subfolder(arguments: dict[str, Any]) -> None:
 def _has_tokenizer(folder: Path) -> bool:
     """Whether a file's name is like those of tokenizers; remote code may keep its vocabulary under any name."""
     likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
-    return any(likely.search(path.name.lower()) for path in folder.iterdir()) or (
-        b"auto_map" in (folder / "config.json").read_bytes()
-    )
+    named = any(likely.search(path.name.lower()) for path in folder.iterdir())
+    return named or b"auto_map" in (folder / "config.json").read_bytes()
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ def model_record(lm: Any) -> ModelRecord:
     config = text_config(getattr(model, "config", None))
     parameters = list(model.parameters())
     dtype = dtype_of(model)
-    on_gpu = device.type == "cuda"
+    on_gpu, gpus = device.type == "cuda", range(torch.cuda.device_count())
     own = getattr(config, "model_type", None) == "sbeval"
     attention = config.scheme if own else getattr(config, "model_type", None)
     folder = str(loaded.folder) if loaded and loaded.folder else pretrained
@@ -125,9 +125,7 @@ def model_record(lm: Any) -> ModelRecord:
         command=recorded_command(),
         versions=versions(),
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
-        peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
-        if on_gpu
-        else None,
+        peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else None,
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
     )
 
@@ -141,9 +139,8 @@ def model_parts(lm: Any) -> Parts:
         parts = {"weights": _tensors_sha256(lm.model)}
         for name in ("config", "generation_config"):
             settings = getattr(lm.model, name, None)
-            kept = {
-                key: value for key, value in (settings.to_dict() if settings else {}).items() if key != "_name_or_path"
-            }
+            kept = settings.to_dict() if settings else {}
+            kept.pop("_name_or_path", None)
             parts[f"{name}.json"] = short_sha256(json.loads(json.dumps(kept, default=str)))
     for name, value in (("peft", lm.peft), ("delta", lm.delta)):
         parts |= named(name, checkpoint_parts(value, revision=lm.revision)) if value else {}

@@ -57,9 +57,8 @@ class RequestRope:
                 )
             scaling, extrapolation = extrapolation, None
         self._scaling = scaling
-        self._held = functools.partial(
-            held_rope_frequencies, model, scaling=scaling, original_length_tokens=original_length_tokens
-        )
+        given: dict[str, Any] = {"scaling": scaling, "original_length_tokens": original_length_tokens}
+        self._held = functools.partial(held_rope_frequencies, model, **given)
         self.in_force = dict(scaling) if scaling is not None else _own_scaling(model)
         self.by_length = self.in_force is not None and self.in_force.get("rope_type") in LENGTH_DEPENDENT
         self._changes: Changes = []

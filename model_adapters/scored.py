@@ -141,9 +141,8 @@ def scored(
     session.meter.begin()
     try:
         with session.autocast():
-            for batch in run_in_batches(
-                order, start, length_tokens=lambda index: windows[index].length, limits=batches
-            ):
+            length_of = {index: window.length for index, window in windows.items()}
+            for batch in run_in_batches(order, start, length_tokens=length_of.__getitem__, limits=batches):
                 started.append(batch)
                 while len(started) > session.batches_ahead:
                     yield from handed_over(finished())

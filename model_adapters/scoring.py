@@ -59,9 +59,8 @@ def loglikelihood_rolling(
     session: Session, requests: Sequence[Instance], texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
     """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them, after a lead-in."""
-    session.check_tokens(
-        (request_name(request), [text, [lead_in]]) for request, text in zip(requests, texts, strict=True)
-    )
+    read = zip(requests, texts, strict=True)
+    session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in read)
     windows: dict[int, ScoredWindow] = {}
     text_of: list[int] = []
     for index, tokens in enumerate(texts):

@@ -60,9 +60,8 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     """
     models = results.models
     claims = all_claims(results)
-    training_lengths = {
-        model.label: model.record.training_length_tokens for model in models if model.record.training_length_tokens
-    }
+    trained = {model.label: model.record.training_length_tokens for model in models}
+    training_lengths = {label: length for label, length in trained.items() if length}
     rated = rate_ruler(results.measurements, training_lengths)
     numbers = curve_numbers(results, claims, rated)
     material = Material(

@@ -229,9 +229,8 @@ def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] |
 def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int = 0) -> Comparison:
     """Compares two models, with bands that hold at once with those of other groups."""
     texts = [side.texts() for side in sides]
-    shared = [
-        text.corpus_sha256 for text in texts[0] if text.corpus_sha256 in {other.corpus_sha256 for other in texts[1]}
-    ]
+    others = {text.corpus_sha256 for text in texts[1]}
+    shared = [text.corpus_sha256 for text in texts[0] if text.corpus_sha256 in others]
     models = [side.results.model(side.label) for side in sides]
     seen = dict.fromkeys(remark for model in models for text in shared for remark in seen_text(model, text))
 

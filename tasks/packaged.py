@@ -126,9 +126,8 @@ def _members(member: str | Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
 
 
 def _is_file(name: str) -> bool:
-    return (
-        any(character in name for character in "/\\") or name.endswith(".yaml") or (name != "" and Path(name).is_dir())
-    )
+    written = "/" in name or "\\" in name or name.endswith(".yaml")
+    return written or (name != "" and Path(name).is_dir())
 
 
 def lm_eval_tasks() -> Path | None:

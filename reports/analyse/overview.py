@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
+from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, LengthDifference
 from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS
@@ -29,7 +29,7 @@ HEADER = (
 
 
 def side_by_side(
-    models: Sequence[EvaluatedModel], claims: Mapping[ClaimKey, LengthClaims], numbers: Sequence[CurveNumber] = ()
+    models: Sequence[EvaluatedModel], claims: Claims, numbers: Sequence[CurveNumber] = ()
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Returns a verdict a text, on identical targets if there are any, and rows of `HEADER` for two models or more."""
     areas = {(one.setting, one.corpus): one.area for one in numbers if one.metric == NLL_CHANGE}
@@ -145,9 +145,8 @@ def caveats(
             "start of a window."
         )
     if unlogged := {label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle}:
-        remarks.append(
-            f"Missing: paired differences of {_all_named(sorted(unlogged))}; run with --log_samples to get them."
-        )
+        names = _all_named(sorted(unlogged))
+        remarks.append(f"Missing: paired differences of {names}; run with --log_samples to get them.")
     if ruler_apart:
         tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
         remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")

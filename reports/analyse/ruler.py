@@ -126,9 +126,7 @@ def absolute_effective_length(
     return _last_passing(scores, threshold)
 
 
-def relative_effective_length(
-    scores: Mapping[int, float], training_length_tokens: int | None, share: float = RELATIVE_THRESHOLD
-) -> EffectiveLength:
+def relative_effective_length(scores: Mapping[int, float], training_length_tokens: int | None) -> EffectiveLength:
     """The longest length that keeps a share of the model's own score at no more than half its training length."""
     if training_length_tokens is None:
         return EffectiveLength(text="n/a", reason="the training length is not recorded")
@@ -140,7 +138,8 @@ def relative_effective_length(
     if base < NEAR_CHANCE:
         where = length_text(max(short))
         return EffectiveLength(text="n/a", reason=f"the score at {where} ({base:.0%}) is near chance")
-    return _last_passing({length: score for length, score in scores.items() if length >= max(short)}, share * base)
+    longer = {length: score for length, score in scores.items() if length >= max(short)}
+    return _last_passing(longer, RELATIVE_THRESHOLD * base)
 
 
 def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sbeval.errors import UserError
@@ -108,9 +107,7 @@ class ImageWriter:
         self._asked = [0] * len(self._processes)
         return {stem: path.read_text(encoding="utf-8") for stem, path in self._svgs.items()}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends the processes and removes what they read."""
         for process in self._processes:
             if process.poll() is None:

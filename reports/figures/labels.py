@@ -11,6 +11,7 @@ _LABEL_HEIGHT_PIXELS = 15.0
 _BESIDE_OWN_END_AT_MOST = 6
 WIDEST_PIXELS = 260.0
 SYMLOG_CONSTANT = 0.05
+_TICKS, _STEPS = 6, ((10, 50), (5, 10), (2, 2))
 Row = dict[str, Any]
 VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 
@@ -64,9 +65,8 @@ def end_labels(
     shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
     low, high = nice_domain(min(shown), max(shown), y_scale) if y_domain is None else y_domain
     span = (drawn(high) - drawn(low)) or 1.0
-    heights = {
-        label: height_pixels * (drawn(high) - drawn(last[label]["y"])) / span for label in order if label in last
-    }
+    shown_last = {label: last[label]["y"] for label in order if label in last}
+    heights = {label: height_pixels * (drawn(high) - drawn(y)) / span for label, y in shown_last.items()}
     placed = within_plot(spread(heights), height_pixels)
     longest = max(last[label]["x"] for label in heights)
     column = {"label_x": longest} if len(heights) > _BESIDE_OWN_END_AT_MOST else {}
@@ -80,18 +80,16 @@ def _symlog(value: float) -> float:
     return math.copysign(math.log1p(abs(value) / SYMLOG_CONSTANT), value)
 
 
-def nice_domain(low: float, high: float, y_scale: str, ticks: int = 6) -> tuple[float, float]:
+def nice_domain(low: float, high: float, y_scale: str) -> tuple[float, float]:
     """Returns the ends that Vega gives an axis over these values: whole steps of 1, 2 or 5, whole powers of ten."""
     if y_scale == "log":
         return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
-    step = (high - low) / ticks
+    step = (high - low) / _TICKS
     if step <= 0:
         return low, high
     power = 10.0 ** math.floor(math.log10(step))
-    error = step / power
-    step = power * (
-        10 if error >= math.sqrt(50) else 5 if error >= math.sqrt(10) else 2 if error >= math.sqrt(2) else 1
-    )
+    # from the square roots of 50, 10 and 2 on, as d3 has it
+    step = power * next((factor for factor, least in _STEPS if step / power >= math.sqrt(least)), 1)
     return math.floor(low / step) * step, math.ceil(high / step) * step
 
 

@@ -201,9 +201,7 @@ def _answer_tables(material: Material) -> Iterator[Table]:
 
 def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[list[Cell]]:
     """Yields a row for each sample at its shortest and its longest context."""
-    by_place = [
-        {(answer.sample, answer.context_length_tokens or 0): answer for answer in answers} for answers in by_model
-    ]
+    by_place = [{(each.sample, each.context_length_tokens or 0): each for each in answers} for answers in by_model]
     places = sorted({place for answers in by_place for place in answers})
     for sample, group in itertools.groupby(places, key=lambda place: place[0]):
         lengths = [length for _, length in group]

@@ -49,9 +49,8 @@ def _section(material: Material) -> Section | None:
     figures: list[Figure] = []
     tables: list[Table] = []
     for panel, drawn in zip(panels, looks, strict=True):
-        claims = {
-            label: material.claims.get((label, panel.corpus, panel.protocol), LengthClaims()) for label in panel.labels
-        }
+        keys = {label: (label, panel.corpus, panel.protocol) for label in panel.labels}
+        claims = {label: material.claims.get(key, LengthClaims()) for label, key in keys.items()}
         compared = {label: claim for label, claim in claims.items() if claim.differences}
         wide = len(panel.labels) > _SIDE_BY_SIDE_LINES
         first = not figures
@@ -111,9 +110,7 @@ def curve_figure(panel: Panel, metric: str, caption: Caption, looks: Mapping[str
 def _legend(looks: Mapping[str, Look], drawn: Sequence[Mapping[str, Look]]) -> dict[str, Look]:
     """Shows a model dashed where every figure does."""
     dashed = {label: [figure[label].dashed for figure in drawn if label in figure] for label in looks}
-    return {
-        label: dataclasses.replace(look, dashed=all(dashed[label])) for label, look in looks.items() if dashed[label]
-    }
+    return {label: dataclasses.replace(looks[label], dashed=all(each)) for label, each in dashed.items() if each}
 
 
 def _lead(panels: Sequence[Panel]) -> str:
@@ -141,9 +138,7 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
         trained = training_lengths.get(label)
         within = curve[curve[LENGTH] <= trained] if trained else curve.iloc[:1]
         start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
-        places = [
-            f"{point['value']:{digits}} at {length_text(int(point['context_length_tokens']))}" for point in (start, end)
-        ]
+        places = [f"{point['value']:{digits}} at {length_text(int(point[LENGTH]))}" for point in (start, end)]
         words = places[0] if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
         sentences.append(f"{in_words(label)} {words}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"

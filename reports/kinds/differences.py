@@ -73,9 +73,8 @@ def _bands(claims: Mapping[str, LengthClaims]) -> str:
     if without:
         fewest = min(claim.clusters for claim in without)
         documents = "1 document was" if fewest == 1 else f"{fewest} documents were"
-        return f"{'Not every line has a band' if len(without) < len(claims) else 'No bands'}: they take " + (
-            f"{MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
-        )
+        which = "Not every line has a band" if len(without) < len(claims) else "No bands"
+        return f"{which}: they take {MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
     doubt = f". {DOUBTFUL}: {DOUBTFUL_WORDS}" if any(claim.doubtful for claim in claims.values()) else ""
     return f"Bands: 95%, simultaneous over a line{doubt}."
 
@@ -141,14 +140,11 @@ def difference_table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
 def _cells(claim: LengthClaims) -> dict[int, Cell]:
     cells = {}
     for item in claim.differences:
-        text, *ends = change_text(item.estimate, item.low, item.high)
-        if math.isnan(item.low):
-            cells[item.context_length_tokens] = Cell(text)
-        else:
-            text += f" {DOUBTFUL}" if claim.doubtful else ""
-            cells[item.context_length_tokens] = Cell(
-                text, interval=(ends[0], ends[1]), verdict=verdict(item.low, item.high)
-            )
+        text, low, high = change_text(item.estimate, item.low, item.high)
+        cells[item.context_length_tokens] = Cell(text)
+        if not math.isnan(item.low):
+            text, side = text + (f" {DOUBTFUL}" if claim.doubtful else ""), verdict(item.low, item.high)
+            cells[item.context_length_tokens] = Cell(text, interval=(low, high), verdict=side)
     return cells
 
 

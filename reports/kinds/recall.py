@@ -85,9 +85,9 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     return rows.drop(columns=["tokens", "clusters"]).reset_index(drop=True)
 
 
-def solved_up_to(scores: Mapping[int, float], threshold: float = _SOLVED) -> int | None:
+def solved_up_to(scores: Mapping[int, float]) -> int | None:
     """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
-    solved = itertools.takewhile(lambda count: scores[count] >= threshold, sorted(scores))
+    solved = itertools.takewhile(lambda count: scores[count] >= _SOLVED, sorted(scores))
     return max(solved, default=None)
 
 
@@ -125,9 +125,8 @@ def _figure(
     levels = {_SOLVED: f"solved, {_SOLVED:.0%}"}
     if len(guesses) and guesses.max() == guesses.min():
         levels[float(guesses.max())] = "chance"
-    caption = Caption(
-        title=_title(task, words), finding=_finding(exact, order, counted), explanation=_TASKS.get(task, ("", ""))[1]
-    )
+    finding, explanation = _finding(exact, order, counted), _TASKS.get(task, ("", ""))[1]
+    caption = Caption(title=_title(task, words), finding=finding, explanation=explanation)
     axes = Axes(
         x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
         x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, looks),

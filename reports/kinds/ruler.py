@@ -30,9 +30,8 @@ def _section(material: Material) -> Section | None:
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
                 figures.append(_average_figure(material, looks, alike.words or words, means, alike.explanation))
-    comparable = len(looks) == 1 or any(
-        alike.scores["setting"].nunique() > 1 for alike in analysis.averaged_alike(scores, TASKS)
-    )
+    averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
+    alone = "No average over tasks sets the models side by side, since no task was run with all."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
         figures.append(_grid_figure(material, looks, grid))
@@ -41,9 +40,7 @@ def _section(material: Material) -> Section | None:
         identifier="ruler",
         title="RULER",
         lead="Share of the expected answers found in the generated text. Bands: 95% intervals."
-        + (
-            "" if comparable else " No average over tasks sets the models side by side, since no task was run with all."
-        ),
+        + ("" if len(looks) == 1 or max(averaged, default=0) > 1 else f" {alone}"),
         figures=tuple(figures),
         legend=looks,
         tables=(
@@ -67,9 +64,8 @@ def _average_figure(
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
     caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
-    spec = length_figure(
-        means, caption, looks=looks, number_format=".3f", tooltip=SCORE_TOOLTIP, y_title="score", **SHARES
-    )
+    axis = {"tooltip": SCORE_TOOLTIP, "y_title": "score", **SHARES}
+    spec = length_figure(means, caption, looks=looks, number_format=".3f", **axis)
     return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
 
 
@@ -151,9 +147,8 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
 def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence[str], baseline: str) -> list[Table]:
     """Returns the differences to the baseline by length, or nothing where no two models share samples."""
     by_task = {label: {task: scores for (model, task), scores in samples.items() if model == label} for label in labels}
-    pairs = {
-        label: ruler_differences(by_task[label], by_task.get(baseline, {})) for label in labels if label != baseline
-    }
+    base = by_task.get(baseline, {})
+    pairs = {label: ruler_differences(by_task[label], base) for label in labels if label != baseline}
     known = {length for differences, _ in pairs.values() for length in differences}
     if not known:
         return []

@@ -230,9 +230,8 @@ def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
             cells = {length: format(mean, number_format) for length, mean in known.items()}
             rows += [(Cell(f", {words}", name=label), cells)] if cells else []
     caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
-    return Table.by_length(
-        rows, lengths=column_values(means), stem="spans", caption=caption, folded=f"Numbers: {caption}"
-    )
+    named: dict[str, Any] = {"caption": caption, "folded": f"Numbers: {caption}"}
+    return Table.by_length(rows, lengths=column_values(means), stem="spans", **named)
 
 
 def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) -> dict[str, Any]:
@@ -287,10 +286,9 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _legend(field: str) -> dict[str, Any]:
-    share = (
-        {"title": "keys (log scale)", "format": "~s"} if field != "remainder" else {"title": "stick", "format": ".0%"}
-    )
-    return {**share, "orient": "bottom", "direction": "horizontal", "gradientLength": 96, "gradientThickness": 8}
+    title, number_format = ("stick", ".0%") if field == "remainder" else ("keys (log scale)", "~s")
+    named = {"title": title, "format": number_format}
+    return {**named, "orient": "bottom", "direction": "horizontal", "gradientLength": 96, "gradientThickness": 8}
 
 
 def _axis(field: str, *, named: bool) -> dict[str, Any]:

@@ -93,9 +93,8 @@ def _note_orphaned_samples(folder: Path, notes: Notes) -> None:
         if not file.name.startswith("samples_") or date is None:
             continue
         if not any(sibling.suffix == ".json" for sibling in file.parent.glob(f"*{date.group()}*.json")):
-            notes.add(
-                file, "samples without a result file beside them: left out, since nothing says what they measured."
-            )
+            reason = "left out, since nothing says what they measured"
+            notes.add(file, f"samples without a result file beside them: {reason}.")
 
 
 def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Iterator[dict[str, Any]]:

@@ -218,9 +218,8 @@ def tabulate_measurements(models: Sequence[EvaluatedModel], notes: Notes) -> pd.
 
     Of several runs of one model the number from most samples counts (`--limit`), and of these the newest.
     """
-    numbers = [
-        number for model in models for run, task in model.task_runs() for number in _numbers(model, run, task, notes)
-    ]
+    results = [(model, run, task) for model in models for run, task in model.task_runs()]
+    numbers = (number for result in results for number in _numbers(*result, notes))
     rows = [{column.name: column.read(number) for column in COLUMNS} for number in numbers]
     table = typed_frame(rows, {column.name: column.kind for column in COLUMNS})
     table["run_date"] = pd.to_datetime(table["run_date"], utc=True)

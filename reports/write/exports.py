@@ -150,9 +150,8 @@ def latex_table(table: Table) -> str:
         r"\midrule",
     ]
     for row in table.rows_in_files:
-        cells = [
-            rf"\textbf{{{latex_text(cell.plain)}}}" if cell.bold else latex_text(cell.plain) or "--" for cell in row
-        ]
+        plain = [latex_text(cell.plain) for cell in row]
+        cells = [rf"\textbf{{{text}}}" if cell.bold else text or "--" for text, cell in zip(plain, row, strict=True)]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
@@ -187,9 +186,8 @@ def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
             set_aside(file)
     refuse_others(folder, files)
     lines = {f"{sha256}  {name}" for name, sha256 in files.items()}
-    lines |= {
-        f"{_sha256(folder / name)}  {name}" for name, known in written.items() if _is_one_of(folder / name, known)
-    }
+    kept = [name for name, known in written.items() if _is_one_of(folder / name, known)]
+    lines |= {f"{_sha256(folder / name)}  {name}" for name in kept}
     (part / MANIFEST).write_text("".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
 
 

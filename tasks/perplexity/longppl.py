@@ -52,12 +52,10 @@ def key_tokens(
         UserError: the evaluator does not load, or has another tokenizer, and one that tells no character offsets.
     """
     judge = _Evaluator(evaluator, tokenizer_hash, dtype)
-    masks = [
-        _need_context(judge.logprobs(short), judge.logprobs(long))
-        if judge.same_tokenizer
-        else judge.matched(short, long, tokenizer)
-        for short, long in pairs
-    ]
+    if judge.same_tokenizer:
+        masks = [_need_context(judge.logprobs(short), judge.logprobs(long)) for short, long in pairs]
+    else:
+        masks = [judge.matched(short, long, tokenizer) for short, long in pairs]
     judge.cache.write()
     return masks
 
@@ -107,9 +105,8 @@ class _Evaluator:
 
     def logprobs(self, request: TokenLogprobsRequest) -> NDArray[np.float64]:
         """Returns the log-probabilities of a request's scored targets, float64 [scored]."""
-        return self.cache.kept(
-            request, lambda: self._computed(request.lead_in, resolve_tokens(request.key), request.scored)
-        )
+        lead_in, key, scored = request.lead_in, request.key, request.scored
+        return self.cache.kept(request, lambda: self._computed(lead_in, resolve_tokens(key), scored))
 
     def matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
         """Returns which targets lie inside key tokens of the evaluator's own, bool [scored]."""

@@ -14,7 +14,7 @@ from sbeval.corpora.windows import Window, disjoint_windows, position_bins, slid
 from sbeval.errors import UserError
 from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.tasks.lengths import SettledLengths
-from sbeval.tasks.perplexity.metrics import Shown, cluster_sums
+from sbeval.tasks.perplexity.metrics import Shown, WindowNll, cluster_sums
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -100,7 +100,7 @@ class Position(Stream):
         lengths = self.settle_full_windows(targets=0)
         return lengths._replace(scored=lengths.scored[-1:])
 
-    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+    def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
         """Adds the rows of every bin by source document under `position_nll`."""
         (window,) = self.windows(doc, self.lengths.scored[0])
         return super().logged(doc, nll) | {"position_nll": self._bin_rows(window, nll[window])}

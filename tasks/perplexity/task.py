@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from numpy.typing import NDArray
 
 from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_share, targets_by_document, targets_sha256
@@ -19,7 +18,7 @@ from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
 from sbeval.tasks.lengths import Limit, SettledLengths, interval_limits, model_limits, settle_lengths, text_limit
 from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions, trained_on
-from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
+from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, WindowNll, checked_nll, document_rows
 from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.tokens import model_tokenizer
 
@@ -214,13 +213,11 @@ class PerplexityTask(BaseTask):
         }
         return SampleMetrics(self.logged(doc, nll), self.aggregation())
 
-    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+    def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
         """Returns what a block's sample holds, given the NLL in nats of each window's scored targets."""
         return {metric_key("nll", length): self.rows(doc, length, nll) for length in self.lengths.scored}
 
-    def rows(
-        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[np.float64]]
-    ) -> list[ClusterSums]:
+    def rows(self, doc: Mapping[str, Any], context_length: int, nll: WindowNll) -> list[ClusterSums]:
         """Adds a block's targets at one length up by source document."""
         return document_rows(self.corpus, self.windows(doc, context_length), nll)
 

@@ -151,9 +151,8 @@ class ManyShotTask(RulerTask):
     def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes a request for each place where labels part, at each length; with most tokenizers that is one."""
         end = f"a{frame.middle}{CUE}{frame.tail}"
-        alone, *behind = self.counter.encode(
-            [end, *(f"{end} {number}" for number in self.generator.numbers)], special_tokens=False
-        )
+        ended = [end, *(f"{end} {number}" for number in self.generator.numbers)]
+        alone, *behind = self.counter.encode(ended, special_tokens=False)
         shared, trunk = shared_start([alone, *behind]), behind[0][: shared_start(behind)]
         self.tree = LabelTree([tuple(tokens[len(trunk) :]) for tokens in behind])
         sequences = []

@@ -148,9 +148,8 @@ class RecallTask(BaseTask):
 
     def means(self) -> dict[str, bool]:
         """Returns the metrics of all conditions."""
-        return {
-            condition.key(metric): more for condition in self.all_conditions for metric, more in self.metrics().items()
-        }
+        ways = self.metrics().items()
+        return {condition.key(metric): more for condition in self.all_conditions for metric, more in ways}
 
 
 class WithRetrievalGain(RecallTask):
@@ -250,9 +249,8 @@ class TextRecallTask(TokenizedRecallTask):
             places += (answer - 1).tolist()
             counts.append(len(answer))
         positions = np.array(places, dtype=np.int64)
-        return Asked(
-            TargetSequence(tokens[:length], positions, tokens[positions + 1]), np.array(counts, dtype=np.int64)
-        )
+        sequence = TargetSequence(tokens[:length], positions, tokens[positions + 1])
+        return Asked(sequence, np.array(counts, dtype=np.int64))
 
 
 def split_answers(result: TargetLogprobs, answer_tokens: NDArray[np.int64], *, null: bool = False) -> Scored:

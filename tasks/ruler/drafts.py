@@ -239,9 +239,8 @@ class Frame:
 
 def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
     """Returns the whole prompt."""
-    return "".join(
-        [frame.head, *draft.opening, draft.body(units), draft.closing, frame.middle, draft.answer_prefix, frame.tail]
-    )
+    prompt = (*draft.opening, draft.body(units), draft.closing, frame.middle, draft.answer_prefix)
+    return "".join([frame.head, *prompt, frame.tail])
 
 
 def rendered_frame(render: Callable[[str], str]) -> Frame:

@@ -73,9 +73,8 @@ class RulerTask(BaseTask):
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of this task's samples; options and counter are set."""
-        return self.generator_class(
-            self.options, task=name, counter=self.counter, generated_tokens=self.generated_tokens
-        )
+        setting: dict[str, Any] = {"counter": self.counter, "generated_tokens": self.generated_tokens}
+        return self.generator_class(self.options, task=name, **setting)
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
@@ -136,9 +135,8 @@ class RulerTask(BaseTask):
 
     def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
         """Returns the whole prompts of a sample at every length."""
-        return [
-            prompt_text(self.generator.draft(index, length), fit[index].units, frame) for length, fit in fits.items()
-        ]
+        drafts = [self.generator.draft(index, length) for length in fits]
+        return [prompt_text(draft, fit[index].units, frame) for draft, fit in zip(drafts, fits.values(), strict=True)]
 
     def _prepare(self, frame: Frame) -> None:
         """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
@@ -222,9 +220,8 @@ def averages(metric: str) -> list[dict[str, object]]:
 
     lm-eval averages the metrics that a group lists, and passes over listed ones that no task has.
     """
-    return [
-        {"metric": metric_key(metric, length), "aggregation": "mean", "weight_by_size": False} for length in LENGTHS
-    ]
+    plain = {"aggregation": "mean", "weight_by_size": False}
+    return [{"metric": metric_key(metric, length), **plain} for length in LENGTHS]
 
 
 AVERAGES = averages("score")
