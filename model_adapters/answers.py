@@ -11,6 +11,7 @@ from tqdm import tqdm
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.non_finite import NonFiniteError
 
+Instances = Sequence[Instance]
 Key = TypeVar("Key", bound=Hashable)
 Request = TypeVar("Request", bound=tuple[Any, ...])
 Response = TypeVar("Response")
@@ -53,7 +54,7 @@ class Answers(Generic[Key, Response]):
     """The answers to requests of one type, given in any order while a progress bar is shown.
 
     Args:
-        request_type: as the response cache and the bar name it.
+        kind: the request type, as the response cache and the bar name it.
         arguments: those of each request, by the key under which its answer is given.
         steps: length of the bar if it counts parts of answers.
     """
@@ -62,19 +63,19 @@ class Answers(Generic[Key, Response]):
         self,
         session: Session,
         request_type: str,
-        arguments: Mapping[Key, Iterable[Any]],
+        arguments: Mapping[Key, Any],
         *,
-        steps: int | None = None,
         quiet: bool,
+        steps: int | None = None,
     ) -> None:
         self.given: dict[Key, Response] = {}
         self._hook = session.cache_hook
-        self._request_type = request_type
+        self._request_type = kind
         self._arguments = arguments
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
         total = len(arguments) if steps is None else steps
-        self._bar = tqdm(total=total, disable=quiet or session.quiet, desc=f"Running {request_type} requests")
+        self._bar = tqdm(total=total, disable=quiet or session.quiet, desc=f"Running {kind} requests")
 
     def __enter__(self) -> Self:
         return self
@@ -137,13 +138,7 @@ class AnswersOnce(Answers[Request, Response]):
     """
 
     def __init__(
-        self,
-        session: Session,
-        requests: Sequence[Instance],
-        request_type: str,
-        named: Callable[..., Request],
-        *,
-        quiet: bool,
+        self, session: Session, requests: Instances, request_type: str, named: Callable[..., Request], *, quiet: bool
     ) -> None:
         database = session.cache_hook.dbdict or {}
         self._asked = [named(*request.args) for request in requests]

@@ -81,7 +81,7 @@ def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> 
     def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
         if slots.serves(prompts[0].setting):
             return slots.generate(prompts, read)
-        return _generated_in_batches(session, hf, prompts, read)
+        return _in_batches(session, hf, prompts, read)
 
     together: set[int] = set()
     for prompt, read in prompts_together(session, hf, [*itertools.chain(*groups)]):
@@ -152,9 +152,7 @@ def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
     return own_cache is None and why_not_setting(model, {**setting, "do_sample": False}) is None
 
 
-def _generated_in_batches(
-    session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None
-) -> Continuations:
+def _in_batches(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
     def run(batch: Sequence[Prompt]) -> list[Continuation]:
         session.meter.begin()
         with session.rope.hold(batch[0].length_tokens):

@@ -92,13 +92,14 @@ class RunScores(NamedTuple):
         return float(self.logprobs.sum(dtype=np.float64))
 
 
+Windows = Mapping[int, ScoredWindow]
+Name = Callable[[int], str]
 Scored = tuple[int, list[RunScores]]
 """Number of a window, and the scores of each of its runs."""
+Scores = Generator[Scored, None, None]
 
 
-def scored(
-    session: Session, windows: Mapping[int, ScoredWindow], *, batches: BatchLimits, name: Callable[[int], str]
-) -> Generator[Scored, None, None]:
+def scored(session: Session, windows: Windows, *, batches: BatchLimits, name: Name) -> Scores:
     """Scores every window, longest first, and yields each as its batch finishes; `name` names the request of a window.
 
     While the scores of one batch are read, the device computes the next `batches_ahead`. Even if an error ends the
@@ -158,12 +159,8 @@ def scored(
 
 
 def _scored_together(
-    session: Session,
-    scorer: ContextParallelScorer,
-    windows: Mapping[int, ScoredWindow],
-    long: set[int],
-    name: Callable[[int], str],
-) -> Generator[Scored, None, None]:
+    session: Session, scorer: ContextParallelScorer, windows: Windows, long: set[int], name: Name
+) -> Scores:
     """Scores the long windows of all processes of a group, one after another, and yields those of this process."""
     context = scorer.context
     everyone = context.gather_objects([(windows[index].length, index) for index in sorted(long)])
@@ -204,12 +201,11 @@ class PendingBatch(NamedTuple):
         return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window] for window in self.run_tokens]
 
 
+Start = Callable[..., PendingScores]
+
+
 def start_batch(
-    session: Session,
-    batch: Sequence[LoadedWindow],
-    *,
-    after: Prefix | None = None,
-    start: Callable[..., PendingScores] | None = None,
+    session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None, start: Start | None = None
 ) -> PendingBatch:
     """Starts to score each run of each window, padded here on the right, in one call of the model.
 

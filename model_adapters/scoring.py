@@ -6,24 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from lm_eval.api.instance import Instance
 
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
-from sbeval.model_adapters.answers import Answers, AnswersOnce, request_name
+from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, request_name
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.scored import Scored, ScoredWindow, requested_window, rolling_windows, scored, window_of
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.sharing import scored_after_prefixes, share_windows
-from sbeval.model_adapters.truncation import fit_contexts, record_cut
+from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_cut
 from sbeval.scoring import requests as asked
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.spans import attention_spans
 
 
-def loglikelihood(
-    session: Session, requests: Sequence[Instance], pairs: Sequence[tuple[list[int], list[int]]], *, quiet: bool
-) -> list[tuple[float, bool]]:
+def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet: bool) -> list[tuple[float, bool]]:
     """Returns each continuation's log-likelihood in nats, and whether it is the most probable one.
 
     `pairs` are the tokens of each request's context and continuation.
@@ -56,7 +53,7 @@ def loglikelihood(
 
 
 def loglikelihood_rolling(
-    session: Session, requests: Sequence[Instance], texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
+    session: Session, requests: Instances, texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
     """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them, after a lead-in."""
     read = zip(requests, texts, strict=True)
@@ -87,7 +84,7 @@ def loglikelihood_rolling(
     return totals
 
 
-def token_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[asked.TokenLogprobs]:
+def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[asked.TokenLogprobs]:
     """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
     answers: AnswersOnce[asked.TokenLogprobsRequest, asked.TokenLogprobs]
     answers = AnswersOnce(session, requests, asked.TOKEN_LOGPROBS, asked.TokenLogprobsRequest, quiet=quiet)
@@ -110,7 +107,7 @@ def token_logprobs(session: Session, requests: Sequence[Instance], *, quiet: boo
     return answers.in_order()
 
 
-def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[asked.TargetLogprobs]:
+def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[asked.TargetLogprobs]:
     """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
     answers: AnswersOnce[asked.TargetLogprobsRequest, asked.TargetLogprobs]
     answers = AnswersOnce(session, requests, asked.TARGET_LOGPROBS, asked.TargetLogprobsRequest, quiet=quiet)
@@ -137,7 +134,7 @@ def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bo
     return answers.in_order()
 
 
-def attention_span(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[list[list[Any]]]:
+def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
     """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
     if session.rope.extrapolation is not None:
         raise UserError(

@@ -10,7 +10,7 @@ length, this does not hold and such windows are run one by one.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
-from sbeval.model_adapters.scored import LoadedWindow, RunScores, Scored, TokenIds, start_batch
+from sbeval.model_adapters.scored import LoadedWindow, Name, RunScores, Scores, TokenIds, start_batch
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TokenLogprobsRequest
@@ -75,9 +75,7 @@ def shared_prefixes(
     return sorted(kept, key=lambda group: -group.length)
 
 
-def scored_after_prefixes(
-    session: Session, windows: Sequence[LoadedWindow], *, name: Callable[[int], str]
-) -> Generator[Scored, None, None]:
+def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, name: Name) -> Scores:
     """Scores windows that share prefixes, and yields each.
 
     Stops early if the model cannot continue from a prefix or memory runs out; run the remaining windows whole.

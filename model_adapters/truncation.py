@@ -13,6 +13,9 @@ from sbeval.model_adapters.session import Session
 
 logger = logging.getLogger(__name__)
 OWN_TASKS = "sb_"
+Names = Sequence[str | None]
+Pairs = Sequence[tuple[list[int], list[int]]]
+"""Tokens of contexts and of their continuations."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,10 +46,7 @@ class Context(NamedTuple):
 
 
 def fit_prompts(
-    session: Session,
-    prompts: Sequence[list[int]],
-    settings: Sequence[Mapping[str, Any]],
-    task_names: Sequence[str | None],
+    session: Session, prompts: Sequence[list[int]], settings: Sequence[Mapping[str, Any]], task_names: Names
 ) -> list[Prompt]:
     """Cuts prompts on the left so that prompt and generation budget fit into `max_length`.
 
@@ -72,9 +72,7 @@ def fit_prompts(
     ]
 
 
-def fit_contexts(
-    session: Session, pairs: Sequence[tuple[list[int], list[int]]], task_names: Sequence[str | None]
-) -> list[Context]:
+def fit_contexts(session: Session, pairs: Pairs, task_names: Names) -> list[Context]:
     """Cuts contexts on the left so that the inputs of each (context, continuation) fit into `max_length`.
 
     Raises:
@@ -107,7 +105,7 @@ class CutTokens(dict[str, int]):
     """The entry that `record_cut` adds to the arguments of a request."""
 
 
-def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Sequence[str | None]) -> list[int]:
+def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Names) -> list[int]:
     cuts = [max(0, length - session.max_length) for length in needed]
     ours = [(name or "").startswith(OWN_TASKS) for name in task_names]
     refused = [index for index, cut in enumerate(cuts) if cut and (session.truncation == "error" or ours[index])]

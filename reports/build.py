@@ -8,7 +8,7 @@ import datetime
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sbeval.commands.ending import AskedToEnd
@@ -24,7 +24,7 @@ from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool
 from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.kinds import answers, curves, differences, needles, positions, recall, ruler, runs, spans, suite
-from sbeval.reports.read.files import Notes, find_result_files
+from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_other_inputs, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
@@ -116,11 +116,12 @@ def _count(number: int, noun: str) -> str:
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 PAGE = "index.html"
+Build = Callable[[], Path | None]
 _Fingerprint = dict[Path, tuple[int, int]]
 READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader in kind.readers))
 
 
-def load_results(paths: Path | str | Iterable[Path | str], *, labels: Mapping[str, str] | None = None) -> Results:
+def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
     """Reads every run below `paths` into one tidy table, and what the readers bring beside it.
 
     Raises:
@@ -143,11 +144,11 @@ def load_results(paths: Path | str | Iterable[Path | str], *, labels: Mapping[st
 
 
 def build_report(
-    paths: Iterable[Path | str],
-    output_dir: Path | str,
+    paths: Paths,
+    output_dir: Place,
     *,
     title: str | None = None,
-    labels: Mapping[str, str] | None = None,
+    labels: Labels = None,
     baseline: str | None = None,
     only: Iterable[str] = (),
     image_formats: Iterable[str] = IMAGE_FORMATS,
@@ -191,7 +192,7 @@ def build_report(
     return folder / PAGE
 
 
-def check_output_folder(folder: Path | str) -> None:
+def check_output_folder(folder: Place) -> None:
     """Refuses a folder where a page or table would take the place of something that no report wrote.
 
     Raises:
@@ -201,11 +202,7 @@ def check_output_folder(folder: Path | str) -> None:
 
 
 def watch(
-    paths: Iterable[Path | str],
-    build: Callable[[], Path | None],
-    *,
-    interval_seconds: float = 5.0,
-    sleep: Callable[[float], None] = time.sleep,
+    paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Path | None]:
     """Yields what `build` returns, whenever a result file below `paths` appears or changes."""
     given = [Path(path) for path in paths]

@@ -6,7 +6,7 @@ inequality. So the chance that any verdict of a file is wrong is at most 5 % (`r
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from sbeval.reports.analyse.suite import usual_direction
 from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models, rules_of
 from sbeval.reports.pairs import NATS, Difference, Side, scored, text_differences
 from sbeval.reports.read.fields import context_metric, length_text, name_list
+from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.samples import MetricKey, SampleScores
 
 if TYPE_CHECKING:
@@ -50,12 +51,7 @@ class Gate:
 
 
 def gate(
-    rules: Sequence["Rule"],
-    reference: Path | str,
-    candidate: Path | str,
-    *,
-    paths: Iterable[Path | str] = (),
-    labels: Mapping[str, str] | None = None,
+    rules: Sequence["Rule"], reference: Place, candidate: Place, *, paths: Paths = (), labels: Labels = None
 ) -> Gate:
     """Judges a candidate by a policy; arguments but the first are those of `compare`.
 

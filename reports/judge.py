@@ -7,7 +7,7 @@ whole band is beyond that, and elsewhere there is not enough data. `compare` ask
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,7 @@ from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
 from sbeval.reports.pairs import Difference, Side
 from sbeval.reports.read.fields import grouped, length_text
+from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.results import Results
 from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
@@ -165,12 +166,7 @@ def _place(number: Difference) -> str:
 
 
 def compare(
-    reference: Path | str,
-    candidate: Path | str,
-    *,
-    paths: Iterable[Path | str] = (),
-    labels: Mapping[str, str] | None = None,
-    least_effect: float | None = None,
+    reference: Place, candidate: Place, *, paths: Paths = (), labels: Labels = None, least_effect: float | None = None
 ) -> Comparison:
     """Compares two models; bands hold at once over all texts, protocols, lengths and tasks.
 
@@ -197,9 +193,7 @@ def rules_of(policy: Path | None = None) -> Sequence["Rule"]:
     return read_policy(policy or FAIL_IF_WORSE)
 
 
-def pair_of_models(
-    reference: Path | str, candidate: Path | str, *, paths: Iterable[Path | str], labels: Mapping[str, str] | None
-) -> tuple[Side, Side]:
+def pair_of_models(reference: Place, candidate: Place, *, paths: Paths, labels: Labels) -> tuple[Side, Side]:
     """Finds the two models of a comparison; arguments and errors are those of `compare`."""
     given = list(paths)
     shared = load_results(given, labels=labels) if given else None
@@ -211,7 +205,7 @@ def pair_of_models(
     )
 
 
-def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] | None) -> tuple[Results, str]:
+def _model(name: Place, shared: Results | None, labels: Labels) -> tuple[Results, str]:
     known = shared.models if shared else ()
     for model in known:
         if shared is not None and str(name) in (model.label, model.record.name):

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import pandas as pd
 
-from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
+from sbeval.reports.analyse.claims import Claims
 from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
@@ -272,7 +272,7 @@ class Material:
     looks: Mapping[str, Look]
     training_lengths: Mapping[str, int]
     baseline: str
-    claims: Mapping[ClaimKey, LengthClaims]
+    claims: Claims
     ruler: RulerScores
     numbers: Sequence[CurveNumber]
     folder: Path

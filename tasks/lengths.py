@@ -18,6 +18,9 @@ class Limit(NamedTuple):
     remedy: str
 
 
+Limits = Sequence[Limit]
+
+
 class SettledLengths(NamedTuple):
     """Context lengths of a run in tokens, ascending; default ones that were left out, and why, None where none were."""
 
@@ -27,12 +30,7 @@ class SettledLengths(NamedTuple):
 
 
 def settle_lengths(
-    task: str,
-    asked: Sequence[int] | None,
-    defaults: tuple[int, ...],
-    *,
-    hard: Sequence[Limit],
-    by_default: Sequence[Limit] = (),
+    task: str, asked: Sequence[int] | None, defaults: tuple[int, ...], *, hard: Limits, by_default: Limits = ()
 ) -> SettledLengths:
     """Refuses lengths that were asked for and do not fit; else takes the default lengths that do.
 

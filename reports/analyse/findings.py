@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
+from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel, extrapolation_text, rope_scaling_text
@@ -63,9 +63,7 @@ def parameters_text(parameters: int) -> str:
 
 
 def find(
-    models: Sequence[EvaluatedModel],
-    claims: Mapping[ClaimKey, LengthClaims],
-    effective_lengths: Mapping[str, Sequence[str]],
+    models: Sequence[EvaluatedModel], claims: Claims, effective_lengths: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
     """Writes the findings; `effective_lengths` holds each model's ready sentences on RULER."""
     findings = []

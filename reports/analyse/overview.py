@@ -17,6 +17,7 @@ DOUBTFUL = "\N{DAGGER}"
 _IDENTICAL = "fixed_target"
 _named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
+Lists = Mapping[str, Sequence[str]]
 BRACKETS = " [95% interval]"
 HEADER = (
     "model",
@@ -106,12 +107,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     )
 
 
-def caveats(
-    claims: Mapping[ClaimKey, LengthClaims],
-    ruler_missing: Mapping[str, Sequence[str]],
-    ruler_apart: Mapping[str, Sequence[str]],
-    ruler_filled: Mapping[str, Sequence[str]],
-) -> list[str]:
+def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists) -> list[str]:
     """Writes the remarks below the summary.
 
     Args:
@@ -156,7 +152,7 @@ def caveats(
     return remarks + _not_run(claims) + _ruler_not_run(ruler_missing)
 
 
-def _without_identical_targets(claims: Mapping[ClaimKey, LengthClaims], usable: set[ClaimKey]) -> str:
+def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
     shown = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
     lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in shown)
     somewhere = {label for label, _ in shown}
@@ -168,7 +164,7 @@ def _without_identical_targets(claims: Mapping[ClaimKey, LengthClaims], usable: 
     )
 
 
-def _lacking(claims: Mapping[ClaimKey, LengthClaims]) -> str:
+def _lacking(claims: Claims) -> str:
     """Names what is missing for a claim on identical targets, and that alone."""
     needs = {}
     for label, corpus, _ in claims:
@@ -182,7 +178,7 @@ def _lacking(claims: Mapping[ClaimKey, LengthClaims]) -> str:
     return " and ".join(needs[order] for order in sorted(needs))
 
 
-def _not_run(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
+def _not_run(claims: Claims) -> list[str]:
     labels = dict.fromkeys(label for label, _, _ in claims)
     remarks = []
     for corpus, protocol in dict.fromkeys((corpus, protocol) for _, corpus, protocol in claims):
@@ -196,7 +192,7 @@ def _not_run(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
     return remarks
 
 
-def _ruler_not_run(missing: Mapping[str, Sequence[str]]) -> list[str]:
+def _ruler_not_run(missing: Lists) -> list[str]:
     lacking = grouped((tuple(tasks), label) for label, tasks in missing.items() if tasks)
     parts = [f"{name_list(tasks)} for {_all_named(labels)}" for tasks, labels in lacking.items()]
     return [f"Missing of RULER's {len(TASKS)} tasks: {'; '.join(parts)}."] if parts else []

@@ -7,12 +7,13 @@ import numpy as np
 
 import sbeval.reports.analyse.statistics as stats
 from sbeval.reports.analyse.ruler import TASKS, short_name
-from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate
+from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats
 from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
 
 # scores such as the share of five answers found differ by few values; a log-likelihood differs by as many as samples
 _MOST_GRADES = 21
+Metrics = Sequence[MetricKey]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +35,8 @@ def metric_differences(
     base: SampleScores,
     metrics: Sequence[MetricKey],
     *,
-    weights_MK: stats.Floats | None = None,
-    confidence: float = CONFIDENCE,
+    confidence: float,
+    weights_MK: Floats | None = None,
 ) -> list[PairedDifference]:
     """Compares metrics of one task on the samples that have all of them, with one band over the differences.
 
@@ -94,7 +95,7 @@ def scores_by_length(scores: SampleScores, wanted: str = "score") -> dict[int, M
     return {place[1]: values for place, values in parsed if place is not None and place[0] == wanted}
 
 
-def _differences(differences_CK: stats.Floats, weights_C: stats.Floats, confidence: float) -> list[PairedDifference]:
+def _differences(differences_CK: Floats, weights_C: Floats, confidence: float) -> list[PairedDifference]:
     graded = bool((np.abs(differences_CK) <= 1).all()) and len(np.unique(differences_CK)) <= _MOST_GRADES
     band = stats.simultaneous_band(
         differences_CK * weights_C[:, None],

@@ -44,12 +44,8 @@ def tooltip_fields(fields: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def end_labels(
-    rows: Sequence[Mapping[str, Any]],
-    order: Sequence[str],
-    y_scale: str,
-    height_pixels: float,
-    y_domain: tuple[float, float] | None,
-) -> list[dict[str, Any]]:
+    rows: Sequence[Row], order: Sequence[str], y_scale: str, height_pixels: float, y_domain: tuple[float, float] | None
+) -> list[Row]:
     """Returns the last measured point of every line, with where its name goes.
 
     `shift` is how many pixels the name moves down; `label_x` is where along the axis it stands: at the line's own end,

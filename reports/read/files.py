@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import parse_json
 from sbeval.keeping.writing import is_set_aside, is_unfinished
 
+Place = Path | str
+Paths = Iterable[Place]
+Labels = Mapping[str, str] | None
+"""Names to show in place of others."""
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
@@ -35,7 +39,7 @@ class Notes(list[Note]):
             self.append(note)
 
 
-def find_result_files(paths: Path | str | Iterable[Path | str], notes: Notes) -> list[Path]:
+def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
     """Returns the result files below `paths`, each once, in a stable order.
 
     lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` when the output path names a file. A

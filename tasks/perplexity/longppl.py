@@ -33,15 +33,11 @@ LEAST_LOGPROB_NATS = -2.0
 OWN_DTYPE = "auto"
 """The type that a checkpoint's own configuration names."""
 _LEAD_TOKENS = 16
+Pair = tuple[TokenLogprobsRequest, TokenLogprobsRequest]
 
 
 def key_tokens(
-    evaluator: str,
-    pairs: Sequence[tuple[TokenLogprobsRequest, TokenLogprobsRequest]],
-    *,
-    tokenizer: Any,
-    tokenizer_hash: str,
-    dtype: str = OWN_DTYPE,
+    evaluator: str, pairs: Sequence[Pair], *, tokenizer: Any, tokenizer_hash: str, dtype: str = OWN_DTYPE
 ) -> list[NDArray[np.bool_]]:
     """Returns, for each pair of requests with the same targets, which targets are key tokens.
 
