@@ -60,13 +60,7 @@ class Answers(Generic[Key, Response]):
     """
 
     def __init__(
-        self,
-        session: Session,
-        request_type: str,
-        arguments: Mapping[Key, Any],
-        *,
-        quiet: bool,
-        steps: int | None = None,
+        self, session: Session, kind: str, arguments: Mapping[Key, Any], *, quiet: bool, steps: int | None = None
     ) -> None:
         self.given: dict[Key, Response] = {}
         self._hook = session.cache_hook
