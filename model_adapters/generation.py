@@ -185,10 +185,8 @@ def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPr
     except ValueError as error:
         if "`model_kwargs` are not used" not in str(error):
             raise
-        raise UserError(
-            f"Expected generation arguments that transformers knows, but {error}: correct them in --gen_kwargs or "
-            "the task."
-        ) from error
+        remedy = "correct them in --gen_kwargs or the task"
+        raise UserError(f"Expected generation arguments that transformers knows, but {error}: {remedy}.") from error
     ends = kwargs.get("eos_token_id", hf.model.generation_config.eos_token_id)
     continuations = [texts.up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
     sound = [True] * len(prompts)

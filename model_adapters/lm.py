@@ -99,10 +99,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         """The token before a text's first one: the one given, else the tokenizer's BOS or EOS."""
         token: int | None = super().prefix_token_id
         if token is None:
-            raise UserError(
-                "Expected a tokenizer with a BOS or EOS token to put before a text's first token, found neither: pass "
-                "prefix_token_id=... in --model_args."
-            )
+            expected = "Expected a tokenizer with a BOS or EOS token to put before a text's first token"
+            raise UserError(f"{expected}, found neither: pass prefix_token_id=... in --model_args.")
         return token
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

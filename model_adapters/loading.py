@@ -61,10 +61,8 @@ def in_one_sentence(name: Any, what: str) -> Iterator[None]:
     except Exception as error:  # transformers and tokenizers answer a broken file with any class, bare Exception too
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if isinstance(error, TypeError) and unknown is not None:
-            raise UserError(
-                f"Expected arguments that lm-eval's hf, this adapter or the model knows, found {unknown[1]}: correct "
-                "it in --model_args."
-            ) from error
+            expected = "Expected arguments that lm-eval's hf, this adapter or the model knows"
+            raise UserError(f"{expected}, found {unknown[1]}: correct it in --model_args.") from error
         if not isinstance(name, str) or out_of_memory(error) or raised_here(error):
             raise
         place = Path(name)
@@ -142,10 +140,8 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     """
     longest = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool) or not longest > 0:
-        raise UserError(
-            f"Expected model_max_length of the tokenizer to be a number above 0, found {shown(longest)}: correct it in "
-            "tokenizer_config.json."
-        )
+        expected = "Expected model_max_length of the tokenizer to be a number above 0"
+        raise UserError(f"{expected}, found {shown(longest)}: correct it in tokenizer_config.json.")
     entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     beyond = sorted(token for token, index in added.items() if index >= entries and token != tokenizer.pad_token)

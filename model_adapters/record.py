@@ -48,10 +48,8 @@ def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Liter
     if skip_threshold == "auto":
         skip_threshold = DEFAULT_SKIP_THRESHOLD if breaks_sticks and kernels != "reference" else None
     elif breaks_sticks and kernels == "reference" and skip_threshold is not None:
-        raise UserError(
-            f"Expected no skip_threshold beside kernels=reference, which visits every key, found {skip_threshold}: "
-            "remove one of them from --model_args."
-        )
+        expected = "Expected no skip_threshold beside kernels=reference, which visits every key"
+        raise UserError(f"{expected}, found {skip_threshold}: remove one of them from --model_args.")
     if hasattr(model, "set_kernels"):
         model.set_kernels(kernels, skip_threshold)  # type: ignore[operator]
     elif kernels != "auto" or skip_threshold is not None:
@@ -165,10 +163,8 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
     insert = "INSERT INTO {0} SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM {0})"
     database.conn.execute(insert.format(f'"{database.tablename}"'), (STAMP_KEY, database.encode(given)))
     if (found := database.get(STAMP_KEY)) is None or _INPUTS not in found:
-        raise UserError(
-            "Expected a response cache made by this version of the model sb, found one without its settings: name "
-            "another file with --use_cache."
-        )
+        expected = "Expected a response cache made by this version of the model sb"
+        raise UserError(f"{expected}, found one without its settings: name another file with --use_cache.")
     differences = [
         f"{name}={found.get(name)!r} instead of {given.get(name)!r}"
         for name in {**found, **given}

@@ -51,10 +51,8 @@ class RequestRope:
     ) -> None:
         if isinstance(extrapolation, Mapping):  # LongRoPE's factors
             if scaling is not None:
-                raise UserError(
-                    "Expected extrapolation=longrope without rope_scaling, which it is, found both: remove one of them "
-                    "from --model_args."
-                )
+                expected = "Expected extrapolation=longrope without rope_scaling, which it is"
+                raise UserError(f"{expected}, found both: remove one of them from --model_args.")
             scaling, extrapolation = extrapolation, None
         self._scaling = scaling
         given: dict[str, Any] = {"scaling": scaling, "original_length_tokens": original_length_tokens}
@@ -180,17 +178,13 @@ def _starts(mask_B1QK: Any) -> Tensor | None:
         UserError: the mask is another attention's than eager's or sdpa's, or the newest key is not the newest query's.
     """
     if not isinstance(mask_B1QK, Tensor) or mask_B1QK.dim() != 4:
-        raise UserError(
-            "Expected attention of transformers that takes a mask of queries by keys for extrapolation, found another: "
-            "give attn_implementation=sdpa."
-        )
+        expected = "Expected attention of transformers that takes a mask of queries by keys for extrapolation"
+        raise UserError(f"{expected}, found another: give attn_implementation=sdpa.")
     newest_BK = mask_B1QK[:, 0, -1]
     seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
     if not bool(seen_BK[:, -1].all()):
-        raise UserError(
-            "Expected a cache that holds the text alone for extrapolation, found room behind it: leave "
-            "cache_implementation out."
-        )
+        expected = "Expected a cache that holds the text alone for extrapolation"
+        raise UserError(f"{expected}, found room behind it: leave cache_implementation out.")
     start_B = seen_BK.to(torch.int8).argmax(-1)
     return start_B if bool(start_B.any()) else None
 

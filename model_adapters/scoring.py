@@ -137,10 +137,8 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
 def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
     """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
     if session.rope.extrapolation is not None:
-        raise UserError(
-            f"Expected a model that attends as it was trained to for attention spans, found extrapolation="
-            f"{session.rope.extrapolation}: remove it from --model_args."
-        )
+        expected = "Expected a model that attends as it was trained to for attention spans"
+        raise UserError(f"{expected}, found extrapolation={session.rope.extrapolation}: remove it from --model_args.")
     scorer = session.scorer
     answers: AnswersOnce[asked.AttentionSpanRequest, list[list[Any]]]
     answers = AnswersOnce(session, requests, asked.ATTENTION_SPAN, asked.AttentionSpanRequest, quiet=quiet)

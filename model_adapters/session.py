@@ -160,9 +160,7 @@ def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
     if options.context_parallel == 1:
         return TokenScorer(hf.model, non_finite=options.non_finite)
     if options.extrapolation is not None:
-        raise UserError(
-            f"Expected no extrapolation beside context_parallel={options.context_parallel}, found "
-            f"{options.extrapolation}: remove one of them from --model_args."
-        )
+        expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
+        raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
     context = join_context(hf.model, options.context_parallel, hf.device)
     return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)

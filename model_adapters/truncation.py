@@ -82,10 +82,8 @@ def fit_contexts(session: Session, pairs: Pairs, task_names: Names) -> list[Cont
     if any(not continuation for _, continuation in pairs):
         raise UserError("Expected continuations of at least one token, found an empty one: check the task.")
     if longest > session.max_length:
-        raise UserError(
-            f"Expected continuations of at most max_length={session.max_length} tokens, found one of {longest}: raise "
-            "max_length in --model_args."
-        )
+        expected = f"Expected continuations of at most max_length={session.max_length} tokens"
+        raise UserError(f"{expected}, found one of {longest}: raise max_length in --model_args.")
     needed = [len(context) + len(continuation) - 1 for context, continuation in pairs]
     cuts = _cuts(session, "contexts and continuations", needed, task_names)
     _warn(session, "contexts", cuts)

@@ -200,8 +200,6 @@ def judge_command(
         failed = [judged.text for judged in comparison.verdicts if judged.verdict == "fail"]
         print("\n".join(["", *failed]) if failed else "\nnothing is worse beyond what is allowed")
     if fail_if_worse and not comparison.judged:
-        raise UserError(
-            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
-            "evaluate more text."
-        )
+        expected = "Expected results on 20 documents or more with --fail-if-worse"
+        raise UserError(f"{expected}, found fewer, so that nothing is certain: evaluate more text.")
     return int(fail_if_worse and comparison.worse)

@@ -98,10 +98,8 @@ def write_hub_results(
             task has a data set.
     """
     if not replace and not is_new(folder):
-        raise UserError(
-            f"Expected a new or empty folder for the hub's files, found something in {folder}: name another, or move "
-            "it aside with --replace."
-        )
+        remedy = "name another, or move it aside with --replace"
+        raise UserError(f"Expected a new or empty folder for the hub's files, found something in {folder}: {remedy}.")
     known = {shown_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
     for name, dataset in datasets.items():
         if name not in known:

@@ -116,10 +116,8 @@ def read_options(task: str, definition: Mapping[str, Any], metadata: Mapping[str
     """
     kind = next((kind for kind in OPTIONS if definition.keys() <= kind.model_fields.keys()), None)
     if kind is None:
-        raise UserError(
-            f"Expected metadata.ruler of {task} to hold the options of one kind of task, found "
-            f"{', '.join(definition)}: begin with the YAML of a packaged task."
-        )
+        expected = f"Expected metadata.ruler of {task} to hold the options of one kind of task"
+        raise UserError(f"{expected}, found {', '.join(definition)}: begin with the YAML of a packaged task.")
     return kind.of_task(task, metadata, definition)
 
 

@@ -39,10 +39,8 @@ def settle_lengths(
     if asked is not None:
         for limit in hard:
             if asked[-1] > limit.tokens:
-                raise UserError(
-                    f"{task}: expected room for a context length of {asked[-1]} tokens, found room for {limit.tokens}, "
-                    f"since {limit.because}: {limit.remedy}."
-                )
+                expected = f"{task}: expected room for a context length of {asked[-1]} tokens"
+                raise UserError(f"{expected}, found room for {limit.tokens}, since {limit.because}: {limit.remedy}.")
         return SettledLengths(scored=tuple(asked))
     limits = [*hard, *by_default]
     least = min(limits, key=lambda limit: limit.tokens, default=None)

@@ -67,10 +67,8 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
             continue
         near = get_close_matches(name, definitions(), n=3)
         if name.startswith(PREFIX):
-            raise UserError(
-                f"Expected the name of a task, found {name!r}, which is none: try "
-                f"{', '.join(near or sorted(definitions()))}."
-            )
+            remedy = f"try {', '.join(near or sorted(definitions()))}"
+            raise UserError(f"Expected the name of a task, found {name!r}, which is none: {remedy}.")
         if (lm_eval := lm_eval_tasks()) and not _is_written_in([lm_eval], name):
             near = near or get_close_matches(name, {path.stem for path in _yaml_files([lm_eval])}, n=3)
             advice = f"try {', '.join(near)}" if near else "`lm_eval ls tasks` lists them"

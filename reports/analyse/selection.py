@@ -41,10 +41,8 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         matching_labels = [model.label for model in results.models if _matches(pattern, *_names(model))]
         matching_tasks = [task for task in tasks if _matches(pattern, task)]
         if not matching_labels and not matching_tasks:
-            raise UserError(
-                f"Expected the name of a model or task, found {pattern!r}; the models are {', '.join(labels)}; "
-                f"the tasks are {', '.join(tasks)}."
-            )
+            remedy = f"the models are {', '.join(labels)}; the tasks are {', '.join(tasks)}"
+            raise UserError(f"Expected the name of a model or task, found {pattern!r}; {remedy}.")
         kept_labels += matching_labels
         kept_tasks += matching_tasks
     shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)

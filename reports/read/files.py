@@ -63,10 +63,8 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
         _note_orphaned_samples(path, notes)
     if not found:
         places = ", ".join(map(str, given)) or "the given paths"
-        raise UserError(
-            f"Expected result files of lm-eval (results_*.json) below {places}, found none; "
-            "run an evaluation with --output_path first, or name the folder it wrote to."
-        )
+        remedy = "run an evaluation with --output_path first, or name the folder it wrote to"
+        raise UserError(f"Expected result files of lm-eval (results_*.json) below {places}, found none; {remedy}.")
     return list(found)
 
 

@@ -108,10 +108,8 @@ class FixedTarget(PerplexityTask):
             return
         scored = self.lengths.scored
         if len(scored) < 2:
-            raise UserError(
-                f"{self.config.task}: expected two context_lengths or more for LongPPL, found {list(scored)}: "
-                "ask for a shorter one too."
-            )
+            expected = f"{self.config.task}: expected two context_lengths or more for LongPPL"
+            raise UserError(f"{expected}, found {list(scored)}: ask for a shorter one too.")
         blocks = [instance.doc for instance in self.instances if instance.idx == 0]
         windows = [[self.windows(block, length)[0] for length in (scored[0], scored[-1])] for block in blocks]
         pairs = [(self.request(short), self.request(long)) for short, long in windows]
@@ -149,8 +147,6 @@ def _read_finished(path: Path, task: str) -> _Finished:
     values: Any = [record.get(name) if isinstance(record, dict) else None for name in _Finished._fields]
     *numbers, digest, lengths = values
     if not fits(numbers, list[int]) or min(numbers) < 1 or not fits(digest, str) or not fits(lengths, list[int]):
-        raise UserError(
-            f"Expected {path} to record which targets {task} scored, found that it does not: name the results file of "
-            "that task, written by this version."
-        )
+        remedy = "name the results file of that task, written by this version"
+        raise UserError(f"Expected {path} to record which targets {task} scored, found that it does not: {remedy}.")
     return _Finished(*values)

@@ -39,10 +39,8 @@ class JsonKvGenerator(NiahGenerator):
         super().__init__(options, task=task, **setting)
         self._block_tokens: list[NDArray[np.int64]] = []
         if options.type_haystack != "needle" or not self.asks_one:
-            raise UserError(
-                f"{task} asks for one value in an object of pairs: leave type_haystack, num_needle_q and num_needle_v "
-                "out."
-            )
+            remedy = "leave type_haystack, num_needle_q and num_needle_v out"
+            raise UserError(f"{task} asks for one value in an object of pairs: {remedy}.")
 
     def steps(self, length: int) -> None:
         """Returns None: NVIDIA's scripts have no such task."""

@@ -88,10 +88,8 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
     fields = ("text", source.label_field)
     for name, rows in splits.items():
         if not set(fields) <= set(rows.column_names):
-            raise UserError(
-                f"Expected the columns {' and '.join(fields)} in {name} of {where}, found "
-                f"{', '.join(rows.column_names)}: rename the columns of the file."
-            )
+            expected = f"Expected the columns {' and '.join(fields)} in {name} of {where}"
+            raise UserError(f"{expected}, found {', '.join(rows.column_names)}: rename the columns of the file.")
     asked_split = next((name for name in (source.asked, "test", "validation") if name in splits), None)
     shots, questions = (
         [

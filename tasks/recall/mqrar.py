@@ -40,10 +40,8 @@ class MqrarTask(OverPairs):
         super().prepare(name)
         known = local_config(self.config.metadata.get("pretrained")).get("vocab_size")
         if isinstance(known, int) and known < self.options.vocabulary:
-            raise UserError(
-                f"{name} uses {self.options.vocabulary} token ids and the model has {known}: run it on a model trained "
-                "on it, or set vocabulary; sb_mqrar_text is for pretrained models."
-            )
+            remedy = "run it on a model trained on it, or set vocabulary; sb_mqrar_text is for pretrained models"
+            raise UserError(f"{name} uses {self.options.vocabulary} token ids and the model has {known}: {remedy}.")
 
     def _setting(self, condition: Condition) -> Mqrar:
         length, pairs, vocabulary = condition.context_length, condition.pairs or 1, self.options.vocabulary

@@ -43,10 +43,8 @@ class SpanTask(BaseTask):
         self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator, False))
         longest, total = self.lengths[-1], self.corpus.total_tokens
         if total < longest:
-            raise UserError(
-                f"{name} expected text for {longest} tokens, and found {total}; ask for shorter context_lengths or "
-                "give a longer text with data_path."
-            )
+            remedy = "ask for shorter context_lengths or give a longer text with data_path"
+            raise UserError(f"{name} expected text for {longest} tokens, and found {total}; {remedy}.")
         blocks = min(options.num_samples, total // longest)
         record = TaskRecord(
             family="span",

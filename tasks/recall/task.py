@@ -112,10 +112,8 @@ class RecallTask(BaseTask):
     def build_all_requests(self, *, apply_chat_template: bool = False, **kwargs: Any) -> None:
         """Builds the sequences of this process's samples."""
         if self.config.num_fewshot or apply_chat_template:
-            raise UserError(
-                f"{self.config.task} has neither examples nor chats; run it without --num_fewshot and "
-                "--apply_chat_template."
-            )
+            remedy = "run it without --num_fewshot and --apply_chat_template"
+            raise UserError(f"{self.config.task} has neither examples nor chats; {remedy}.")
         selected = self.chosen_samples(kwargs)
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
