@@ -69,10 +69,9 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             super().__init__(pretrained, **kwargs)
         except torch.distributed.DistNetworkError as error:
             place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            raise UserError(
-                f"Expected {os.environ.get('WORLD_SIZE', '1')} processes to meet at {place}, but {first_line(error)}: "
-                "choose another port (--master-port of torchrun, --main_process_port of accelerate)."
-            ) from error
+            expected = f"Expected {os.environ.get('WORLD_SIZE', '1')} processes to meet at {place}"
+            remedy = "choose another port (--master-port of torchrun, --main_process_port of accelerate)"
+            raise UserError(f"{expected}, but {first_line(error)}: {remedy}.") from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         for name, usual in (("non_finite", "error"), ("extrapolation", None)):

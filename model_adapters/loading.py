@@ -101,10 +101,9 @@ def whole_adapter(name: str | None) -> Iterator[None]:
         try:
             yield
         except UserWarning as warning:
-            raise UserError(
-                f"Expected an adapter that holds all its weights at peft={name}, found some missing "
-                f"({first_line(warning)}): check that it was saved completely and belongs to this model."
-            ) from warning
+            expected = f"Expected an adapter that holds all its weights at peft={name}"
+            remedy = "check that it was saved completely and belongs to this model"
+            raise UserError(f"{expected}, found some missing ({first_line(warning)}): {remedy}.") from warning
 
 
 def _check_rank(folder: Path) -> None:
@@ -117,10 +116,9 @@ def _check_rank(folder: Path) -> None:
     weights = Weights(folder, (_ADAPTER,))
     held = max((size for name in weights.names() for size in weights.shape(name)), default=0)
     if asked > max(held, _MOST_RANK):  # below it, a rank may be that of layers which no weight stands for
-        raise UserError(
-            f"Expected an adapter whose configuration fits its weights at peft={folder}, found a rank of {asked}, and "
-            f"matrices of at most {held} rows: correct adapter_config.json, or copy the adapter again."
-        )
+        expected = f"Expected an adapter whose configuration fits its weights at peft={folder}"
+        remedy = "correct adapter_config.json, or copy the adapter again"
+        raise UserError(f"{expected}, found a rank of {asked}, and matrices of at most {held} rows: {remedy}.")
 
 
 def use_sdpa_on_a_cpu(model: Any) -> None:
@@ -241,10 +239,9 @@ def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expan
         UserError: `kv_expand` is given where nothing asks for it.
     """
     if kv_expand != "auto" and not (released and released.takes_kv_expand):
-        raise UserError(
-            f"Expected kv_expand= for checkpoints of dolomite-engine only, found kv_expand={kv_expand} for "
-            f"{pretrained}, which is none: remove it from --model_args."
-        )
+        expected = "Expected kv_expand= for checkpoints of dolomite-engine only"
+        remedy = "remove it from --model_args"
+        raise UserError(f"{expected}, found kv_expand={kv_expand} for {pretrained}, which is none: {remedy}.")
 
 
 def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any]) -> None:
@@ -259,10 +256,9 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
         if name not in _SETTLED | _OF_PARALLELIZE and value is not None and value is not False and value != ""
     )
     if given:
-        raise UserError(
-            f"Expected arguments that hold for every checkpoint format, found {', '.join(given)} with the format "
-            f"{format_found}: remove it from --model_args, or rewrite the checkpoint with `sbeval convert` first."
-        )
+        expected = "Expected arguments that hold for every checkpoint format"
+        remedy = "remove it from --model_args, or rewrite the checkpoint with `sbeval convert` first"
+        raise UserError(f"{expected}, found {', '.join(given)} with the format {format_found}: {remedy}.")
 
 
 def say_format(pretrained: str, name: str) -> None:

@@ -102,10 +102,9 @@ def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
     name = type(model).__name__
     config = text_config(getattr(model, "config", None))
     if positive(getattr(config, "sliding_window", None)) or set(sliding_windows(model) or [0]) != {None}:
-        raise UserError(
-            f"Expected a model whose layers all see the whole text for extrapolation={method}, found {name} with "
-            "windows or other caches: remove extrapolation from --model_args."
-        )
+        expected = f"Expected a model whose layers all see the whole text for extrapolation={method}"
+        remedy = "remove extrapolation from --model_args"
+        raise UserError(f"{expected}, found {name} with windows or other caches: {remedy}.")
     changes: Changes = [
         (module, {"held_extrapolation": method})
         for module in model.modules()
@@ -113,10 +112,9 @@ def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
     ]
     changes = changes or _in_transformers(model, method)
     if not changes:
-        raise UserError(
-            f"Expected a model with rotary embeddings for extrapolation={method}, found {name}, which has none that "
-            "are known here: remove extrapolation from --model_args."
-        )
+        expected = f"Expected a model with rotary embeddings for extrapolation={method}"
+        remedy = "remove extrapolation from --model_args"
+        raise UserError(f"{expected}, found {name}, which has none that are known here: {remedy}.")
     _check_short_text(model, changes, method)
     return changes
 

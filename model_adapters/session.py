@@ -86,10 +86,9 @@ class Session:
                 context_parallel, or no room for a token by configuration and tokenizer.
         """
         if hf.max_length < 1:
-            raise UserError(
-                f"Expected a model that takes at least one token, found a longest input of {hf.max_length}: pass "
-                "max_length in --model_args, or correct the checkpoint's configuration."
-            )
+            expected = "Expected a model that takes at least one token"
+            remedy = "pass max_length in --model_args, or correct the checkpoint's configuration"
+            raise UserError(f"{expected}, found a longest input of {hf.max_length}: {remedy}.")
         on_cpu = hf.device.type == "cpu"
         rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
         automatic = hf.batch_size == "auto"

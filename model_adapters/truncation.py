@@ -61,10 +61,9 @@ def fit_prompts(
     cuts = _cuts(session, "prompts and the tokens to generate", needed, task_names)
     budget = max((budget for budget, cut in zip(budgets, cuts, strict=True) if cut), default=0)
     if budget >= session.max_length:
-        raise UserError(
-            f"Expected max_gen_toks to be less than max_length={session.max_length}, found {budget}: lower it with "
-            "--gen_kwargs max_gen_toks=..., or raise max_length in --model_args."
-        )
+        expected = f"Expected max_gen_toks to be less than max_length={session.max_length}"
+        remedy = "lower it with --gen_kwargs max_gen_toks=..., or raise max_length in --model_args"
+        raise UserError(f"{expected}, found {budget}: {remedy}.")
     _warn(session, "prompts", cuts)
     return [
         Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut)
@@ -109,10 +108,9 @@ def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Names)
     refused = [index for index, cut in enumerate(cuts) if cut and (session.truncation == "error" or ours[index])]
     if refused:
         names = ", ".join(sorted({task_names[index] or "a task without a name" for index in refused}))
-        raise UserError(
-            f"Expected the {what} of {names} to fit into max_length={session.max_length}, found {len(refused)} of "
-            f"{len(needed)} longer: pass max_length={max(needed[index] for index in refused)} in --model_args."
-        )
+        expected = f"Expected the {what} of {names} to fit into max_length={session.max_length}"
+        remedy = f"pass max_length={max(needed[index] for index in refused)} in --model_args"
+        raise UserError(f"{expected}, found {len(refused)} of {len(needed)} longer: {remedy}.")
     return cuts
 
 

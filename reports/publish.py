@@ -220,8 +220,7 @@ def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]
             finally:
                 log_to.finish()
         except Exception as error:  # the trackers raise classes of their own, and those of their transports
-            raise UserError(
-                f"Expected --{tracker} to log {model}, found that it fails ({type(error).__name__}: {error}): correct "
-                f"the project, log in, or log on this machine{_OFFLINE[tracker]}."
-            ) from error
+            expected = f"Expected --{tracker} to log {model}"
+            remedy = f"correct the project, log in, or log on this machine{_OFFLINE[tracker]}"
+            raise UserError(f"{expected}, found that it fails ({type(error).__name__}: {error}): {remedy}.") from error
     return list(curves)

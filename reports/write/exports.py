@@ -165,10 +165,9 @@ _LINE = re.compile("([0-9a-f]{64})  (.+)")
 def refuse_others(folder: Path, names: Iterable[str]) -> None:
     """Raises a `UserError` that names the first file or folder of these names which no report left as it is."""
     for file in _others(folder, names):
-        raise UserError(
-            f"Expected a folder for the report without files of other origin, found {file}, which no report wrote, or "
-            "which was changed since: name another folder, move that away, or have it moved aside with --replace."
-        )
+        expected = f"Expected a folder for the report without files of other origin, found {file}"
+        remedy = "name another folder, move that away, or have it moved aside with --replace"
+        raise UserError(f"{expected}, which no report wrote, or which was changed since: {remedy}.")
 
 
 def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:

@@ -221,10 +221,9 @@ class EvaluatorCache:
             with closing(sqlite3.connect(self._path, timeout=_SECONDS_TO_WAIT)) as connection, connection:
                 yield connection
         except (OSError, sqlite3.Error) as error:
-            raise UserError(
-                f"Expected to keep a LongPPL evaluator's log-probabilities in {str(self._path)!r}, found that this "
-                f"fails ({error}): set SBEVAL_CACHE to a folder with space that you may write to, or remove the file."
-            ) from error
+            expected = f"Expected to keep a LongPPL evaluator's log-probabilities in {str(self._path)!r}"
+            remedy = "set SBEVAL_CACHE to a folder with space that you may write to, or remove the file"
+            raise UserError(f"{expected}, found that this fails ({error}): {remedy}.") from error
 
 
 def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:

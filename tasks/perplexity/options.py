@@ -89,9 +89,7 @@ class PerplexityOptions(CorpusOptions):
             UserError: as for every task, and for a protocol, which is part of a task's name.
         """
         if "protocol" in metadata:
-            raise UserError(
-                f"{task}: expected the protocol in the task's name, found protocol {metadata['protocol']!r} in "
-                "--metadata: name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or "
-                "position."
-            )
+            expected = f"{task}: expected the protocol in the task's name"
+            remedy = "name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or position"
+            raise UserError(f"{expected}, found protocol {metadata['protocol']!r} in --metadata: {remedy}.")
         return super().of_task(task, metadata, definition)

@@ -153,11 +153,9 @@ class PerplexityTask(BaseTask):
         chosen = [block for _, block in self.doc_iterator(rank=0, limit=limit, samples=samples, world_size=1)]
         processes = int(kwargs.get("world_size", 1))
         if len(chosen) < processes:
-            raise UserError(
-                f"{self.config.task}: expected at least one block for each of {processes} processes, found "
-                f"{len(chosen)} at context length {self.lengths.scored[-1]}: use fewer processes, a larger --limit, "
-                "or shorter context_lengths."
-            )
+            expected = f"{self.config.task}: expected at least one block for each of {processes} processes"
+            remedy = "use fewer processes, a larger --limit, or shorter context_lengths"
+            raise UserError(f"{expected}, found {len(chosen)} at context length {self.lengths.scored[-1]}: {remedy}.")
         starts, record = self.corpus.starts, self.config.metadata["sbeval"]
         windows = {
             length: [window for block in chosen for window in self.windows(block, length)]

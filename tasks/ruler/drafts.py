@@ -253,10 +253,9 @@ def rendered_frame(render: Callable[[str], str]) -> Frame:
     """
     text = render(PREFIX_MARK)
     if text.count(PROMPT_MARK) != 1 or text.count(PREFIX_MARK) != 1:
-        raise UserError(
-            "Expected the chat template to show the user's message and the start of the answer once each, found "
-            f"{text.count(PROMPT_MARK)} and {text.count(PREFIX_MARK)}; run without --apply_chat_template."
-        )
+        expected = "Expected the chat template to show the user's message and the start of the answer once each"
+        remedy = "run without --apply_chat_template"
+        raise UserError(f"{expected}, found {text.count(PROMPT_MARK)} and {text.count(PREFIX_MARK)}; {remedy}.")
     head, rest = text.split(PROMPT_MARK)
     middle, tail = rest.split(PREFIX_MARK)
     return Frame(head=head, middle=middle, tail=tail)
