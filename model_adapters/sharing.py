@@ -157,8 +157,6 @@ def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> 
 def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
     longest = max(group, key=lambda request: request.context_length)
     first = min(request.context_length - request.scored for request in group)
-    members = [
-        (request, slice(request.context_length - request.scored - first, request.context_length - first))
-        for request in group
-    ]
+    stops = [request.context_length - first for request in group]
+    members = [(request, slice(stop - request.scored, stop)) for request, stop in zip(group, stops, strict=True)]
     return SharedWindow(longest._replace(scored=longest.context_length - first), members)

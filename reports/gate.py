@@ -4,11 +4,10 @@ The bands of all rules hold at once in 95 % of cases: those of one task by a sim
 inequality. So the chance that any verdict of a file is wrong is at most 5 % (`research/interval_studies/gates.py`).
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,8 +29,7 @@ _USUAL_METRICS = ("score", "exact_match")
 _EXIT_CODES = {"pass": 0, "fail": 1, "not enough data": 3}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
+class Gate(NamedTuple):
     """Two models judged by a policy."""
 
     reference: str

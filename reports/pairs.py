@@ -244,11 +244,8 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
     obstacles = [_too_few("RULER", paired) for paired in list(ruler.values())[:1] if math.isnan(paired.low)]
     rows = _shared_rows(reference, candidate)
     logged = [candidate.label in own.samples and reference.label in base.samples for own, base in rows]
-    obstacles += [
-        f"{own.name}: not compared, because {NO_SAMPLES}."
-        for (own, _), has_samples in zip(rows, logged, strict=True)
-        if not has_samples
-    ]
+    unlogged = [own.name for (own, _), has_samples in zip(rows, logged, strict=True) if not has_samples]
+    obstacles += [f"{name}: not compared, because {NO_SAMPLES}." for name in unlogged]
     for own, base in itertools.compress(rows, logged):
         paired = task_difference(
             own.samples[candidate.label],

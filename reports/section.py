@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import pandas as pd
 
@@ -69,8 +69,7 @@ def cells_of(cells: Iterable[Cell | str]) -> tuple[Cell, ...]:
 NOT_MEASURED = Cell("not measured", missing=True, in_files="")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row, its first cell the heading; `page_only` for one that the files hold in a table of its own."""
 
     cells: tuple[Cell, ...]
@@ -170,16 +169,14 @@ class Figure:
     folded: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """A link to a file, relative to the page."""
 
     target: str
     words: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """A text with a name, about a file where it has a link."""
 
     name: str = ""
@@ -187,8 +184,7 @@ class Fact:
     link: Link | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fold:
+class Fold(NamedTuple):
     """Facts shown on request, under a name and what follows it."""
 
     name: str

@@ -63,11 +63,8 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
     for place, options in [("", metadata), *metadata.items()]:
         if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
             _check_shared(place, options)
-    asked = {
-        name: task_options(name, definition, metadata)
-        for name, definition in named(tasks)
-        if definition is not None and "class" in definition
-    }
+    of_class = {name: definition for name, definition in named(tasks) if definition and "class" in definition}
+    asked = {name: task_options(name, definition, metadata) for name, definition in of_class.items()}
     missing: dict[Missing, list[str]] = {}
     for name, options in asked.items():
         try:

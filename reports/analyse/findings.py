@@ -1,8 +1,8 @@
 """The summary in words: computed sentences about each model, used by the page and the Markdown file alike."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS
@@ -15,16 +15,14 @@ _TASKS_AT_MOST = 4
 DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Headline:
+class Headline(NamedTuple):
     """A large number with its meaning."""
 
     value: str
     meaning: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """What is said about one model: what it is, the numbers people look for first, what the measurements allow."""
 
     label: str

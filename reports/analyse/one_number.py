@@ -156,11 +156,8 @@ def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> Eff
     losses = [step.low > least_loss for step in claim.steps]
     sure = gains.index(False) if False in gains else len(gains)
     open_to = losses.index(True) if True in losses else len(losses)
-    return EffectiveNllLength(
-        tokens=claim.lowers_to_tokens,
-        low=claim.lengths[sure] if sure else None,
-        high=claim.lengths[open_to] if open_to else None,
-    )
+    low, high = (claim.lengths[steps] if steps else None for steps in (sure, open_to))
+    return EffectiveNllLength(tokens=claim.lowers_to_tokens, low=low, high=high)
 
 
 def _text(tokens: int | None) -> str:

@@ -45,10 +45,8 @@ def side_by_side(
         where = CORPUS_WORDS.get(corpus, corpus)
         verdicts += _verdict(where, protocol, of_models)
         if protocol == _IDENTICAL and len(of_models) > 1:
-            rows += [
-                _row(label if len(identical) == 1 else f"{label} ({where})", claim, areas.get((label, corpus)))
-                for label, claim in of_models
-            ]
+            suffix = "" if len(identical) == 1 else f" ({where})"
+            rows += [_row(label + suffix, claim, areas.get((label, corpus))) for label, claim in of_models]
     return verdicts, rows
 
 
@@ -156,12 +154,8 @@ def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
     shown = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
     lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in shown)
     somewhere = {label for label, _ in shown}
-    return _all_named(
-        dict.fromkeys(
-            f"{label} on {CORPUS_WORDS.get(corpus, corpus)}" if label in somewhere else label
-            for label, corpus in lacking
-        )
-    )
+    places = {(label, corpus): f" on {CORPUS_WORDS.get(corpus, corpus)}" for label, corpus in lacking}
+    return _all_named(dict.fromkeys(key[0] + (place if key[0] in somewhere else "") for key, place in places.items()))
 
 
 def _lacking(claims: Claims) -> str:
@@ -182,11 +176,8 @@ def _not_run(claims: Claims) -> list[str]:
     labels = dict.fromkeys(label for label, _, _ in claims)
     remarks = []
     for corpus, protocol in dict.fromkeys((corpus, protocol) for _, corpus, protocol in claims):
-        absent = [
-            label
-            for label in labels
-            if (label, corpus, protocol) not in claims and any(key[:2] == (label, corpus) for key in claims)
-        ]
+        measured = [label for label in labels if any(key[:2] == (label, corpus) for key in claims)]
+        absent = [label for label in measured if (label, corpus, protocol) not in claims]
         if absent:
             remarks.append(f"Missing: {protocol} on {CORPUS_WORDS.get(corpus, corpus)} for {_all_named(absent)}.")
     return remarks

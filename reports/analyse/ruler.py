@@ -3,7 +3,6 @@
 Lines on one axis are means over the same tasks, which decides the models and tasks that one average may show.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,8 +28,7 @@ RELATIVE_THRESHOLD = 0.85
 NEAR_CHANCE = 0.10
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EffectiveLength:
+class EffectiveLength(NamedTuple):
     """An effective context length: "<4K", "16K", ">64K" or, for a reason, "n/a"."""
 
     text: str
@@ -163,8 +161,7 @@ def _last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLen
     return EffectiveLength(text=f">{length_text(max(scores))}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RulerScores:
+class RulerScores(NamedTuple):
     """RULER's scores with what follows from them.
 
     Attributes:

@@ -66,10 +66,8 @@ def end_labels(
     placed = within_plot(spread(heights), height_pixels)
     longest = max(last[label]["x"] for label in heights)
     column = {"label_x": longest} if len(heights) > _BESIDE_OWN_END_AT_MOST else {}
-    return [
-        {**last[label], "label_x": last[label]["x"], **column, "shift": placed[label] - heights[label]}
-        for label in heights
-    ]
+    shifts = {label: {"shift": placed[label] - heights[label]} for label in heights}
+    return [{**last[label], "label_x": last[label]["x"], **column, **shift} for label, shift in shifts.items()]
 
 
 def _symlog(value: float) -> float:
@@ -124,10 +122,8 @@ def vertical_marks(lengths: Sequence[int], x: Row, *, worded: bool) -> list[Row]
         return []
     first = x["scale"]["domain"][0]
     words = [f"trained at {length_text(length)}" if worded else "" for length in lengths]
-    rows = [
-        {"x": length, "text": words[index], "row": index % 3, "first": length == first}
-        for index, length in enumerate(lengths)
-    ]
+    places = enumerate(zip(lengths, words, strict=True))
+    rows = [{"x": length, "text": text, "row": row % 3, "first": length == first} for row, (length, text) in places]
     # centred words at the axis' own start would stand on its topmost label
     align = {"expr": "datum.first ? 'left' : 'center'"}
     text = {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom"}

@@ -152,12 +152,9 @@ def _between(rows: Sequence[Row], low: str, high: str, mark: Row, x: Row, y: Row
 def _line(x: Row, y: Row, color: Row) -> Row:
     dash_scale = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
     dash = {"field": "dashed", "type": "nominal", "scale": dash_scale, "legend": None}
+    mark = {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"}
     encoding = {"x": x, "y": y, "color": color, "strokeDash": dash}
-    return {
-        "transform": [VISIBLE],
-        "mark": {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"},
-        "encoding": encoding,
-    }
+    return {"transform": [VISIBLE], "mark": mark, "encoding": encoding}
 
 
 def _points(x: Row, y: Row, color: Row, looks: Mapping[str, Look], order: Sequence[str], hover: str) -> Row:

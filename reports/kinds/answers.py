@@ -1,11 +1,10 @@
 """Single samples: what documents lost or gained, and what was asked, expected and answered."""
 
-import dataclasses
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ _MODELS_AT_MOST = 6
 _DOCUMENTS_AT_EITHER_END = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a model wrote for one sample at one context length.
 
     Attributes:

@@ -80,10 +80,8 @@ def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *
     explanation = " ".join([words, *panel.remarks]).strip()
     lengths = material.training_lengths
     findings = {metric: panel_finding(panel, lengths, metric) for metric in panel.tables}
-    captions = {
-        metric: Caption(title=panel.title, finding=finding, explanation=explanation, subtitle=words)
-        for metric, finding in findings.items()
-    }
+    of_panel = Caption(title=panel.title, finding="", explanation=explanation, subtitle=words)
+    captions = {metric: dataclasses.replace(of_panel, finding=finding) for metric, finding in findings.items()}
     variants = {metric: curve_figure(panel, metric, caption, looks) for metric, caption in captions.items()}
     first = next(iter(variants))
     figure = material.figure(variants, f"{panel.stem}-{first}", captions[first], findings=findings, wide=wide)
@@ -165,10 +163,8 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     if any(claim.doubtful for claim in claims.values()):
         explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
     if any(line.page_only for line in rows):
-        explanation += (
-            " A second line is the paired difference to the training length on the same targets, with its simultaneous "
-            "95% band."
-        )
+        second = "the paired difference to the training length on the same targets"
+        explanation += f" A second line is {second}, with its simultaneous 95% band."
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
     return Table.of(
         ("model", *map(length_text, lengths)),

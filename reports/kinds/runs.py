@@ -75,16 +75,14 @@ def _provenance(material: Material) -> Section:
 
 def _left_out(material: Material) -> Section | None:
     """Builds the section on what was left out, None where nothing was."""
-    if not material.results.notes:
+    if not (notes := material.results.notes):
         return None
+    links = [_link(note.path, material.folder) if note.path else None for note in notes]
     return Section(
         identifier="left-out",
         title="Left out",
         lead="What was found but is not shown, or shown although something differs, and why.",
-        remarks=tuple(
-            Fact(text=note.reason, link=_link(note.path, material.folder) if note.path else None)
-            for note in material.results.notes
-        ),
+        remarks=tuple(Fact(text=note.reason, link=link) for note, link in zip(notes, links, strict=True)),
     )
 
 

@@ -70,11 +70,9 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
 
 def _head(written: object) -> list[float]:
     # results of earlier versions end with the remaining stick
-    if (
-        not isinstance(written, list)
-        or len(written) not in (6, 8)
-        or any(type(place) is not int for place in written[:2])
-    ):
+    if not isinstance(written, list) or len(written) not in (6, 8):
+        return []
+    if any(type(place) is not int for place in written[:2]):
         return []
     numbers = [math.nan if (number := usable_number(value)) is None else number for value in written[2:]]
     return [*written[:2], *numbers, *[math.nan] * (8 - len(written))]

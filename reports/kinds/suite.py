@@ -1,10 +1,9 @@
 """Ordinary tasks side by side and by the length of their inputs, and the paper's tables with this report's numbers."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -28,8 +27,7 @@ _COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"
 _AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedTable:
+class PublishedTable(NamedTuple):
     """One of the paper's tables.
 
     Attributes:

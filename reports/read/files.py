@@ -1,12 +1,11 @@
 """Finds the files of lm-eval runs below the given paths, streams samples files, and notes what is left out, and why."""
 
 import contextlib
-import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_json
@@ -21,8 +20,7 @@ _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """One thing left out of a report, for a reason in one sentence; `path` is None where it is about no single file."""
 
     path: Path | None

@@ -97,11 +97,8 @@ def markdown_summary(title: str, report: Report) -> str:
     for table in report.tables:
         lines += [*_markdown_table(table), ""]
     if report.notes:
-        lines += ["## Left out", ""]
-        lines += [
-            f"- {markdown_text(f'{note.path.name}: {note.reason}' if note.path else note.reason)}"
-            for note in report.notes
-        ]
+        notes = [f"{note.path.name}: {note.reason}" if note.path else note.reason for note in report.notes]
+        lines += ["## Left out", "", *(f"- {markdown_text(note)}" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 

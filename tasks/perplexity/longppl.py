@@ -166,10 +166,8 @@ class _Evaluator:
 
     def _does_not_load(self, error: Exception) -> UserError:
         reason = first_line(error.__cause__ if isinstance(error, UserError) and error.__cause__ else error)
-        return UserError(
-            f"Expected an evaluator model for LongPPL at {self._name!r}, found none that loads ({reason}): "
-            "correct longppl_evaluator."
-        )
+        expected = f"Expected an evaluator model for LongPPL at {self._name!r}"
+        return UserError(f"{expected}, found none that loads ({reason}): correct longppl_evaluator.")
 
 
 Named = tuple[Any, ...]

@@ -52,10 +52,8 @@ def document_rows(corpus: TokenizedCorpus, windows: Iterable[Window], nll: Windo
             row = sums.setdefault(document_sums.document, [0.0, 0.0, 0.0, 0.0])
             for column, value in enumerate(document_sums[1:]):
                 row[column] += value
-    return [
-        ClusterSums(corpus.names[document], nats, int(tokens), words, size)
-        for document, (nats, tokens, words, size) in sums.items()
-    ]
+    named = ((corpus.names[document], row) for document, row in sums.items())
+    return [ClusterSums(name, nats, int(tokens), words, size) for name, (nats, tokens, words, size) in named]
 
 
 RATIOS: dict[str, tuple[str, Callable[[float], float]]] = {

@@ -157,14 +157,10 @@ class PerplexityTask(BaseTask):
             remedy = "use fewer processes, a larger --limit, or shorter context_lengths"
             raise UserError(f"{expected}, found {len(chosen)} at context length {self.lengths.scored[-1]}: {remedy}.")
         starts, record = self.corpus.starts, self.config.metadata["sbeval"]
-        windows = {
-            length: [window for block in chosen for window in self.windows(block, length)]
-            for length in self.lengths.scored
-        }
-        record["own_document_share"] = {
-            str(length): own_document_share(of_length, starts, lead_in=self.lead_in.policy != "window")
-            for length, of_length in windows.items()
-        }
+        windows = {n: [window for block in chosen for window in self.windows(block, n)] for n in self.lengths.scored}
+        leads = self.lead_in.policy != "window"
+        shares = {str(n): own_document_share(of_length, starts, lead_in=leads) for n, of_length in windows.items()}
+        record["own_document_share"] = shares
         record["targets_sha256"] = targets_sha256(windows[self.lengths.scored[-1]])
         self.check_targets(chosen, record["targets_sha256"])
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]

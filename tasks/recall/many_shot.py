@@ -91,10 +91,8 @@ class ManyShotGenerator(Generator):
 
     def _order(self, rounds: int, *name: object) -> NDArray[np.int64]:
         """Returns which text comes when; a label whose texts run out begins with them again."""
-        columns = [
-            texts[seeded_order(len(texts), *name, "texts", label)][np.arange(rounds) % len(texts)]
-            for label, texts in enumerate(self._of_label)
-        ]
+        texts = [of[seeded_order(len(of), *name, "texts", label)] for label, of in enumerate(self._of_label)]
+        columns = [of_label[np.arange(rounds) % len(of_label)] for of_label in texts]
         ranks = seeded_ranks(np.arange(rounds * len(columns)), *name, "rounds").reshape(rounds, -1)
         return np.take_along_axis(np.stack(columns, axis=1), ranks.argsort(axis=1), axis=1).ravel()
 

@@ -165,10 +165,8 @@ class HaystackDraft(Draft):
         """Returns the inserts as they are counted."""
         if not self.haystack.inline:
             return {LINES: [insert.text for insert in self.inserts]}
-        return {
-            WORDS: [" " + insert.text for insert in self.inserts],
-            LINE_START: [insert.text for insert in self.inserts[:1]],
-        }
+        texts = [insert.text for insert in self.inserts]
+        return {WORDS: [" " + text for text in texts], LINE_START: texts[:1]}
 
     @functools.cached_property
     def _insert_tokens(self) -> list[int]:
