@@ -114,8 +114,8 @@ class FixedTarget(PerplexityTask):
         windows = [[self.windows(block, length)[0] for length in (scored[0], scored[-1])] for block in blocks]
         pairs = [(self.request(short), self.request(long)) for short, long in windows]
         dtype = str(self.config.metadata.get("dtype") or "auto").removeprefix("torch.")
-        own = {"tokenizer": self.tokenizer, "tokenizer_hash": self.corpus.tokenizer_sha256}
-        masks = key_tokens(evaluator, pairs, dtype=dtype, **own)
+        written_in = {"tokenizer": self.tokenizer, "tokenizer_hash": self.corpus.tokenizer_sha256}
+        masks = key_tokens(evaluator, pairs, dtype=dtype, **written_in)
         self._key_tokens = {block["start"]: mask for block, mask in zip(blocks, masks, strict=True)}
         self.metrics.longppl = True
         self.config.metadata["sbeval"]["longppl"] = {
