@@ -113,7 +113,9 @@ class Stepper:
         self._token_B1 = torch.zeros(slots, 1, **integers)
         self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
         # with the tokens at the last look
-        self._count_B, self._budget_B, self._fewest_B, self._looked_B = torch.zeros(4, slots, **integers)
+        self._count_B, self._budget_B, self._fewest_B, self._looked_B = (
+            torch.zeros(slots, **integers) for _ in range(4)
+        )
         self._steps_since_look = 0
         # one column more, for slots that are done
         self._written_BW = torch.zeros(slots, most_new_tokens + 1, dtype=torch.int64, device=device)

@@ -106,9 +106,11 @@ def watch() -> None:
         _watch = _Watch()
 
 
-def waiting() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
     """Holds a step at which every process waits for the others."""
-    return contextlib.nullcontext() if _watch is None else _watch.waiting()
+    with contextlib.nullcontext() if _watch is None else _watch.waiting():
+        yield
 
 
 def fails() -> None:

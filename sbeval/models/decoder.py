@@ -201,14 +201,24 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         the Trainer's `num_items_in_batch`. Logits are those of `logits_to_keep` last positions, or of these positions;
         0 means all.
         """
-        of_loss = {name: value for name, value in kwargs.items() if not name.startswith("output_")}
-        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, rope_frequencies)
-        outputs = self.model(*inputs, cu_seqlens=cu_seqlens, **kwargs, return_dict=True)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            rope_frequencies=rope_frequencies,
+            cu_seqlens=cu_seqlens,
+            output_hidden_states=kwargs.pop("output_hidden_states", None),
+            output_attentions=kwargs.pop("output_attentions", None),
+            return_dict=True,
+        )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head_logits(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **of_loss)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
