@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sbeval.checkpoints.facts import training_length_tokens
 from sbeval.checkpoints.load import load_checkpoint, released_format
 from sbeval.checkpoints.registry import FORMATS
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
-from tests.checkpoints.forgetting import forgetting_logits
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save, tokens
+from tests.checkpoints.test_forgetting import forgetting_logits
 
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4}
@@ -222,3 +224,25 @@ def test_weights_lie_where_products_of_matrices_want_them_wherever_the_file_has_
         model = load_checkpoint(tmp_path).model
         assert {weight.data_ptr() % 64 for weight in model.parameters()} == {0}
     assert places != {0}, "the files had their tensors there already"
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"model_type": "sbeval", "training_length_tokens": 40, "max_position_embeddings": 96}, 40),
+        ({"model_type": "sbeval", "training_length_tokens": None, "max_position_embeddings": 96}, None),
+        ({"max_position_embeddings": 96}, 96),
+        ({"n_positions": 96}, 96),
+        ({"rope_parameters": YARN, "max_position_embeddings": 96}, 24),
+        ({"rope_parameters": {"full_attention": YARN}, "max_position_embeddings": 96}, 24),
+        ({"original_max_position_embeddings": 24, "max_position_embeddings": 96}, 24),
+        ({"text_config": SimpleNamespace(max_position_embeddings=96)}, 96),
+        ({"max_position_embeddings": -1}, None),
+        ({}, None),
+    ],
+)
+def test_the_training_length_is_the_one_before_any_scaling(config: dict[str, Any], length: int | None) -> None:
+    assert training_length_tokens(SimpleNamespace(**config)) == length

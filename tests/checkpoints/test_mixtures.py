@@ -14,8 +14,7 @@ from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.models import mlp as mlp_experts
 from sbeval.models.mlp import Assignment, Experts
-from tests.checkpoints.layouts import dolomite, dolomite_logits, save, tokens
-from tests.checkpoints.mixtures import EXPERTS, with_experts
+from tests.checkpoints.layouts import EXPERTS, dolomite, dolomite_logits, save, tokens, with_experts
 
 SB: dict[str, Any] = {"head_bias": True, "head_norm": True, "kv_heads": 2}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fresh_process import run, run_code
-from tiny_task import TINY_TASK
+from sweep_inputs import TINY_TASK
 
 from sbeval.commands.options import parse
 from sbeval.errors import UserError

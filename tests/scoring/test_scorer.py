@@ -1,14 +1,18 @@
 """Chunked scoring is the full-logits log-softmax, and says so when a number is not one."""
 
+import pickle
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from fresh_process import run_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbeval.errors import UserError
+from sbeval.scoring.requests import TargetLogprobs, TokenLogprobs
 from sbeval.scoring.scorer import TokenScorer, target_logprobs
 from tests.model_adapters.small import ARCHITECTURES
 
@@ -142,3 +146,25 @@ def test_a_target_the_model_does_not_know_is_named(target: int) -> None:
         TokenScorer(gemma2()).score(
             torch.arange(20)[None], torch.zeros(2, dtype=torch.long), torch.tensor([3, 19]), torch.tensor([5, target])
         )
+
+
+LOGPROBS = np.array([-0.5, -1.25], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("answer", "former"),
+    [
+        (TokenLogprobs(LOGPROBS), b"sbeval.token_logprobs"),
+        (TargetLogprobs(LOGPROBS, np.array([True, False])), b"sbeval.target_logprobs"),
+    ],
+    ids=["token_logprobs", "target_logprobs"],
+)
+def test_answers_kept_under_the_modules_former_names_are_read(answer: float, former: bytes) -> None:
+    kept = pickle.dumps(answer, protocol=2).replace(b"sbeval.scoring.requests", former)
+    assert former in kept
+    lines = run_code(
+        "import pickle, sbeval.scoring.requests\n"
+        f"answer = pickle.loads(bytes.fromhex({kept.hex()!r}))\n"
+        "print(float(answer), answer.logprobs.tolist())"
+    )
+    assert lines == [f"{float(answer)} {LOGPROBS.tolist()}"]

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 from fresh_process import run
-from sweep_inputs import stub_command
+from sweep_inputs import TINY_TASK, stub_command
 from sweep_inputs import stub_sweep as sweep
-from tiny_task import TINY_TASK
 
 from sbeval.reports import build_report
 from sbeval.sweep import run_sweep

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import sweep_launcher
-from folders import below, snapshot
-from full_disk import room_for
+from folders import below, room_for, snapshot
 from sweep_inputs import stub_sweep as sweep
 
 from sbeval.errors import UserError

@@ -22,7 +22,7 @@ from sbeval.training.command import train_command
 from sbeval.training.record import COMPLETE_MARK, full_disk_named
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
-from tests.training.training_processes import run_processes
+from tests.training.test_distributed import run_processes
 
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):

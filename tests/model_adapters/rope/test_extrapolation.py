@@ -17,7 +17,7 @@ from sbeval.models.extrapolation import Extrapolation, parse_extrapolation
 from sbeval.scoring.requests import ATTENTION_SPAN
 from tests.model_adapters.rope.test_rope_scaling import TEXTS, continuations, load, scores
 from tests.model_adapters.small import Checkpoints, instances
-from tests.models.extrapolation.definitions import definition
+from tests.models.extrapolation.test_attention import definition
 from tests.models.small import small_model, tokens
 from tests.models.test_rope import llama
 

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from folders import snapshot, unchanged
-from full_disk import room_for
+from folders import room_for, snapshot, unchanged
 from result_files import CURVES, model_record, perplexity_task, write_run
 from typer.testing import CliRunner
 
