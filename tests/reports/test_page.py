@@ -3,13 +3,21 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, reported, write_demo_pair, write_run
+from result_files import (
+    CURVES,
+    LENGTHS,
+    model_record,
+    perplexity_task,
+    reported,
+    write_demo_pair,
+    write_pair,
+    write_run,
+)
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results, watch
@@ -20,20 +28,14 @@ from sbeval.reports.section import Figure, Report
 PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
 
 
-def write_pair(folder: Path, *, documents: int = 60, lengths: int = len(LENGTHS), **record: Any) -> Path:
-    for attention in ("stickbreaking", "rope"):
-        curve = CURVES[attention][:lengths]
-        task = perplexity_task("fixed_target", curve, lengths=LENGTHS[:lengths], documents=documents)
-        write_run(folder / attention, model_record(attention, **record), [task])
-    return folder
-
-
 def figure_named(report: Report, words: str) -> Figure:
     return next(figure for section in report.sections for figure in section.figures if words in figure.caption.title)
 
 
 def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_cards(tmp_path: Path) -> None:
-    page = build_report([write_pair(tmp_path / "r")], tmp_path / "p", image_formats=()).read_text(encoding="utf-8")
+    page = build_report([write_pair(tmp_path / "r", "fixed_target")], tmp_path / "p", image_formats=()).read_text(
+        encoding="utf-8"
+    )
     places = [page.index(f'data-figure="f{index}"') for index in (0, 1)]
     assert max(places) < page.index('class="card ') < page.index("Numbers: ")
     contents = re.findall(r'<a href="#([^"]+)">', page[page.index('<nav class="contents"') : page.index("</nav>")])
@@ -42,7 +44,7 @@ def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_car
 
 
 def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(tmp_path: Path) -> None:
-    report = reported(write_pair(tmp_path))
+    report = reported(write_pair(tmp_path, "fixed_target"))
     spec = figure_named(report, ": difference").variants["nll"]
     rows = {(row["setting"], row["x"]): row for row in spec["data"]["values"]}
     for attention, label in (("stickbreaking", "demo-sb"), ("rope", "demo-rope")):
@@ -55,7 +57,7 @@ def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(t
 
 
 def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> None:
-    spec = figure_named(reported(write_pair(tmp_path)), ": difference").variants["nll"]
+    spec = figure_named(reported(write_pair(tmp_path, "fixed_target")), ": difference").variants["nll"]
     scale = spec["layer"][-1]["encoding"]["y"]["scale"]
     (low, high), constant = scale["domain"], scale["constant"]
 
@@ -69,7 +71,7 @@ def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> N
 def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_interval(
     tmp_path: Path, documents: int
 ) -> None:
-    report = reported(write_pair(tmp_path, documents=documents))
+    report = reported(write_pair(tmp_path, "fixed_target", documents=documents))
     card = next(finding for finding in report.findings if finding.label == "demo-rope")
     (headline,) = card.headlines
     assert float(headline.value) == pytest.approx(CURVES["rope"][-1] - CURVES["rope"][2], abs=0.05)
