@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import peft
 import torch
 import transformers
+from corpus_problems import sharpened
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -61,16 +62,6 @@ class Evaluated(NamedTuple):
     named_by: str
 
 
-def _with_scaled_weights(config: Any) -> Any:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8.0)
-    return model
-
-
 def _foreign(made: Callable[[], tuple[dict[str, Any], dict[str, torch.Tensor]]]) -> Callable[[Path], None]:
     def save(folder: Path) -> None:
         config, tensors = made()
@@ -84,7 +75,8 @@ def _of_transformers(config: Callable[[], Any], **options: Any) -> Callable[[Pat
         made = config()
         for name, value in _IDS.items():
             setattr(made, name, value)
-        _with_scaled_weights(made).save_pretrained(folder, **options)
+        torch.manual_seed(0)
+        sharpened(transformers.AutoModelForCausalLM.from_config(made), 8.0).save_pretrained(folder, **options)
 
     return save
 
