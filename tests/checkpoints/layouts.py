@@ -28,8 +28,7 @@ def tokens(length: int = 14) -> Tensor:
 
 @torch.no_grad()
 def logits(model: Any) -> Tensor:
-    output: Tensor = model(tokens() % model.config.vocab_size).logits[0]
-    return output
+    return model(tokens() % model.config.vocab_size).logits[0]
 
 
 def drawn(seed: int, size: float = 0.3) -> Callable[..., Tensor]:

@@ -88,22 +88,18 @@ def test_hugging_face_models_load_as_they_are(tmp_path: Path) -> None:
         assert_equal_but_for_rounding(loaded.model(tokens()).logits, model(tokens()).logits)
 
 
-def test_nothing_at_the_path_is_one_sentence(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="found nothing"):
         load_checkpoint(tmp_path / "nothing")
-    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"config\.json"):
-        load_checkpoint(tmp_path / "empty")
-    (tmp_path / "empty" / "config.json").write_text("{")
-    with pytest.raises(UserError, match="no JSON"):
-        load_checkpoint(tmp_path / "empty")
-    (tmp_path / "empty" / "config.json").write_text('{"model_type": "stickbreaking"}')
-    with pytest.raises(UserError, match=r"model\.safetensors"):
-        load_checkpoint(tmp_path / "empty")
-
-
-def test_an_unknown_model_type_is_one_sentence(tmp_path: Path) -> None:
+        load_checkpoint(tmp_path)
+    for config, words in (("{", "no JSON"), ('{"model_type": "stickbreaking"}', r"model\.safetensors")):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(UserError, match=words):
+            load_checkpoint(tmp_path)
     config, tensors = dolomite()
+    with pytest.raises(UserError, match="dtype"):
+        load_checkpoint(save(tmp_path, config, tensors), dtype="float99")
     with pytest.raises(UserError, match="transformers cannot load"):
         load_checkpoint(save(tmp_path, {**config, "model_type": "banana"}, tensors))
 
@@ -203,11 +199,6 @@ def test_no_two_formats_claim_a_model_type() -> None:
 def test_a_loaded_model_remembers_where_its_tokenizer_is(tmp_path: Path) -> None:
     model = load_checkpoint(save(tmp_path, *dolomite())).model
     assert model.name_or_path == model.config.name_or_path == str(tmp_path)
-
-
-def test_a_dtype_without_meaning_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="dtype"):
-        load_checkpoint(save(tmp_path, *dolomite()), dtype="float99")
 
 
 @pytest.mark.parametrize(
