@@ -160,7 +160,7 @@ def dense(
     return torch.einsum("hqk,khd->qhd", logits.masked_fill(~seen, -torch.inf).softmax(-1), value)
 
 
-ATTENTION = VarlenAttention() if ON_GPU else VarlenAttention(dense)
+PACKED = VarlenAttention() if ON_GPU else VarlenAttention(dense)
 
 
 @settings(max_examples=25, deadline=None)
@@ -181,8 +181,7 @@ def test_all_texts_at_once_are_the_texts_one_by_one(
         for parts in [[torch.randn(shape, generator=generator) for shape in shapes]] * 2
     )
     begins = torch.tensor([0, *lengths], dtype=torch.int32, device=DEVICE).cumsum(0, dtype=torch.int32)
-    found = ATTENTION(*at_once, lengths, scale=0.3, sliding_window=window, cu_seqlens=begins if at_hand else None)
-    assert found is not None
+    found = PACKED(*at_once, lengths, scale=0.3, sliding_window=window, cu_seqlens=begins if at_hand else None)
     expected = text_by_text(*one_by_one, lengths, scale=0.3, sliding_window=window)
     near = {"rtol": 2e-2, "atol": 2e-2} if ON_GPU else {"rtol": 1e-9, "atol": 1e-9}
     assert_close(found, expected, **near)

@@ -196,11 +196,8 @@ def refusing(model: nn.Module, *, when: Callable[[object], bool]) -> nn.Module:
     return model
 
 
-def test_a_model_is_compared_without_keeping_its_input() -> None:
+def test_a_model_is_compared_without_keeping_its_input_and_run_as_it_is_where_it_refuses_that() -> None:
     assert make_faster(refusing(odd("llama"), when=lambda use_cache: use_cache is not False))
-
-
-def test_a_model_that_refuses_the_sample_is_run_as_it_is() -> None:
     model = refusing(odd("llama"), when=lambda use_cache: True)
     assert not make_faster(model)
     assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | nn.RMSNorm) for module in model.modules())

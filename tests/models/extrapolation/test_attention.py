@@ -88,12 +88,9 @@ def made(method: str, numbers: tuple[int, ...], pairs: int = 4) -> ExtrapolatedA
     return ExtrapolatedAttention(found, RopeFrequencies(inv_freq, 1.0))
 
 
-def heads(length: int, *, batch: int = 1, query_heads: int = 4, key_heads: int = 2, seed: int = 0) -> list[Tensor]:
+def heads(length: int, *, batch: int = 1, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(batch, count, length, 10, generator=generator, dtype=torch.float64)
-        for count in (query_heads, key_heads, key_heads)
-    ]
+    return [torch.randn(batch, count, length, 10, generator=generator, dtype=torch.float64) for count in (4, 2, 2)]
 
 
 def expected(way: ExtrapolatedAttention, texts: list[Tensor]) -> Tensor:
