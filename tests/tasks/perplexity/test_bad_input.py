@@ -97,10 +97,7 @@ def test_a_non_finite_answer_names_token_and_length(metadata: dict[str, Any]) ->
 
 
 def test_fewer_blocks_than_processes(metadata: dict[str, Any]) -> None:
-    class Many(KnownLM):
-        _world_size = 64
-
-    model = Many()
+    model = KnownLM()
     model._world_size = 64
     with pytest.raises(UserError, match="64 processes"):
         run_task("sb_stdlib_position", model, metadata, limit=2)

@@ -134,8 +134,7 @@ def test_variable_tracking_has_one_worked_example_and_its_chain_in_order(metadat
 def load_tokens(metadata: dict[str, Any], text: str) -> list[int]:
     import transformers
 
-    tokens: list[int] = transformers.AutoTokenizer.from_pretrained(metadata["tokenizer"])(text)["input_ids"]
-    return tokens
+    return transformers.AutoTokenizer.from_pretrained(metadata["tokenizer"])(text)["input_ids"]
 
 
 @pytest.mark.parametrize("haystack", ["noise", "essay"])
