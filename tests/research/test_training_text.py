@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.training_text.decontamination import SpanIndex, near_duplicates, span_hashes
+from research.training_text.decontamination import SpanIndex, near_duplicates
 from research.training_text.prepare import DataRecipe, prepare
 from research.training_text.tokenised import tokenise
 from sbeval.training.arrays import load_arrays
@@ -81,13 +81,6 @@ def test_shared_spans_are_those_a_plain_search_finds(held_out, training):
     known = {span for tokens in held_out for span in spans(tokens)}
     assert len(index) == len(known)
     assert index.shared_spans(training) == sum(span in known for span in spans(training))
-
-
-def test_a_span_hashes_the_same_wherever_it_stands():
-    draw = np.random.default_rng(0)
-    span = draw.integers(0, 4096, 50).astype(np.uint16)
-    front = np.concatenate([draw.integers(0, 4096, 1234).astype(np.uint16), span])
-    assert span_hashes(front)[-1] == span_hashes(span)[0]
 
 
 def test_later_copies_are_marked_and_the_first_stays():

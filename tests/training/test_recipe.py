@@ -19,15 +19,6 @@ def test_the_demo_recipes_differ_in_nothing_but_the_attention():
     assert stickbreaking.optimization.total_tokens >= 150_000_000
 
 
-def test_numbers_with_exponents_are_read_as_numbers(tmp_path):
-    text = (
-        "name: x\nmodel: {training_length_tokens: 8}\ndata: {folder: f}\n"
-        "optimization: {learning_rate: 3e-3, total_tokens: 64, batch_tokens: 16, warmup_steps: 1}\n"
-    )
-    (tmp_path / "r.yaml").write_text(text)
-    assert read_recipe(tmp_path / "r.yaml").optimization.learning_rate == 0.003
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
