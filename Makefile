@@ -16,7 +16,7 @@ FIRST ?= 0
 KILLS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings check lint types tree editor bench clean
+.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings check lint types tree editor bench hub-kernel clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
@@ -32,6 +32,7 @@ help:
 	@echo "make check         lint, formatting and types"
 	@echo "make editor        lay build/tree/sbeval out as the package installs, so that editors follow its imports"
 	@echo "make bench         measure what this machine can measure (benchmarks/)"
+	@echo "make hub-kernel    lay attention out as a package of the kernels hub in build/stickbreaking"
 	@echo "make setup         only install into .venv"
 	@echo "make clean         remove what the other targets made, results and report included"
 
@@ -95,6 +96,9 @@ check: lint types
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+hub-kernel: $(INSTALLED)
+	$(BIN)/python hub/lay_out.py build/stickbreaking
 
 # Type checkers and editors follow a package through folders only, so they get one: links that lie as the installed
 # package does.

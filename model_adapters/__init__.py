@@ -12,8 +12,7 @@ The model, and what it is asked:
 Between a request and the model:
 
 - `truncation`: what happens to prompts and contexts that are too long
-- `windows`: windows of tokens, cut out of what is asked for
-- `scored`: windows to scores, in batches, the next of which runs while the scores of one are read
+- `scored`: windows of tokens to scores, in batches, the next of which runs while the scores of one are read
 - `sharing`: inputs that begin alike, read once
 - `batching`: batches by token budget, halved when memory runs out
 - `rope`: RoPE's frequencies and extrapolation for each request
@@ -22,7 +21,6 @@ Between a request and the model:
 Before and after a run:
 
 - `options`: the adapter's own arguments
-- `loading`: released formats in the place of transformers' own, and sentences for what cannot be loaded
-- `templates`: chat templates, which may be any code
+- `loading`: released formats in transformers' place, sentences for what cannot be loaded, and chat templates
 - `record`: what answers rest on: the model's record in the results file, and the stamp of the response cache
 """

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.non_finite import NonFiniteError
 
+Instances = Sequence[Instance]
 Key = TypeVar("Key", bound=Hashable)
 Request = TypeVar("Request", bound=tuple[Any, ...])
 Response = TypeVar("Response")
@@ -38,11 +39,6 @@ def request_name(instance: Instance) -> str:
     return f"request {instance.idx} of document {instance.doc_id} of {instance.task_name}"
 
 
-def names_by_arguments(requests: Sequence[Instance]) -> dict[tuple[Any, ...], str]:
-    """Returns, for each tuple of arguments, the name of the first request that has it."""
-    return {tuple(request.args): request_name(request) for request in reversed(requests)}
-
-
 def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
     """Checks log-likelihoods that `hf` has computed.
 
@@ -58,28 +54,22 @@ class Answers(Generic[Key, Response]):
     """The answers to requests of one type, given in any order while a progress bar is shown.
 
     Args:
-        request_type: as the response cache and the bar name it.
+        kind: the request type, as the response cache and the bar name it.
         arguments: those of each request, by the key under which its answer is given.
         steps: length of the bar if it counts parts of answers.
     """
 
     def __init__(
-        self,
-        session: Session,
-        request_type: str,
-        arguments: Mapping[Key, Iterable[Any]],
-        *,
-        steps: int | None = None,
-        quiet: bool,
+        self, session: Session, kind: str, arguments: Mapping[Key, Any], *, quiet: bool, steps: int | None = None
     ) -> None:
         self.given: dict[Key, Response] = {}
         self._hook = session.cache_hook
-        self._request_type = request_type
+        self._request_type = kind
         self._arguments = arguments
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
         total = len(arguments) if steps is None else steps
-        self._bar = tqdm(total=total, disable=quiet or session.quiet, desc=f"Running {request_type} requests")
+        self._bar = tqdm(total=total, disable=quiet or session.quiet, desc=f"Running {kind} requests")
 
     def __enter__(self) -> Self:
         return self
@@ -138,19 +128,15 @@ class AnswersOnce(Answers[Request, Response]):
 
     Attributes:
         todo: the requests that the cache does not hold.
+        names: the name of the first of equal requests, for each that was asked.
     """
 
     def __init__(
-        self,
-        session: Session,
-        requests: Sequence[Instance],
-        request_type: str,
-        named: Callable[..., Request],
-        *,
-        quiet: bool,
+        self, session: Session, requests: Instances, request_type: str, named: Callable[..., Request], *, quiet: bool
     ) -> None:
         database = session.cache_hook.dbdict or {}
         self._asked = [named(*request.args) for request in requests]
+        self.names = {named(*request.args): request_name(request) for request in reversed(requests)}
         answers = {request: database.get(hash_args(request_type, tuple(request))) for request in self._asked}
         kept = {request: answer for request, answer in answers.items() if answer is not None}
         self.todo = [request for request in answers if request not in kept]

@@ -87,10 +87,9 @@ def run_in_batches(
             continue
         free_memory()
         if len(batch) == 1:
-            raise DoesNotFit(
-                f"Expected an input of {longest} tokens to fit into memory, but it ran out with this input alone: "
-                "use a shorter context length, dtype=bfloat16, a device with more memory, or parallelize=True."
-            )
+            expected = f"Expected an input of {longest} tokens to fit into memory"
+            remedy = "use a shorter context length, dtype=bfloat16, a device with more memory, or parallelize=True"
+            raise DoesNotFit(f"{expected}, but it ran out with this input alone: {remedy}.")
         max_tokens = longest * (len(batch) // 2)
         logger.warning("out of memory with %d inputs of %d tokens: going on with half as many", len(batch), longest)
 

@@ -1,9 +1,14 @@
-"""Generation: continues the prompts of `generate_until` up to their first stop sequences."""
+"""Generation: continues the prompts of `generate_until` up to their first stop sequences.
+
+Prompts longer than a batch are read by all processes of a group, and the process that has the request goes on alone. A
+turn reads at most one prompt of each process, so no process holds keys and values of two, and all write their answers
+at the same time.
+"""
 
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,26 +16,20 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers, handed_over, request_name
-from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.batching import DoesNotFit, fitting, run_in_batches
+from sbeval.model_adapters.decoding import texts
 from sbeval.model_adapters.decoding.schedule import Continuations
-from sbeval.model_adapters.decoding.served import GenerationInSlots
+from sbeval.model_adapters.decoding.served import GenerationInSlots, why_not_setting
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
-from sbeval.model_adapters.decoding.texts import (
-    Continuation,
-    answer_text,
-    encode_prompts,
-    no_text,
-    stop_texts,
-    up_to_end,
-)
-from sbeval.model_adapters.decoding.together import prompts_together
+from sbeval.model_adapters.decoding.texts import Continuation
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.generating import growing_cache, steps_without_plans
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
+from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
 
 
@@ -45,7 +44,7 @@ def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device)
 def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, quiet: bool) -> list[str]:
     """Returns the continuation of each prompt up to its first stop sequence."""
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
-    encoded = encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
+    encoded = texts.encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
     prompts = fit_prompts(session, encoded, settings, [request.task_name for request in requests])
     session.check_positions(max((prompt.length_tokens for prompt in prompts), default=0))
@@ -59,10 +58,10 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
             prompt = prompts[first]
             session.meter.add(len(prompt.tokens))
             if sound:
-                stop = stop_texts(hf, prompt.setting["until"])
-                text = answer_text(hf.tokenizer, tokens, stop, hf.think_end_token)
+                stop = texts.stop_texts(hf, prompt.setting["until"])
+                text = texts.answer_text(hf.tokenizer, tokens, stop, hf.think_end_token)
             else:
-                text = no_text(len(prompt.tokens), len(tokens))
+                text = texts.no_text(len(prompt.tokens), len(tokens))
                 if session.scorer.non_finite == "error":
                     answers.fail(text.error.of(request_name(requests[first])))
                     continue
@@ -82,7 +81,7 @@ def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> 
     def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
         if slots.serves(prompts[0].setting):
             return slots.generate(prompts, read)
-        return _generated_in_batches(session, hf, prompts, read)
+        return _in_batches(session, hf, prompts, read)
 
     together: set[int] = set()
     for prompt, read in prompts_together(session, hf, [*itertools.chain(*groups)]):
@@ -96,9 +95,64 @@ def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> 
             yield from continued(group)
 
 
-def _generated_in_batches(
-    session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None
-) -> Continuations:
+def prompts_together(session: Session, hf: Any, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ReadPrompt]]:
+    """Yields the long prompts of this process, each with what reads it; helps to read those of other processes.
+
+    That function is to be called once before the next request: it reads all of the prompt but its last token.
+
+    Raises:
+        DoesNotFit: memory ran out.
+    """
+    scorer = session.scorer
+    if not isinstance(scorer, ContextParallelScorer):
+        return
+    least = session.own_batches.max_tokens or 0
+    long = [p for p in prompts if len(p.tokens) > least and _can_be_shared(hf.model, p.setting)]
+    long.sort(key=lambda prompt: -prompt.length_tokens)
+    everyone: list[list[int]] = scorer.context.gather_objects([prompt.length_tokens for prompt in long])
+    for place in range(max(map(len, everyone))):
+        asked = [(rank, lengths[place]) for rank, lengths in enumerate(everyone) if place < len(lengths)]
+        turn = _Turn(session, scorer, asked)
+        if place < len(long):
+            yield long[place], turn
+        else:
+            turn()
+
+
+class _Turn:
+    """Reads a prompt of each rank in `asked`, beside its tokens and the answer's; all processes must call it once."""
+
+    def __init__(self, session: Session, scorer: ContextParallelScorer, asked: Sequence[tuple[int, int]]) -> None:
+        self._session, self._scorer, self._asked = session, scorer, asked
+        self._over = False
+
+    def __call__(self, ids_1L: Tensor | None = None, cache: Cache | None = None) -> None:
+        session, context = self._session, self._scorer.context
+        if self._over:  # this process alone tries again, since its memory ran out
+            raise DoesNotFit(self._does_not_fit(dict(self._asked)[context.rank]))
+        for rank, length_tokens in self._asked:
+            with fitting(self._does_not_fit(length_tokens)):
+                mine = rank == context.rank
+                ids = context.from_rank(rank, ids_1L.cpu() if mine and ids_1L is not None else None)
+                with session.autocast(), session.rope.hold(length_tokens):
+                    self._scorer.read_together(ids.to(session.device), rank, cache if mine else None)
+        self._over = True
+
+    def _does_not_fit(self, length_tokens: int) -> str:
+        return (
+            f"Expected a prompt and an answer of {length_tokens} tokens to fit into the memory of "
+            f"{self._scorer.context.ranks} processes, one of which holds all keys and values, but it ran out: use a "
+            "larger context_parallel, a shorter length or dtype=bfloat16."
+        )
+
+
+def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
+    """Whether an answer is a single text that can continue from keys and values read before."""
+    own_cache = getattr(model.generation_config, "cache_implementation", None)
+    return own_cache is None and why_not_setting(model, {**setting, "do_sample": False}) is None
+
+
+def _in_batches(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
     def run(batch: Sequence[Prompt]) -> list[Continuation]:
         session.meter.begin()
         with session.rope.hold(batch[0].length_tokens):
@@ -113,7 +167,7 @@ def _generated_in_batches(
 
 def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> list[Continuation]:
     kwargs = dict(prompts[0].setting)
-    stop = stop_texts(hf, kwargs.pop("until"))
+    stop = texts.stop_texts(hf, kwargs.pop("until"))
     budget = kwargs.pop("max_gen_toks")
     input_ids, mask = pad_left(prompts, hf.tokenizer.pad_token_id, session.device)
     if kwargs.get("past_key_values") is None:
@@ -131,12 +185,10 @@ def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPr
     except ValueError as error:
         if "`model_kwargs` are not used" not in str(error):
             raise
-        raise UserError(
-            f"Expected generation arguments that transformers knows, but {error}: correct them in --gen_kwargs or "
-            "the task."
-        ) from error
+        remedy = "correct them in --gen_kwargs or the task"
+        raise UserError(f"Expected generation arguments that transformers knows, but {error}: {remedy}.") from error
     ends = kwargs.get("eos_token_id", hf.model.generation_config.eos_token_id)
-    continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
+    continuations = [texts.up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
     sound = [True] * len(prompts)
     for row, first in enumerate(watch.first_tokens(len(prompts))):
         before = continuations[row][: first - input_ids.shape[1]] if first else continuations[row]
@@ -153,7 +205,7 @@ def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Se
         NonFiniteError: logits were NaN or infinite before an answer was complete.
     """
     for tokens, first in zip(decoded, watch.first_tokens(len(decoded)), strict=True):
-        if first is not None and first - 1 < len(up_to_end(tokens[1:], ends)):
+        if first is not None and first - 1 < len(texts.up_to_end(tokens[1:], ends)):
             raise NonFiniteError(f"Expected finite logits, found NaN or infinity for token {first} of an answer")
 
 

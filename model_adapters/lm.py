@@ -19,41 +19,20 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
+from sbeval.checkpoints import load as checkpoints
 from sbeval.checkpoints.facts import checkpoint_format
 from sbeval.checkpoints.files import check_weights
-from sbeval.checkpoints.load import (
-    FoundFormat,
-    LoadedCheckpoint,
-    check_quantisation,
-    load_checkpoint,
-    load_whole,
-    register_fla_models,
-    released_format,
-)
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import encode_together
 from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.hub_names import local_path
-from sbeval.model_adapters import generation, scoring
+from sbeval.model_adapters import generation, loading, scoring
 from sbeval.model_adapters.answers import check_scores
-from sbeval.model_adapters.loading import (
-    check_kv_expand,
-    check_tokenizer,
-    fit_tokenizer,
-    loading,
-    refuse_transformers_arguments,
-    say_format,
-    use_sdpa_on_a_cpu,
-    warn_of_other_tokens,
-    warn_of_weights,
-    whole_adapter,
-)
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.model_adapters.templates import in_template
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
@@ -76,8 +55,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.options = AdapterOptions.pop(kwargs)
         check_shared_arguments(kwargs)
         self.arguments = dict(kwargs)
-        self.loaded: LoadedCheckpoint | None = None
-        self._format: FoundFormat = (None, {})
+        self.loaded: checkpoints.LoadedCheckpoint | None = None
+        self._format: checkpoints.FoundFormat = (None, {})
         self.skip_threshold: float | None = None
         self.session: Session | None = None
         self._encoded: dict[str, list[int]] = {}
@@ -90,10 +69,9 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             super().__init__(pretrained, **kwargs)
         except torch.distributed.DistNetworkError as error:
             place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            raise UserError(
-                f"Expected {os.environ.get('WORLD_SIZE', '1')} processes to meet at {place}, but {first_line(error)}: "
-                "choose another port (--master-port of torchrun, --main_process_port of accelerate)."
-            ) from error
+            expected = f"Expected {os.environ.get('WORLD_SIZE', '1')} processes to meet at {place}"
+            remedy = "choose another port (--master-port of torchrun, --main_process_port of accelerate)"
+            raise UserError(f"{expected}, but {first_line(error)}: {remedy}.") from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         for name, usual in (("non_finite", "error"), ("extrapolation", None)):
@@ -105,10 +83,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             record_nulls(Task)
             record_nulls(ConfigurableTask)
         if self.backend == "causal":
-            fit_tokenizer(self.model, self.tokenizer)
+            loading.fit_tokenizer(self.model, self.tokenizer)
             in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
-            check_tokenizer(self, self._format[1] if in_a_folder else {})
-            warn_of_weights(self.model)
+            loading.check_tokenizer(self, self._format[1] if in_a_folder else {})
+            loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             if self.device.type == "cuda":
@@ -120,10 +98,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         """The token before a text's first one: the one given, else the tokenizer's BOS or EOS."""
         token: int | None = super().prefix_token_id
         if token is None:
-            raise UserError(
-                "Expected a tokenizer with a BOS or EOS token to put before a text's first token, found neither: pass "
-                "prefix_token_id=... in --model_args."
-            )
+            expected = "Expected a tokenizer with a BOS or EOS token to put before a text's first token"
+            raise UserError(f"{expected}, found neither: pass prefix_token_id=... in --model_args.")
         return token
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -146,8 +122,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             return list(known)
         return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
 
-    chat_template = in_template(HFLM.chat_template)
-    apply_chat_template = in_template(HFLM.apply_chat_template)
+    chat_template = loading.in_template(HFLM.chat_template)
+    apply_chat_template = loading.in_template(HFLM.apply_chat_template)
 
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
         """Encodes together what `hf` will ask for text by text: contexts, and contexts with their continuations."""
@@ -192,7 +168,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenLogprobs]:
         """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
         session = self._causal(TOKEN_LOGPROBS)
-        warn_of_other_tokens(self.tokenizer, [request.args[0] for request in requests])
+        loading.warn_of_other_tokens(self.tokenizer, [request.args[0] for request in requests])
         return scoring.token_logprobs(session, requests, quiet=disable_tqdm)
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
@@ -202,7 +178,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
         """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
         session = self._causal(ATTENTION_SPAN)
-        warn_of_other_tokens(self.tokenizer, [request.args[0] for request in requests])
+        loading.warn_of_other_tokens(self.tokenizer, [request.args[0] for request in requests])
         return scoring.attention_span(session, requests, quiet=disable_tqdm)
 
     def _causal(self, request_type: str) -> Session:
@@ -211,35 +187,35 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         return self.session
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        with loading(pretrained, "a model"):
+        with loading.in_one_sentence(pretrained, "a model"):
             if not kwargs.get("gguf_file") and not kwargs.get("subfolder"):
-                self._format = released_format(pretrained, kwargs["revision"])
-                check_kv_expand(pretrained, self._format[0], self.options.kv_expand)
+                self._format = checkpoints.released_format(pretrained, kwargs["revision"])
+                loading.check_kv_expand(pretrained, self._format[0], self.options.kv_expand)
             released, source = self._format
             if released is not None:
                 self._config = PretrainedConfig()  # until the weights are read, which tell more than config.json does
                 return
             check_weights(local_path(pretrained) / (kwargs.get("subfolder") or ""), source)
-            register_fla_models()
+            checkpoints.register_fla_models()
             super()._get_config(pretrained, **kwargs)
-            check_quantisation(self._config, local_path(pretrained) / (kwargs.get("subfolder") or ""))
-        say_format(pretrained, checkpoint_format(self._config))
+            checkpoints.check_quantisation(self._config, local_path(pretrained) / (kwargs.get("subfolder") or ""))
+        loading.say_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
         causal = self._format[0] is not None or getattr(config, "model_type", None) == "sbeval"
         super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
-        with loading(tokenizer or pretrained, "a tokenizer"):
+        with loading.in_one_sentence(tokenizer or pretrained, "a tokenizer"):
             super()._create_tokenizer(pretrained, tokenizer, **kwargs)
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         auto_class = self.AUTO_MODEL_CLASS
-        with loading(pretrained, "a model's weights"), whole_adapter(kwargs.get("peft")):
+        with loading.in_one_sentence(pretrained, "a model's weights"), loading.whole_adapter(kwargs.get("peft")):
             if self._format[0] is None:
-                load: Any = functools.partial(load_whole, auto_class)
+                load: Any = functools.partial(checkpoints.load_whole, auto_class)
             else:
-                self.loaded = load_checkpoint(
+                self.loaded = checkpoints.load_checkpoint(
                     pretrained,
                     dtype="auto" if kwargs["dtype"] is None else kwargs["dtype"],
                     device=self.device,
@@ -249,32 +225,19 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                     found_format=self._format,
                 )
                 self._config = self.loaded.model.config
-                say_format(pretrained, self.loaded.format)
-                refuse_transformers_arguments(self.loaded.format, kwargs)
+                loading.say_format(pretrained, self.loaded.format)
+                loading.refuse_transformers_arguments(self.loaded.format, kwargs)
                 model = self.loaded.model
                 load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
             if "attn_implementation" not in kwargs:
-                use_sdpa_on_a_cpu(self._model)
+                loading.use_sdpa_on_a_cpu(self._model)
         self.AUTO_MODEL_CLASS = auto_class
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns every process's tensor."""
-        with ranks.waiting():
-            found: Tensor = super().all_gather(tensor)
-            return found
-
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """Returns every process's object in the process `dst`, None elsewhere."""
-        with ranks.waiting():
-            found: list[Any] | None = super().gather_object(obj, dst)
-            return found
-
-    def barrier(self) -> None:
-        """Waits for all processes."""
-        with ranks.waiting():
-            super().barrier()
+    all_gather = ranks.waiting()(HFLM.all_gather)
+    gather_object = ranks.waiting()(HFLM.gather_object)
+    barrier = ranks.waiting()(HFLM.barrier)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes lm-eval's response cache, new or made with the same settings."""

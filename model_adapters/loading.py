@@ -1,11 +1,14 @@
-"""Loading: checkpoints of formats that transformers does not know, errors in one sentence, tokenizers that fit."""
+"""Loading: errors in one sentence, tokenizers that fit, and chat templates, code held to some memory and length."""
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import re
+import resource
+import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,12 @@ _TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's s
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
 _SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
 _OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # they mean nothing without it
+_MOST_TEMPLATE_BYTES, _TEMPLATE_MEMORY_BYTES = 2**25, 2**30
+_limiting = threading.RLock()  # the limit is the whole process's
 
 
 @contextlib.contextmanager
-def loading(name: Any, what: str) -> Iterator[None]:
+def in_one_sentence(name: Any, what: str) -> Iterator[None]:
     """Turns what transformers raises for `what` it cannot load, such as "a tokenizer", into one sentence.
 
     Raises:
@@ -54,14 +59,10 @@ def loading(name: Any, what: str) -> Iterator[None]:
             "or leave out the argument of --model_args that asks for them."
         ) from error
     except Exception as error:  # transformers and tokenizers answer a broken file with any class, bare Exception too
-        unknown = (
-            re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-        )
-        if unknown is not None:
-            raise UserError(
-                f"Expected arguments that lm-eval's hf, this adapter or the model knows, found {unknown[1]}: correct "
-                "it in --model_args."
-            ) from error
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if isinstance(error, TypeError) and unknown is not None:
+            expected = "Expected arguments that lm-eval's hf, this adapter or the model knows"
+            raise UserError(f"{expected}, found {unknown[1]}: correct it in --model_args.") from error
         if not isinstance(name, str) or out_of_memory(error) or raised_here(error):
             raise
         place = Path(name)
@@ -100,10 +101,9 @@ def whole_adapter(name: str | None) -> Iterator[None]:
         try:
             yield
         except UserWarning as warning:
-            raise UserError(
-                f"Expected an adapter that holds all its weights at peft={name}, found some missing "
-                f"({first_line(warning)}): check that it was saved completely and belongs to this model."
-            ) from warning
+            expected = f"Expected an adapter that holds all its weights at peft={name}"
+            remedy = "check that it was saved completely and belongs to this model"
+            raise UserError(f"{expected}, found some missing ({first_line(warning)}): {remedy}.") from warning
 
 
 def _check_rank(folder: Path) -> None:
@@ -116,10 +116,9 @@ def _check_rank(folder: Path) -> None:
     weights = Weights(folder, (_ADAPTER,))
     held = max((size for name in weights.names() for size in weights.shape(name)), default=0)
     if asked > max(held, _MOST_RANK):  # below it, a rank may be that of layers which no weight stands for
-        raise UserError(
-            f"Expected an adapter whose configuration fits its weights at peft={folder}, found a rank of {asked}, and "
-            f"matrices of at most {held} rows: correct adapter_config.json, or copy the adapter again."
-        )
+        expected = f"Expected an adapter whose configuration fits its weights at peft={folder}"
+        remedy = "correct adapter_config.json, or copy the adapter again"
+        raise UserError(f"{expected}, found a rank of {asked}, and matrices of at most {held} rows: {remedy}.")
 
 
 def use_sdpa_on_a_cpu(model: Any) -> None:
@@ -139,10 +138,8 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     """
     longest = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool) or not longest > 0:
-        raise UserError(
-            f"Expected model_max_length of the tokenizer to be a number above 0, found {shown(longest)}: correct it in "
-            "tokenizer_config.json."
-        )
+        expected = "Expected model_max_length of the tokenizer to be a number above 0"
+        raise UserError(f"{expected}, found {shown(longest)}: correct it in tokenizer_config.json.")
     entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     beyond = sorted(token for token, index in added.items() if index >= entries and token != tokenizer.pad_token)
@@ -226,9 +223,9 @@ def _check_recorded_tokenizer(folder: Path) -> None:
         recorded, version = record["tokenizer_sha256"], record["versions"]["tokenizers"]
     except (UserError, KeyError, TypeError):
         return
-    if version == importlib.metadata.version("tokenizers") and recorded != (
-        found := tokenizer_sha256(load_tokenizer(folder))
-    ):
+    if version != importlib.metadata.version("tokenizers"):
+        return
+    if recorded != (found := tokenizer_sha256(load_tokenizer(folder))):
         raise UserError(
             f"Expected the tokenizer that {folder} was trained with ({str(recorded)[:12]} in training_record.json), "
             f"found another ({found[:12]}): put the checkpoint's own tokenizer files back."
@@ -242,10 +239,9 @@ def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expan
         UserError: `kv_expand` is given where nothing asks for it.
     """
     if kv_expand != "auto" and not (released and released.takes_kv_expand):
-        raise UserError(
-            f"Expected kv_expand= for checkpoints of dolomite-engine only, found kv_expand={kv_expand} for "
-            f"{pretrained}, which is none: remove it from --model_args."
-        )
+        expected = "Expected kv_expand= for checkpoints of dolomite-engine only"
+        remedy = "remove it from --model_args"
+        raise UserError(f"{expected}, found kv_expand={kv_expand} for {pretrained}, which is none: {remedy}.")
 
 
 def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any]) -> None:
@@ -260,12 +256,51 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
         if name not in _SETTLED | _OF_PARALLELIZE and value is not None and value is not False and value != ""
     )
     if given:
-        raise UserError(
-            f"Expected arguments that hold for every checkpoint format, found {', '.join(given)} with the format "
-            f"{format_found}: remove it from --model_args, or rewrite the checkpoint with `sbeval convert` first."
-        )
+        expected = "Expected arguments that hold for every checkpoint format"
+        remedy = "remove it from --model_args, or rewrite the checkpoint with `sbeval convert` first"
+        raise UserError(f"{expected}, found {', '.join(given)} with the format {format_found}: {remedy}.")
 
 
 def say_format(pretrained: str, name: str) -> None:
     """Logs which format was found, in one line."""
     format_logger.info("%s is a checkpoint of the format %s", pretrained, name)
+
+
+def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of `hf` that writes with a chat template, which may be any code.
+
+    Raises:
+        UserError: there is none, it fails, or it writes more than can be meant.
+    """
+
+    @functools.wraps(write)
+    def written(lm: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with _little_memory():
+                text = write(lm, *args, **kwargs)
+                if text is not None and len(str.encode(text)) > _MOST_TEMPLATE_BYTES:
+                    raise ValueError(f"it writes more than {_MOST_TEMPLATE_BYTES} bytes")
+        except Exception as error:  # of any class, as code has them
+            there = lm.tokenizer.chat_template
+            what = "none" if there is None else f"one that fails ({first_line(error)})"
+            several = ", name one that there is," if isinstance(there, dict) else ","
+            raise UserError(
+                f"Expected a chat template beside the tokenizer, found {what}: leave out --apply_chat_template, as "
+                f"for any model that was not trained on chats{several} or mend the template."
+            ) from error
+        return text
+
+    return written
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Holds this process, for one thread at a time, to some memory beyond what it has."""
+    with _limiting:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _TEMPLATE_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (soft if 0 <= soft < most else most, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

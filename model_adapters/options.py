@@ -144,10 +144,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     _check_batch_size(1 if batch_size is None else batch_size)
     for own in ("device", "batch_size", "max_batch_size"):  # lm-eval gives these to the model beside its arguments
         if own in given:
-            raise UserError(
-                f"Expected {own} as an option of its own, found {own}={shown(given[own])} in the model's arguments: "
-                f"use --{own}."
-            )
+            expected = f"Expected {own} as an option of its own"
+            raise UserError(f"{expected}, found {own}={shown(given[own])} in the model's arguments: use --{own}.")
     if given.get("max_length") is not None:
         read_value(Tokens, given["max_length"], name="max_length", source=_SOURCE)
     read_value(Backend | None, given.get("backend"), name="backend", source=_SOURCE)
@@ -160,10 +158,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(f"Expected revision to be a branch, a tag or a commit, found {shown(revision)}: correct it.")
     if (name := given.get("pretrained")) is None:
         near = [key for key in given if key.startswith("pre")]
-        raise UserError(
-            f"Expected pretrained=CHECKPOINT in --model_args, found {near[0] if near else 'none'}: name a folder or a "
-            "hub id."
-        )
+        expected = "Expected pretrained=CHECKPOINT in --model_args"
+        raise UserError(f"{expected}, found {near[0] if near else 'none'}: name a folder or a hub id.")
     for key in given:
         if near := get_close_matches(key, AdapterOptions.model_fields, n=1, cutoff=_LEAST_LIKENESS):
             raise UserError(f"Expected {near[0]} in {_SOURCE}, found {key}: correct the name.")
@@ -201,9 +197,8 @@ def _name_subfolder(arguments: dict[str, Any]) -> None:
 def _has_tokenizer(folder: Path) -> bool:
     """Whether a file's name is like those of tokenizers; remote code may keep its vocabulary under any name."""
     likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
-    return any(likely.search(path.name.lower()) for path in folder.iterdir()) or (
-        b"auto_map" in (folder / "config.json").read_bytes()
-    )
+    named = any(likely.search(path.name.lower()) for path in folder.iterdir())
+    return named or b"auto_map" in (folder / "config.json").read_bytes()
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:
@@ -239,10 +234,8 @@ def _check_device(device: Any) -> None:
         if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < there:
             return
     kind = "accelerators" if accelerator is None else f"{accelerator.type} devices"
-    raise UserError(
-        f"Expected device to be one there is, such as cpu or cuda:0, found {shown(device)} with {there} {kind}: "
-        "correct --device."
-    )
+    expected = "Expected device to be one there is, such as cpu or cuda:0"
+    raise UserError(f"{expected}, found {shown(device)} with {there} {kind}: correct --device.")
 
 
 def check_shared_arguments(arguments: dict[str, Any]) -> None:

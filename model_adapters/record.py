@@ -20,7 +20,7 @@ from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import Parts, changes, named, short_sha256, shortened, versions
 from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.foreign_files import fits, read_json_object
-from sbeval.model_adapters.loading import loading
+from sbeval.model_adapters.loading import in_one_sentence
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.results.records import ModelRecord, recorded_command
 
@@ -48,10 +48,8 @@ def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Liter
     if skip_threshold == "auto":
         skip_threshold = DEFAULT_SKIP_THRESHOLD if breaks_sticks and kernels != "reference" else None
     elif breaks_sticks and kernels == "reference" and skip_threshold is not None:
-        raise UserError(
-            f"Expected no skip_threshold beside kernels=reference, which visits every key, found {skip_threshold}: "
-            "remove one of them from --model_args."
-        )
+        expected = "Expected no skip_threshold beside kernels=reference, which visits every key"
+        raise UserError(f"{expected}, found {skip_threshold}: remove one of them from --model_args.")
     if hasattr(model, "set_kernels"):
         model.set_kernels(kernels, skip_threshold)  # type: ignore[operator]
     elif kernels != "auto" or skip_threshold is not None:
@@ -96,7 +94,7 @@ def model_record(lm: Any) -> ModelRecord:
     config = text_config(getattr(model, "config", None))
     parameters = list(model.parameters())
     dtype = dtype_of(model)
-    on_gpu = device.type == "cuda"
+    on_gpu, gpus = device.type == "cuda", range(torch.cuda.device_count())
     own = getattr(config, "model_type", None) == "sbeval"
     attention = config.scheme if own else getattr(config, "model_type", None)
     folder = str(loaded.folder) if loaded and loaded.folder else pretrained
@@ -125,9 +123,7 @@ def model_record(lm: Any) -> ModelRecord:
         command=recorded_command(),
         versions=versions(),
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
-        peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
-        if on_gpu
-        else None,
+        peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else None,
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
     )
 
@@ -141,9 +137,8 @@ def model_parts(lm: Any) -> Parts:
         parts = {"weights": _tensors_sha256(lm.model)}
         for name in ("config", "generation_config"):
             settings = getattr(lm.model, name, None)
-            kept = {
-                key: value for key, value in (settings.to_dict() if settings else {}).items() if key != "_name_or_path"
-            }
+            kept = settings.to_dict() if settings else {}
+            kept.pop("_name_or_path", None)
             parts[f"{name}.json"] = short_sha256(json.loads(json.dumps(kept, default=str)))
     for name, value in (("peft", lm.peft), ("delta", lm.delta)):
         parts |= named(name, checkpoint_parts(value, revision=lm.revision)) if value else {}
@@ -168,10 +163,8 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
     insert = "INSERT INTO {0} SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM {0})"
     database.conn.execute(insert.format(f'"{database.tablename}"'), (STAMP_KEY, database.encode(given)))
     if (found := database.get(STAMP_KEY)) is None or _INPUTS not in found:
-        raise UserError(
-            "Expected a response cache made by this version of the model sb, found one without its settings: name "
-            "another file with --use_cache."
-        )
+        expected = "Expected a response cache made by this version of the model sb"
+        raise UserError(f"{expected}, found one without its settings: name another file with --use_cache.")
     differences = [
         f"{name}={found.get(name)!r} instead of {given.get(name)!r}"
         for name in {**found, **given}
@@ -192,7 +185,7 @@ def run_settings(lm: Any) -> dict[str, Any]:
     Raises:
         UserError: a file of the checkpoint cannot be read.
     """
-    with loading(lm.pretrained, "files that can be read for --use_cache"):
+    with in_one_sentence(lm.pretrained, "files that can be read for --use_cache"):
         parts = model_parts(lm)
     options, arguments, rope_scaling = lm.options, lm.arguments, lm.session.rope.in_force
     return {

@@ -20,7 +20,7 @@ from sbeval.checkpoints.facts import positive, text_config, training_length_toke
 from sbeval.errors import UserError
 from sbeval.model_adapters.decoding.stepper import sliding_windows
 from sbeval.model_adapters.speed.attention import turns_halves, with_attention
-from sbeval.model_adapters.speed.replacing import with_name
+from sbeval.model_adapters.speed.replacing import Changes, held, with_name
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, held_rope_frequencies
@@ -28,8 +28,6 @@ from sbeval.scoring.body import same_but_for_rounding
 
 GLOBAL_LAYERS = "full_attention"
 _SAMPLE_TOKENS = 8
-Changes = list[tuple[nn.Module, dict[str, Any]]]
-"""Modules, each with the attributes it is to get."""
 
 
 class RequestRope:
@@ -53,15 +51,12 @@ class RequestRope:
     ) -> None:
         if isinstance(extrapolation, Mapping):  # LongRoPE's factors
             if scaling is not None:
-                raise UserError(
-                    "Expected extrapolation=longrope without rope_scaling, which it is, found both: remove one of them "
-                    "from --model_args."
-                )
+                expected = "Expected extrapolation=longrope without rope_scaling, which it is"
+                raise UserError(f"{expected}, found both: remove one of them from --model_args.")
             scaling, extrapolation = extrapolation, None
         self._scaling = scaling
-        self._held = functools.partial(
-            held_rope_frequencies, model, scaling=scaling, original_length_tokens=original_length_tokens
-        )
+        given: dict[str, Any] = {"scaling": scaling, "original_length_tokens": original_length_tokens}
+        self._held = functools.partial(held_rope_frequencies, model, **given)
         self.in_force = dict(scaling) if scaling is not None else _own_scaling(model)
         self.by_length = self.in_force is not None and self.in_force.get("rope_type") in LENGTH_DEPENDENT
         self._changes: Changes = []
@@ -107,10 +102,9 @@ def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
     name = type(model).__name__
     config = text_config(getattr(model, "config", None))
     if positive(getattr(config, "sliding_window", None)) or set(sliding_windows(model) or [0]) != {None}:
-        raise UserError(
-            f"Expected a model whose layers all see the whole text for extrapolation={method}, found {name} with "
-            "windows or other caches: remove extrapolation from --model_args."
-        )
+        expected = f"Expected a model whose layers all see the whole text for extrapolation={method}"
+        remedy = "remove extrapolation from --model_args"
+        raise UserError(f"{expected}, found {name} with windows or other caches: {remedy}.")
     changes: Changes = [
         (module, {"held_extrapolation": method})
         for module in model.modules()
@@ -118,28 +112,11 @@ def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
     ]
     changes = changes or _in_transformers(model, method)
     if not changes:
-        raise UserError(
-            f"Expected a model with rotary embeddings for extrapolation={method}, found {name}, which has none that "
-            "are known here: remove extrapolation from --model_args."
-        )
+        expected = f"Expected a model with rotary embeddings for extrapolation={method}"
+        remedy = "remove extrapolation from --model_args"
+        raise UserError(f"{expected}, found {name}, which has none that are known here: {remedy}.")
     _check_short_text(model, changes, method)
     return changes
-
-
-@contextlib.contextmanager
-def held(changes: Changes) -> Iterator[None]:
-    """Gives modules their attributes until the block ends."""
-    before = [dict(vars(module)) for module, _ in changes]
-    try:
-        for module, values in changes:
-            vars(module).update(values)
-        yield
-    finally:
-        for (module, values), own in zip(changes, before, strict=True):
-            for name in values:
-                vars(module).pop(name)
-                if name in own:
-                    vars(module)[name] = own[name]
 
 
 def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
@@ -199,17 +176,13 @@ def _starts(mask_B1QK: Any) -> Tensor | None:
         UserError: the mask is another attention's than eager's or sdpa's, or the newest key is not the newest query's.
     """
     if not isinstance(mask_B1QK, Tensor) or mask_B1QK.dim() != 4:
-        raise UserError(
-            "Expected attention of transformers that takes a mask of queries by keys for extrapolation, found another: "
-            "give attn_implementation=sdpa."
-        )
+        expected = "Expected attention of transformers that takes a mask of queries by keys for extrapolation"
+        raise UserError(f"{expected}, found another: give attn_implementation=sdpa.")
     newest_BK = mask_B1QK[:, 0, -1]
     seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
     if not bool(seen_BK[:, -1].all()):
-        raise UserError(
-            "Expected a cache that holds the text alone for extrapolation, found room behind it: leave "
-            "cache_implementation out."
-        )
+        expected = "Expected a cache that holds the text alone for extrapolation"
+        raise UserError(f"{expected}, found room behind it: leave cache_implementation out.")
     start_B = seen_BK.to(torch.int8).argmax(-1)
     return start_B if bool(start_B.any()) else None
 

@@ -1,6 +1,7 @@
-"""Windows of tokens to scores, in batches sorted by length; every window takes this path to the model."""
+"""Windows of tokens, cut out of what is asked for, to scores, in batches sorted by length."""
 
 import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -10,16 +11,73 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import BatchLimits, fitting, run_in_batches
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.windows import LoadedWindow, ScoredWindow
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
+from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")
+
+
+TokenIds = NDArray[np.int64]
+
+
+class LoadedWindow(NamedTuple):
+    """Model inputs, int64 [L], and one or more runs of 1 to L targets that each end right after the last input."""
+
+    inputs: TokenIds
+    target_runs: list[TokenIds]
+
+
+class ScoredWindow(NamedTuple):
+    """A window of so many model inputs, whose tokens are fetched when its batch is run."""
+
+    length: int
+    load: Callable[[], LoadedWindow]
+
+
+def window_of(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> ScoredWindow:
+    """Returns a window of tokens that are already in memory."""
+    loaded = LoadedWindow(np.asarray(inputs), [np.asarray(targets) for targets in target_runs])
+    return ScoredWindow(len(inputs), lambda: loaded)
+
+
+def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[ScoredWindow]:
+    """Returns the windows of `loglikelihood_rolling`: every token is a target once, after up to `max_length` inputs.
+
+    They are lm-eval's windows with one token of context, the lead-in before the first. The last takes inputs from the
+    one before to be full.
+    """
+
+    def load(first: int, stop: int, scored: int) -> LoadedWindow:
+        before = [lead_in, *tokens[:stop]] if first == 0 else tokens[first - 1 : stop]
+        read = np.asarray(before, dtype=np.int64)
+        return LoadedWindow(read[:-1], [read[-scored:]])
+
+    windows = []
+    for begin in range(0, len(tokens), max_length):
+        stop = min(begin + max_length, len(tokens))
+        first = max(0, stop - max_length) if begin else 0
+        windows.append(ScoredWindow(stop - first, functools.partial(load, first, stop, stop - begin)))
+    return windows
+
+
+def requested_window(request: TokenLogprobsRequest) -> ScoredWindow:
+    """Returns the window a task asks for: the lead-in and the tokens that the request's key names, but the last."""
+
+    def load() -> LoadedWindow:
+        tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
+        if len(tokens) != request.context_length or not 1 <= request.scored <= request.context_length:
+            raise ValueError(f"{request} does not fit the {len(tokens)} tokens its key names")
+        inputs = np.concatenate([np.array([request.lead_in], dtype=np.int64), tokens[:-1]])
+        return LoadedWindow(inputs, [tokens[-request.scored :]])
+
+    return ScoredWindow(request.context_length, load)
 
 
 class RunScores(NamedTuple):
@@ -34,13 +92,14 @@ class RunScores(NamedTuple):
         return float(self.logprobs.sum(dtype=np.float64))
 
 
+Windows = Mapping[int, ScoredWindow]
+Name = Callable[[int], str]
 Scored = tuple[int, list[RunScores]]
 """Number of a window, and the scores of each of its runs."""
+Scores = Generator[Scored, None, None]
 
 
-def scored(
-    session: Session, windows: Mapping[int, ScoredWindow], *, batches: BatchLimits, name: Callable[[int], str]
-) -> Generator[Scored, None, None]:
+def scored(session: Session, windows: Windows, *, batches: BatchLimits, name: Name) -> Scores:
     """Scores every window, longest first, and yields each as its batch finishes; `name` names the request of a window.
 
     While the scores of one batch are read, the device computes the next `batches_ahead`. Even if an error ends the
@@ -83,9 +142,8 @@ def scored(
     session.meter.begin()
     try:
         with session.autocast():
-            for batch in run_in_batches(
-                order, start, length_tokens=lambda index: windows[index].length, limits=batches
-            ):
+            length_of = {index: window.length for index, window in windows.items()}
+            for batch in run_in_batches(order, start, length_tokens=length_of.__getitem__, limits=batches):
                 started.append(batch)
                 while len(started) > session.batches_ahead:
                     yield from handed_over(finished())
@@ -101,12 +159,8 @@ def scored(
 
 
 def _scored_together(
-    session: Session,
-    scorer: ContextParallelScorer,
-    windows: Mapping[int, ScoredWindow],
-    long: set[int],
-    name: Callable[[int], str],
-) -> Generator[Scored, None, None]:
+    session: Session, scorer: ContextParallelScorer, windows: Windows, long: set[int], name: Name
+) -> Scores:
     """Scores the long windows of all processes of a group, one after another, and yields those of this process."""
     context = scorer.context
     everyone = context.gather_objects([(windows[index].length, index) for index in sorted(long)])
@@ -147,12 +201,11 @@ class PendingBatch(NamedTuple):
         return [[RunScores(next(logprobs), bool(next(greedy).all())) for _ in window] for window in self.run_tokens]
 
 
+Start = Callable[..., PendingScores]
+
+
 def start_batch(
-    session: Session,
-    batch: Sequence[LoadedWindow],
-    *,
-    after: Prefix | None = None,
-    start: Callable[..., PendingScores] | None = None,
+    session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None, start: Start | None = None
 ) -> PendingBatch:
     """Starts to score each run of each window, padded here on the right, in one call of the model.
 

@@ -6,36 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from lm_eval.api.instance import Instance
 
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
-from sbeval.model_adapters.answers import Answers, AnswersOnce, names_by_arguments, request_name
+from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, request_name
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.scored import Scored, scored
+from sbeval.model_adapters.scored import Scored, ScoredWindow, requested_window, rolling_windows, scored, window_of
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.sharing import scored_after_prefixes, share_windows
-from sbeval.model_adapters.truncation import fit_contexts, record_cut
-from sbeval.model_adapters.windows import ScoredWindow, requested_window, rolling_windows, window_of
+from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_cut
+from sbeval.scoring import requests as asked
 from sbeval.scoring.non_finite import NonFiniteError
-from sbeval.scoring.requests import (
-    ATTENTION_SPAN,
-    TARGET_LOGPROBS,
-    TOKEN_LOGPROBS,
-    AttentionSpanRequest,
-    TargetLogprobs,
-    TargetLogprobsRequest,
-    TargetSequence,
-    TokenLogprobs,
-    TokenLogprobsRequest,
-    resolve_sequence,
-)
 from sbeval.scoring.spans import attention_spans
 
 
-def loglikelihood(
-    session: Session, requests: Sequence[Instance], pairs: Sequence[tuple[list[int], list[int]]], *, quiet: bool
-) -> list[tuple[float, bool]]:
+def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet: bool) -> list[tuple[float, bool]]:
     """Returns each continuation's log-likelihood in nats, and whether it is the most probable one.
 
     `pairs` are the tokens of each request's context and continuation.
@@ -68,12 +53,11 @@ def loglikelihood(
 
 
 def loglikelihood_rolling(
-    session: Session, requests: Sequence[Instance], texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
+    session: Session, requests: Instances, texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
     """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them, after a lead-in."""
-    session.check_tokens(
-        (request_name(request), [text, [lead_in]]) for request, text in zip(requests, texts, strict=True)
-    )
+    read = zip(requests, texts, strict=True)
+    session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in read)
     windows: dict[int, ScoredWindow] = {}
     text_of: list[int] = []
     for index, tokens in enumerate(texts):
@@ -100,45 +84,44 @@ def loglikelihood_rolling(
     return totals
 
 
-def token_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
+def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[asked.TokenLogprobs]:
     """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
-    names = names_by_arguments(requests)
-    answers: AnswersOnce[TokenLogprobsRequest, TokenLogprobs]
-    answers = AnswersOnce(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, quiet=quiet)
+    answers: AnswersOnce[asked.TokenLogprobsRequest, asked.TokenLogprobs]
+    answers = AnswersOnce(session, requests, asked.TOKEN_LOGPROBS, asked.TokenLogprobsRequest, quiet=quiet)
     # NaN of a longer window's last tokens may reach all of it
     alone = session.rope.by_length or session.scorer.non_finite == "null"
     shared = share_windows(answers.todo, nested=not alone)
     session.check_tokens(
-        (names[window.members[0][0]], [resolve_tokens(window.run.key), [window.run.lead_in]]) for window in shared
+        (answers.names[window.members[0][0]], [resolve_tokens(window.run.key), [window.run.lead_in]])
+        for window in shared
     )
 
     def name(index: int) -> str:
-        return names[max(shared[index].members, key=lambda member: member[0].context_length)[0]]
+        return answers.names[max(shared[index].members, key=lambda member: member[0].context_length)[0]]
 
     windows = {index: requested_window(window.run) for index, window in enumerate(shared)}
     with answers:
         for index, (run,) in answers.each(scored(session, windows, batches=session.own_batches, name=name)):
             for request, targets in shared[index].members:
-                answers.give(request, TokenLogprobs(run.logprobs[targets].copy()))
+                answers.give(request, asked.TokenLogprobs(run.logprobs[targets].copy()))
     return answers.in_order()
 
 
-def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
+def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[asked.TargetLogprobs]:
     """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
-    names = names_by_arguments(requests)
-    answers: AnswersOnce[TargetLogprobsRequest, TargetLogprobs]
-    answers = AnswersOnce(session, requests, TARGET_LOGPROBS, TargetLogprobsRequest, quiet=quiet)
+    answers: AnswersOnce[asked.TargetLogprobsRequest, asked.TargetLogprobs]
+    answers = AnswersOnce(session, requests, asked.TARGET_LOGPROBS, asked.TargetLogprobsRequest, quiet=quiet)
     session.check_positions(max((request.inputs for request in answers.todo), default=0))
-    session.check_tokens((names[request], _load(request)[::2]) for request in answers.todo)
+    session.check_tokens((answers.names[request], _load(request)[::2]) for request in answers.todo)
 
-    def score(batch: Sequence[TargetLogprobsRequest]) -> list[TargetLogprobs]:
+    def score(batch: Sequence[asked.TargetLogprobsRequest]) -> list[asked.TargetLogprobs]:
         session.meter.begin()
         loaded = [_load(request) for request in batch]
         with session.rope.hold(batch[0].inputs):
             try:
                 scores = _score_batch(session, loaded)
             except NonFiniteError as error:
-                raise error.of(names[batch[error.row]]) from None
+                raise error.of(answers.names[batch[error.row]]) from None
         session.meter.add(sum(request.inputs for request in batch))
         return scores
 
@@ -151,21 +134,18 @@ def target_logprobs(session: Session, requests: Sequence[Instance], *, quiet: bo
     return answers.in_order()
 
 
-def attention_span(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[list[list[Any]]]:
+def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
     """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
-    names = names_by_arguments(requests)
     if session.rope.extrapolation is not None:
-        raise UserError(
-            f"Expected a model that attends as it was trained to for attention spans, found extrapolation="
-            f"{session.rope.extrapolation}: remove it from --model_args."
-        )
+        expected = "Expected a model that attends as it was trained to for attention spans"
+        raise UserError(f"{expected}, found extrapolation={session.rope.extrapolation}: remove it from --model_args.")
     scorer = session.scorer
-    answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
-    answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)
+    answers: AnswersOnce[asked.AttentionSpanRequest, list[list[Any]]]
+    answers = AnswersOnce(session, requests, asked.ATTENTION_SPAN, asked.AttentionSpanRequest, quiet=quiet)
     session.check_positions(max((request.context_length for request in answers.todo), default=0))
-    session.check_tokens((names[request], [resolve_tokens(request.key)]) for request in answers.todo)
+    session.check_tokens((answers.names[request], [resolve_tokens(request.key)]) for request in answers.todo)
 
-    def looked_at() -> Generator[tuple[AttentionSpanRequest, list[list[Any]]], None, None]:
+    def looked_at() -> Generator[tuple[asked.AttentionSpanRequest, list[list[Any]]], None, None]:
         for request in answers.todo:
             session.meter.begin()
             tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(session.device)
@@ -173,7 +153,7 @@ def attention_span(session: Session, requests: Sequence[Instance], *, quiet: boo
                 try:
                     rows = attention_spans(scorer.model, tokens, request.queries, non_finite=scorer.non_finite)
                 except NonFiniteError as error:
-                    raise error.of(names[request]) from None
+                    raise error.of(answers.names[request]) from None
             session.meter.add(request.context_length)
             yield request, rows
 
@@ -183,14 +163,14 @@ def attention_span(session: Session, requests: Sequence[Instance], *, quiet: boo
     return answers.in_order()
 
 
-def _load(request: TargetLogprobsRequest) -> TargetSequence:
-    sequence = resolve_sequence(request.key)
+def _load(request: asked.TargetLogprobsRequest) -> asked.TargetSequence:
+    sequence = asked.resolve_sequence(request.key)
     if len(sequence.inputs_L) != request.inputs or not len(sequence.targets_T):
         raise ValueError(f"{request} does not fit the {len(sequence.inputs_L)} inputs its key names")
     return sequence
 
 
-def _score_batch(session: Session, batch: Sequence[TargetSequence]) -> list[TargetLogprobs]:
+def _score_batch(session: Session, batch: Sequence[asked.TargetSequence]) -> list[asked.TargetLogprobs]:
     scores = session.scorer.score(
         torch.from_numpy(np.stack([sequence.inputs_L for sequence in batch])).to(session.device),
         torch.from_numpy(np.repeat(np.arange(len(batch)), [len(sequence.targets_T) for sequence in batch])),
@@ -199,4 +179,4 @@ def _score_batch(session: Session, batch: Sequence[TargetSequence]) -> list[Targ
     )
     ends = np.cumsum([len(sequence.targets_T) for sequence in batch])[:-1]
     logprobs, greedy = np.split(scores.logprobs.numpy(), ends), np.split(scores.greedy.numpy(), ends)
-    return [TargetLogprobs(*pair) for pair in zip(logprobs, greedy, strict=True)]
+    return [asked.TargetLogprobs(*pair) for pair in zip(logprobs, greedy, strict=True)]

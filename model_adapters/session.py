@@ -86,10 +86,9 @@ class Session:
                 context_parallel, or no room for a token by configuration and tokenizer.
         """
         if hf.max_length < 1:
-            raise UserError(
-                f"Expected a model that takes at least one token, found a longest input of {hf.max_length}: pass "
-                "max_length in --model_args, or correct the checkpoint's configuration."
-            )
+            expected = "Expected a model that takes at least one token"
+            remedy = "pass max_length in --model_args, or correct the checkpoint's configuration"
+            raise UserError(f"{expected}, found a longest input of {hf.max_length}: {remedy}.")
         on_cpu = hf.device.type == "cpu"
         rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
         automatic = hf.batch_size == "auto"
@@ -160,9 +159,7 @@ def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
     if options.context_parallel == 1:
         return TokenScorer(hf.model, non_finite=options.non_finite)
     if options.extrapolation is not None:
-        raise UserError(
-            f"Expected no extrapolation beside context_parallel={options.context_parallel}, found "
-            f"{options.extrapolation}: remove one of them from --model_args."
-        )
+        expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
+        raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
     context = join_context(hf.model, options.context_parallel, hf.device)
     return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)

@@ -10,7 +10,7 @@ length, this does not hold and such windows are run one by one.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +18,8 @@ import torch
 
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
-from sbeval.model_adapters.scored import RunScores, Scored, start_batch
+from sbeval.model_adapters.scored import LoadedWindow, Name, RunScores, Scores, TokenIds, start_batch
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.windows import LoadedWindow, TokenIds
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TokenLogprobsRequest
 from sbeval.scoring.scorer import Prefix
@@ -76,9 +75,7 @@ def shared_prefixes(
     return sorted(kept, key=lambda group: -group.length)
 
 
-def scored_after_prefixes(
-    session: Session, windows: Sequence[LoadedWindow], *, name: Callable[[int], str]
-) -> Generator[Scored, None, None]:
+def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, name: Name) -> Scores:
     """Scores windows that share prefixes, and yields each.
 
     Stops early if the model cannot continue from a prefix or memory runs out; run the remaining windows whole.
@@ -160,8 +157,6 @@ def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> 
 def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
     longest = max(group, key=lambda request: request.context_length)
     first = min(request.context_length - request.scored for request in group)
-    members = [
-        (request, slice(request.context_length - request.scored - first, request.context_length - first))
-        for request in group
-    ]
+    stops = [request.context_length - first for request in group]
+    members = [(request, slice(stop - request.scored, stop)) for request, stop in zip(group, stops, strict=True)]
     return SharedWindow(longest._replace(scored=longest.context_length - first), members)

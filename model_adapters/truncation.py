@@ -13,6 +13,9 @@ from sbeval.model_adapters.session import Session
 
 logger = logging.getLogger(__name__)
 OWN_TASKS = "sb_"
+Names = Sequence[str | None]
+Pairs = Sequence[tuple[list[int], list[int]]]
+"""Tokens of contexts and of their continuations."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,10 +46,7 @@ class Context(NamedTuple):
 
 
 def fit_prompts(
-    session: Session,
-    prompts: Sequence[list[int]],
-    settings: Sequence[Mapping[str, Any]],
-    task_names: Sequence[str | None],
+    session: Session, prompts: Sequence[list[int]], settings: Sequence[Mapping[str, Any]], task_names: Names
 ) -> list[Prompt]:
     """Cuts prompts on the left so that prompt and generation budget fit into `max_length`.
 
@@ -61,10 +61,9 @@ def fit_prompts(
     cuts = _cuts(session, "prompts and the tokens to generate", needed, task_names)
     budget = max((budget for budget, cut in zip(budgets, cuts, strict=True) if cut), default=0)
     if budget >= session.max_length:
-        raise UserError(
-            f"Expected max_gen_toks to be less than max_length={session.max_length}, found {budget}: lower it with "
-            "--gen_kwargs max_gen_toks=..., or raise max_length in --model_args."
-        )
+        expected = f"Expected max_gen_toks to be less than max_length={session.max_length}"
+        remedy = "lower it with --gen_kwargs max_gen_toks=..., or raise max_length in --model_args"
+        raise UserError(f"{expected}, found {budget}: {remedy}.")
     _warn(session, "prompts", cuts)
     return [
         Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut)
@@ -72,9 +71,7 @@ def fit_prompts(
     ]
 
 
-def fit_contexts(
-    session: Session, pairs: Sequence[tuple[list[int], list[int]]], task_names: Sequence[str | None]
-) -> list[Context]:
+def fit_contexts(session: Session, pairs: Pairs, task_names: Names) -> list[Context]:
     """Cuts contexts on the left so that the inputs of each (context, continuation) fit into `max_length`.
 
     Raises:
@@ -84,10 +81,8 @@ def fit_contexts(
     if any(not continuation for _, continuation in pairs):
         raise UserError("Expected continuations of at least one token, found an empty one: check the task.")
     if longest > session.max_length:
-        raise UserError(
-            f"Expected continuations of at most max_length={session.max_length} tokens, found one of {longest}: raise "
-            "max_length in --model_args."
-        )
+        expected = f"Expected continuations of at most max_length={session.max_length} tokens"
+        raise UserError(f"{expected}, found one of {longest}: raise max_length in --model_args.")
     needed = [len(context) + len(continuation) - 1 for context, continuation in pairs]
     cuts = _cuts(session, "contexts and continuations", needed, task_names)
     _warn(session, "contexts", cuts)
@@ -107,16 +102,15 @@ class CutTokens(dict[str, int]):
     """The entry that `record_cut` adds to the arguments of a request."""
 
 
-def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Sequence[str | None]) -> list[int]:
+def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Names) -> list[int]:
     cuts = [max(0, length - session.max_length) for length in needed]
     ours = [(name or "").startswith(OWN_TASKS) for name in task_names]
     refused = [index for index, cut in enumerate(cuts) if cut and (session.truncation == "error" or ours[index])]
     if refused:
         names = ", ".join(sorted({task_names[index] or "a task without a name" for index in refused}))
-        raise UserError(
-            f"Expected the {what} of {names} to fit into max_length={session.max_length}, found {len(refused)} of "
-            f"{len(needed)} longer: pass max_length={max(needed[index] for index in refused)} in --model_args."
-        )
+        expected = f"Expected the {what} of {names} to fit into max_length={session.max_length}"
+        remedy = f"pass max_length={max(needed[index] for index in refused)} in --model_args"
+        raise UserError(f"{expected}, found {len(refused)} of {len(needed)} longer: {remedy}.")
     return cuts
 
 

@@ -8,7 +8,7 @@ import datetime
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sbeval.commands.ending import AskedToEnd
@@ -23,40 +23,31 @@ from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, 
 from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.figures.theme import choose_looks
-from sbeval.reports.kinds.answers import SAMPLES
-from sbeval.reports.kinds.curves import CURVES, STEPS
-from sbeval.reports.kinds.differences import NUMBERS
-from sbeval.reports.kinds.needles import NEEDLES
-from sbeval.reports.kinds.positions import POSITIONS
-from sbeval.reports.kinds.recall import RECALL
-from sbeval.reports.kinds.ruler import RULER
-from sbeval.reports.kinds.runs import LEFT_OUT, PROVENANCE, SPEED
-from sbeval.reports.kinds.spans import SPANS
-from sbeval.reports.kinds.suite import INPUTS, TABLES
-from sbeval.reports.read.files import Notes, find_result_files
+from sbeval.reports.kinds import answers, curves, differences, needles, positions, recall, ruler, runs, spans, suite
+from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_other_inputs, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
-from sbeval.reports.section import Cell, Material, Publish, Report, Table, row, texts
+from sbeval.reports.section import Cell, Material, Publish, Report, Table
 from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, refuse_others, write_tables
 from sbeval.reports.write.html import write_page
 
 KINDS = (
-    CURVES,
-    POSITIONS,
-    NEEDLES,
-    RULER,
-    RECALL,
-    SPANS,
-    STEPS,
-    NUMBERS,
-    INPUTS,
-    SAMPLES,
-    TABLES,
-    SPEED,
-    PROVENANCE,
-    LEFT_OUT,
+    curves.CURVES,
+    positions.POSITIONS,
+    needles.NEEDLES,
+    ruler.RULER,
+    recall.RECALL,
+    spans.SPANS,
+    curves.STEPS,
+    differences.NUMBERS,
+    suite.INPUTS,
+    answers.SAMPLES,
+    suite.TABLES,
+    runs.SPEED,
+    runs.PROVENANCE,
+    runs.LEFT_OUT,
 )
 """Every kind of measurement, in the order of the page."""
 _CARDS_AT_MOST = 6
@@ -69,30 +60,29 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
     """
     models = results.models
     claims = all_claims(results)
-    training_lengths = {
-        model.label: model.record.training_length_tokens for model in models if model.record.training_length_tokens
-    }
-    ruler = rate_ruler(results.measurements, training_lengths)
-    numbers = curve_numbers(results, claims, ruler)
+    trained = {model.label: model.record.training_length_tokens for model in models}
+    training_lengths = {label: length for label, length in trained.items() if length}
+    rated = rate_ruler(results.measurements, training_lengths)
+    numbers = curve_numbers(results, claims, rated)
     material = Material(
         results=results,
         looks=choose_looks(models),
         training_lengths=training_lengths,
         baseline=choose_baseline(models, baseline),
         claims=claims,
-        ruler=ruler,
+        ruler=rated,
         numbers=numbers,
         folder=folder,
         publish=publish,
     )
     sections = [kind.section(material) for kind in KINDS]
     sentences, side_by_side_rows = side_by_side(models, claims, numbers)
-    missing = {label: missing_tasks(ruler.scores, label) for label in material.looks_of(ruler.scores["setting"])}
+    missing = {label: missing_tasks(rated.scores, label) for label in material.looks_of(rated.scores["setting"])}
     many = len(models) > _CARDS_AT_MOST
     return Report(
         overview=tuple(sentences),
-        findings=tuple(find(models, claims, effective_sentences(ruler))),
-        caveats=tuple(caveats(claims, missing, apart(ruler.scores), filled_by(models))),
+        findings=tuple(find(models, claims, effective_sentences(rated))),
+        caveats=tuple(caveats(claims, missing, apart(rated.scores), filled_by(models))),
         overview_table=_overview_table(side_by_side_rows, on_page=many) if side_by_side_rows else None,
         sections=tuple(section for section in sections if section is not None),
         looks=material.looks,
@@ -109,11 +99,11 @@ def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
         words if any("[" in cell for cell in cells) else words.removesuffix(BRACKETS)
         for words, cells in zip(HEADER, columns, strict=True)
     ]
-    return Table(
+    return Table.of(
+        headings,
+        [(Cell(name=label), *cells) for label, *cells in rows],
         stem="overview",
         caption="On identical targets, side by side",
-        header=texts(*headings),
-        rows=tuple(row(Cell(name=label), cells) for label, *cells in rows),
         interval="simultaneous 95% band",
         compact=True,
         on_page=on_page,
@@ -126,11 +116,12 @@ def _count(number: int, noun: str) -> str:
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 PAGE = "index.html"
+Build = Callable[[], Path | None]
 _Fingerprint = dict[Path, tuple[int, int]]
 READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader in kind.readers))
 
 
-def load_results(paths: Path | str | Iterable[Path | str], *, labels: Mapping[str, str] | None = None) -> Results:
+def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
     """Reads every run below `paths` into one tidy table, and what the readers bring beside it.
 
     Raises:
@@ -138,11 +129,11 @@ def load_results(paths: Path | str | Iterable[Path | str], *, labels: Mapping[st
     """
     notes = Notes()
     files = find_result_files(paths, notes)
-    runs = [run for file in files if (run := read_run(file, notes)) is not None]
-    if not runs:
+    evaluated = [run for file in files if (run := read_run(file, notes)) is not None]
+    if not evaluated:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
         raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
-    models = with_one_set_of_targets(group_models(runs, labels), notes)
+    models = with_one_set_of_targets(group_models(evaluated, labels), notes)
     note_other_inputs(models, notes)
     return Results(
         models=models,
@@ -153,11 +144,11 @@ def load_results(paths: Path | str | Iterable[Path | str], *, labels: Mapping[st
 
 
 def build_report(
-    paths: Iterable[Path | str],
-    output_dir: Path | str,
+    paths: Paths,
+    output_dir: Place,
     *,
     title: str | None = None,
-    labels: Mapping[str, str] | None = None,
+    labels: Labels = None,
     baseline: str | None = None,
     only: Iterable[str] = (),
     image_formats: Iterable[str] = IMAGE_FORMATS,
@@ -201,7 +192,7 @@ def build_report(
     return folder / PAGE
 
 
-def check_output_folder(folder: Path | str) -> None:
+def check_output_folder(folder: Place) -> None:
     """Refuses a folder where a page or table would take the place of something that no report wrote.
 
     Raises:
@@ -211,11 +202,7 @@ def check_output_folder(folder: Path | str) -> None:
 
 
 def watch(
-    paths: Iterable[Path | str],
-    build: Callable[[], Path | None],
-    *,
-    interval_seconds: float = 5.0,
-    sleep: Callable[[float], None] = time.sleep,
+    paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Path | None]:
     """Yields what `build` returns, whenever a result file below `paths` appears or changes."""
     given = [Path(path) for path in paths]

@@ -4,11 +4,10 @@ The bands of all rules hold at once in 95 % of cases: those of one task by a sim
 inequality. So the chance that any verdict of a file is wrong is at most 5 % (`research/interval_studies/gates.py`).
 """
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from sbeval.reports.analyse.suite import usual_direction
 from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models, rules_of
 from sbeval.reports.pairs import NATS, Difference, Side, scored, text_differences
 from sbeval.reports.read.fields import context_metric, length_text, name_list
+from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.samples import MetricKey, SampleScores
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ _USUAL_METRICS = ("score", "exact_match")
 _EXIT_CODES = {"pass": 0, "fail": 1, "not enough data": 3}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
+class Gate(NamedTuple):
     """Two models judged by a policy."""
 
     reference: str
@@ -50,12 +49,7 @@ class Gate:
 
 
 def gate(
-    rules: Sequence["Rule"],
-    reference: Path | str,
-    candidate: Path | str,
-    *,
-    paths: Iterable[Path | str] = (),
-    labels: Mapping[str, str] | None = None,
+    rules: Sequence["Rule"], reference: Place, candidate: Place, *, paths: Paths = (), labels: Labels = None
 ) -> Gate:
     """Judges a candidate by a policy; arguments but the first are those of `compare`.
 
@@ -204,8 +198,6 @@ def judge_command(
         failed = [judged.text for judged in comparison.verdicts if judged.verdict == "fail"]
         print("\n".join(["", *failed]) if failed else "\nnothing is worse beyond what is allowed")
     if fail_if_worse and not comparison.judged:
-        raise UserError(
-            "Expected results on 20 documents or more with --fail-if-worse, found fewer, so that nothing is certain: "
-            "evaluate more text."
-        )
+        expected = "Expected results on 20 documents or more with --fail-if-worse"
+        raise UserError(f"{expected}, found fewer, so that nothing is certain: evaluate more text.")
     return int(fail_if_worse and comparison.worse)

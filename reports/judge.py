@@ -7,25 +7,18 @@ whole band is beyond that, and elsewhere there is not enough data. `compare` ask
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import sbeval.reports.pairs as pairs
 from sbeval.errors import UserError
 from sbeval.reports.analyse.panels import seen_text
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
-from sbeval.reports.pairs import (
-    OCTAVES,
-    ORDINARY,
-    SCORE,
-    Difference,
-    Side,
-    effective_differences,
-    score_differences,
-    text_differences,
-)
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.pairs import Difference, Side
+from sbeval.reports.read.fields import grouped, length_text
+from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.results import Results
 from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
@@ -84,7 +77,7 @@ def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "") 
         change=change,
         low=low,
         high=high,
-        allowed=0.0 if number.unit == OCTAVES else most,
+        allowed=0.0 if number.unit == pairs.OCTAVES else most,
         reason=_FEW if few else f"doubtful: {_DOUBTFUL}" if doubtful else "",
     )
 
@@ -138,7 +131,7 @@ class Comparison:
             f"(worse: the whole band is beyond {self.rule.largest_change:g}, and beyond {self.rule.share_of_rise:.0%} "
             "of what the reference itself loses from its training length to there)",
         ]
-        for group, numbers in _by_group(self.lengths).items():
+        for group, numbers in grouped((number.group, number) for number in self.lengths).items():
             documents = "1 document" if numbers[0].count == 1 else f"{numbers[0].count} documents"
             lines += ["", f"{group} ({numbers[0].unit}, {documents}; above zero is worse)"]
             if math.isnan(numbers[0].low):
@@ -148,8 +141,8 @@ class Comparison:
             lines += map(self._line, numbers)
         for number in self.effective:
             lines += ["", number.name + ("  worse" if number.worse else "")]
-        for group, numbers in _by_group(self.scores).items():
-            counted = "" if group == ORDINARY else f", {numbers[0].count} samples"
+        for group, numbers in grouped((number.group, number) for number in self.scores).items():
+            counted = "" if group == pairs.ORDINARY else f", {numbers[0].count} samples"
             lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
             lines += map(self._line, numbers)
         notes = (*self.obstacles, *self.remarks)
@@ -169,23 +162,11 @@ def _place(number: Difference) -> str:
         return length_text(number.context_length_tokens)
     if number.name:
         return f"{number.name} ({number.count} samples)"
-    return OVER_OCTAVES if number.unit == SCORE else BEYOND
-
-
-def _by_group(numbers: Iterable[Difference]) -> dict[str, list[Difference]]:
-    groups: dict[str, list[Difference]] = {}
-    for number in numbers:
-        groups.setdefault(number.group, []).append(number)
-    return groups
+    return OVER_OCTAVES if number.unit == pairs.SCORE else BEYOND
 
 
 def compare(
-    reference: Path | str,
-    candidate: Path | str,
-    *,
-    paths: Iterable[Path | str] = (),
-    labels: Mapping[str, str] | None = None,
-    least_effect: float | None = None,
+    reference: Place, candidate: Place, *, paths: Paths = (), labels: Labels = None, least_effect: float | None = None
 ) -> Comparison:
     """Compares two models; bands hold at once over all texts, protocols, lengths and tasks.
 
@@ -212,9 +193,7 @@ def rules_of(policy: Path | None = None) -> Sequence["Rule"]:
     return read_policy(policy or FAIL_IF_WORSE)
 
 
-def pair_of_models(
-    reference: Path | str, candidate: Path | str, *, paths: Iterable[Path | str], labels: Mapping[str, str] | None
-) -> tuple[Side, Side]:
+def pair_of_models(reference: Place, candidate: Place, *, paths: Paths, labels: Labels) -> tuple[Side, Side]:
     """Finds the two models of a comparison; arguments and errors are those of `compare`."""
     given = list(paths)
     shared = load_results(given, labels=labels) if given else None
@@ -226,7 +205,7 @@ def pair_of_models(
     )
 
 
-def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] | None) -> tuple[Results, str]:
+def _model(name: Place, shared: Results | None, labels: Labels) -> tuple[Results, str]:
     known = shared.models if shared else ()
     for model in known:
         if shared is not None and str(name) in (model.label, model.record.name):
@@ -244,16 +223,15 @@ def _model(name: Path | str, shared: Results | None, labels: Mapping[str, str] |
 def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int = 0) -> Comparison:
     """Compares two models, with bands that hold at once with those of other groups."""
     texts = [side.texts() for side in sides]
-    shared = [
-        text.corpus_sha256 for text in texts[0] if text.corpus_sha256 in {other.corpus_sha256 for other in texts[1]}
-    ]
+    others = {text.corpus_sha256 for text in texts[1]}
+    shared = [text.corpus_sha256 for text in texts[0] if text.corpus_sha256 in others]
     models = [side.results.model(side.label) for side in sides]
     seen = dict.fromkeys(remark for model in models for text in shared for remark in seen_text(model, text))
 
     def compared(confidence: float) -> Comparison:
-        lengths, obstacles = text_differences(*texts, confidence=confidence)
-        effective = effective_differences(*texts, least_effect=rule.largest_change, confidence=confidence)
-        scores, further = score_differences(*sides, confidence=confidence)
+        lengths, obstacles = pairs.text_differences(*texts, confidence=confidence)
+        effective = pairs.effective_differences(*texts, least_effect=rule.largest_change, confidence=confidence)
+        scores, further = pairs.score_differences(*sides, confidence=confidence)
         return Comparison(
             reference=sides[0].shown,
             candidate=sides[1].shown,

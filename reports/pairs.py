@@ -244,11 +244,8 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
     obstacles = [_too_few("RULER", paired) for paired in list(ruler.values())[:1] if math.isnan(paired.low)]
     rows = _shared_rows(reference, candidate)
     logged = [candidate.label in own.samples and reference.label in base.samples for own, base in rows]
-    obstacles += [
-        f"{own.name}: not compared, because {NO_SAMPLES}."
-        for (own, _), has_samples in zip(rows, logged, strict=True)
-        if not has_samples
-    ]
+    unlogged = [own.name for (own, _), has_samples in zip(rows, logged, strict=True) if not has_samples]
+    obstacles += [f"{name}: not compared, because {NO_SAMPLES}." for name in unlogged]
     for own, base in itertools.compress(rows, logged):
         paired = task_difference(
             own.samples[candidate.label],
@@ -257,9 +254,8 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
             confidence=1 - (1 - confidence) / sum(logged),
         )
         if paired is None:
-            obstacles.append(
-                f"{own.name}: not compared, because the runs share no question whose samples give their numbers."
-            )
+            reason = "the runs share no question whose samples give their numbers"
+            obstacles.append(f"{own.name}: not compared, because {reason}.")
         elif math.isnan(paired.low):
             obstacles.append(_too_few(own.name, paired))
         else:
@@ -283,9 +279,8 @@ def _shared_rows(reference: Side, candidate: Side) -> list[tuple[SuiteRow, Suite
 
 def scored(paired: PairedDifference, **of: Any) -> Difference:
     """Returns a difference of scores; `of` are fields that say what it is of, and its direction."""
-    return Difference(
-        unit=SCORE, estimate=paired.estimate, low=paired.low, high=paired.high, count=paired.samples, **of
-    )
+    band: dict[str, Any] = {"estimate": paired.estimate, "low": paired.low, "high": paired.high}
+    return Difference(unit=SCORE, count=paired.samples, **band, **of)
 
 
 def _too_few(name: str, paired: PairedDifference) -> str:

@@ -98,10 +98,8 @@ def write_hub_results(
             task has a data set.
     """
     if not replace and not is_new(folder):
-        raise UserError(
-            f"Expected a new or empty folder for the hub's files, found something in {folder}: name another, or move "
-            "it aside with --replace."
-        )
+        remedy = "name another, or move it aside with --replace"
+        raise UserError(f"Expected a new or empty folder for the hub's files, found something in {folder}: {remedy}.")
     known = {shown_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
     for name, dataset in datasets.items():
         if name not in known:
@@ -222,8 +220,7 @@ def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]
             finally:
                 log_to.finish()
         except Exception as error:  # the trackers raise classes of their own, and those of their transports
-            raise UserError(
-                f"Expected --{tracker} to log {model}, found that it fails ({type(error).__name__}: {error}): correct "
-                f"the project, log in, or log on this machine{_OFFLINE[tracker]}."
-            ) from error
+            expected = f"Expected --{tracker} to log {model}"
+            remedy = f"correct the project, log in, or log on this machine{_OFFLINE[tracker]}"
+            raise UserError(f"{expected}, found that it fails ({type(error).__name__}: {error}): {remedy}.") from error
     return list(curves)

@@ -8,11 +8,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import pandas as pd
 
-from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
+from sbeval.reports.analyse.claims import Claims
 from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
@@ -61,11 +61,15 @@ class Cell:
         return f"{self.name}{self.text}{interval}" + (f" ({'; '.join(self.small)})" if self.small else "")
 
 
+def cells_of(cells: Iterable[Cell | str]) -> tuple[Cell, ...]:
+    """Returns cells; texts become cells."""
+    return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
+
+
 NOT_MEASURED = Cell("not measured", missing=True, in_files="")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row, its first cell the heading; `page_only` for one that the files hold in a table of its own."""
 
     cells: tuple[Cell, ...]
@@ -95,6 +99,31 @@ class Table:
     prose: bool = False
     on_page: bool = True
 
+    @classmethod
+    def of(cls, header: Iterable[Cell | str], rows: Iterable[Row | Iterable[Cell | str]], **fields: Any) -> Self:
+        """Returns a table with further fields; texts become cells, and cells rows."""
+        lines = (line if isinstance(line, Row) else Row(cells_of(line)) for line in rows)
+        return cls(header=cells_of(header), rows=tuple(lines), **fields)
+
+    @classmethod
+    def by_length(
+        cls,
+        rows: Iterable[tuple[Cell, Mapping[int, Cell | str]]],
+        *,
+        lengths: Sequence[int],
+        lacking: Cell = NOT_MEASURED,
+        heading: str = "model",
+        words: Callable[[int], str] = length_text,
+        **fields: Any,
+    ) -> Self:
+        """Returns a table with one column a context length, or another count that `words` name.
+
+        Each row is a heading and the cells by length; `lacking` stands where it has none. Further fields are those of
+        `Table`.
+        """
+        lines = [(name, *(known.get(length, lacking) for length in lengths)) for name, known in rows]
+        return cls.of([heading, *map(words, lengths)], lines, **fields)
+
     @property
     def caption_in_files(self) -> str:
         """The caption, with what the brackets hold where there are some."""
@@ -107,11 +136,6 @@ class Table:
         return tuple(row.cells for row in self.rows if not row.page_only)
 
 
-def row(heading: Cell | str, cells: Iterable[Cell | str], *, page_only: bool = False) -> Row:
-    """Returns a row; texts become cells."""
-    return Row(texts(heading, *cells), page_only)
-
-
 def interval(low: float, high: float, number_format: str) -> tuple[str, str] | None:
     """Returns the ends of an interval as texts, None where there is none."""
     return None if math.isnan(low) else (format(low, number_format), format(high, number_format))
@@ -122,29 +146,6 @@ def verdict(low: float, high: float, *, higher_is_better: bool = False) -> Liter
     if low > 0 or high < 0:
         return "better" if (low > 0) == higher_is_better else "worse"
     return None
-
-
-def length_table(
-    rows: Iterable[tuple[Cell, Mapping[int, Cell | str]]],
-    *,
-    lengths: Sequence[int],
-    lacking: Cell = NOT_MEASURED,
-    heading: str = "model",
-    words: Callable[[int], str] = length_text,
-    **fields: Any,
-) -> Table:
-    """Returns a table with one column a context length, or another count that `words` name.
-
-    Each row is a heading and the cells by length; `lacking` stands where it has none. Further fields are those of
-    `Table`.
-    """
-    cells = [row(name, [known.get(length, lacking) for length in lengths]) for name, known in rows]
-    return Table(header=texts(heading, *map(words, lengths)), rows=tuple(cells), **fields)
-
-
-def texts(*cells: Cell | str) -> tuple[Cell, ...]:
-    """Returns cells; texts become cells."""
-    return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,16 +169,14 @@ class Figure:
     folded: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """A link to a file, relative to the page."""
 
     target: str
     words: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """A text with a name, about a file where it has a link."""
 
     name: str = ""
@@ -185,8 +184,7 @@ class Fact:
     link: Link | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fold:
+class Fold(NamedTuple):
     """Facts shown on request, under a name and what follows it."""
 
     name: str
@@ -270,7 +268,7 @@ class Material:
     looks: Mapping[str, Look]
     training_lengths: Mapping[str, int]
     baseline: str
-    claims: Mapping[ClaimKey, LengthClaims]
+    claims: Claims
     ruler: RulerScores
     numbers: Sequence[CurveNumber]
     folder: Path

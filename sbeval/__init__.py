@@ -17,7 +17,7 @@
 - `tasks`: lm-eval's side of a task
 - `model_adapters`: lm-eval's side of a model, `sb`
 - `reports`: results files in, a page out
-- `report_options`: which options has `sbeval report` beside those of its page?
+- `report_options`: which options has `sbeval report`?
 - `__main__`: how does it start?
 - `policy`: what may the file of `sbeval report --gate` hold?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?

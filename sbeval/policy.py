@@ -18,6 +18,9 @@ def _length(value: Any) -> int | str:
     return "mean" if value == "mean" else as_whole(value, 1)
 
 
+_Change = Annotated[float, number("a number of 0 or more", lambda value: 0 <= value < math.inf)]
+
+
 class Rule(Settings):
     """One rule of a policy."""
 
@@ -28,10 +31,8 @@ class Rule(Settings):
     length: Annotated[int | str, Expected("a positive number of tokens, or mean", _length)] | None = Field(
         default=None, description="Context length; mean is over octaves, of NLL beyond the training length."
     )
-    largest_change: Annotated[float, number("a number of 0 or more", lambda value: 0 <= value < math.inf)] = Field(
-        description="Largest change for the worse: nats per token, or a score's own unit."
-    )
-    share_of_rise: Annotated[float, number("a number of 0 or more", lambda value: 0 <= value < math.inf)] = Field(
+    largest_change: _Change = Field(description="Largest change for the worse: nats per token, or a score's own unit.")
+    share_of_rise: _Change = Field(
         default=0.0,
         description="Where this share of how far NLL of the reference itself rises from its training length to there "
         "is larger, it takes the place of largest_change.",

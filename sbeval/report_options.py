@@ -1,7 +1,12 @@
-"""Options of `sbeval report` beyond a page: two models compared, and what is published."""
+"""Options of `sbeval report`: what its page shows, two models compared, and what is published."""
 
 import typer
 
+PATHS = typer.Argument(help="Results files of lm-eval, or folders that hold some.")
+OUTPUT = typer.Option("--output", "-o", help="Folder for index.html, figures and tables.")
+LABEL = typer.Option(metavar="OLD=NEW", help="Show the model OLD under the name NEW; repeatable.")
+BASELINE = typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
+ONLY = typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
 COMPARE = typer.Option(
     metavar="A B",
     help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",

@@ -138,14 +138,8 @@ Count = Annotated[int, whole(1)]
 Tokens = Annotated[int, whole(1, "a positive number of tokens")]
 Counted = Annotated[int, whole(1, most=MOST_COUNTED)]
 Counts = Annotated[tuple[int, ...], Expected(f"a list of whole numbers from 1 to {MOST_TOKENS}", as_counts)]
-Lengths = Annotated[
-    tuple[int, ...],
-    Expected(
-        "a list of positive whole numbers of tokens",
-        as_counts,
-        f", for instance to [1024, 4096], none above {MOST_TOKENS}",
-    ),
-]
+_SUCH_AS = f", for instance to [1024, 4096], none above {MOST_TOKENS}"
+Lengths = Annotated[tuple[int, ...], Expected("a list of positive whole numbers of tokens", as_counts, _SUCH_AS)]
 Number = Annotated[float, number("a number", math.isfinite)]
 PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < value < math.inf)]
 Share = Annotated[float, number("a number from 0 to below 1", lambda value: 0 <= value < 1)]

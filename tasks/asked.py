@@ -63,11 +63,8 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
     for place, options in [("", metadata), *metadata.items()]:
         if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
             _check_shared(place, options)
-    asked = {
-        name: task_options(name, definition, metadata)
-        for name, definition in named(tasks)
-        if definition is not None and "class" in definition
-    }
+    of_class = {name: definition for name, definition in named(tasks) if definition and "class" in definition}
+    asked = {name: task_options(name, definition, metadata) for name, definition in of_class.items()}
     missing: dict[Missing, list[str]] = {}
     for name, options in asked.items():
         try:
@@ -116,10 +113,8 @@ def read_options(task: str, definition: Mapping[str, Any], metadata: Mapping[str
     """
     kind = next((kind for kind in OPTIONS if definition.keys() <= kind.model_fields.keys()), None)
     if kind is None:
-        raise UserError(
-            f"Expected metadata.ruler of {task} to hold the options of one kind of task, found "
-            f"{', '.join(definition)}: begin with the YAML of a packaged task."
-        )
+        expected = f"Expected metadata.ruler of {task} to hold the options of one kind of task"
+        raise UserError(f"{expected}, found {', '.join(definition)}: begin with the YAML of a packaged task.")
     return kind.of_task(task, metadata, definition)
 
 

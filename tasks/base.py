@@ -45,12 +45,15 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
             metadata["tokenizer"] = str(tokenizer.name_or_path)
         metadata["sbeval"] = record.to_json()
 
-    def chosen_samples(self, **selection: Any) -> Numbered:
+    def chosen_samples(self, given: Mapping[str, Any]) -> Numbered:
         """Returns number and document of the samples that this process runs, at least one, as lm-eval selects them.
+
+        `given` are the arguments of `build_all_requests`.
 
         Raises:
             UserError: there are none.
         """
+        selection = {name: given[name] for name in ("rank", "limit", "world_size", "samples") if name in given}
         if not (chosen := list(self.doc_iterator(**selection))):
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         return chosen

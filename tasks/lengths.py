@@ -18,6 +18,9 @@ class Limit(NamedTuple):
     remedy: str
 
 
+Limits = Sequence[Limit]
+
+
 class SettledLengths(NamedTuple):
     """Context lengths of a run in tokens, ascending; default ones that were left out, and why, None where none were."""
 
@@ -27,12 +30,7 @@ class SettledLengths(NamedTuple):
 
 
 def settle_lengths(
-    task: str,
-    asked: Sequence[int] | None,
-    defaults: tuple[int, ...],
-    *,
-    hard: Sequence[Limit],
-    by_default: Sequence[Limit] = (),
+    task: str, asked: Sequence[int] | None, defaults: tuple[int, ...], *, hard: Limits, by_default: Limits = ()
 ) -> SettledLengths:
     """Refuses lengths that were asked for and do not fit; else takes the default lengths that do.
 
@@ -41,10 +39,8 @@ def settle_lengths(
     if asked is not None:
         for limit in hard:
             if asked[-1] > limit.tokens:
-                raise UserError(
-                    f"{task}: expected room for a context length of {asked[-1]} tokens, found room for {limit.tokens}, "
-                    f"since {limit.because}: {limit.remedy}."
-                )
+                expected = f"{task}: expected room for a context length of {asked[-1]} tokens"
+                raise UserError(f"{expected}, found room for {limit.tokens}, since {limit.because}: {limit.remedy}.")
         return SettledLengths(scored=tuple(asked))
     limits = [*hard, *by_default]
     least = min(limits, key=lambda limit: limit.tokens, default=None)
@@ -62,19 +58,16 @@ def settle_lengths(
     return SettledLengths(scored=scored, dropped=dropped, reason=reason)
 
 
-def stream_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
-    """Returns how long a context the joined text can fill beside `targets` more tokens."""
-    total = corpus.total_tokens
-    remedy = "ask for shorter context_lengths or give a longer text"
-    return Limit(max(total - targets, 0), f"the whole text has {total} tokens", remedy)
-
-
-def document_limit(corpus: TokenizedCorpus, *, targets: int) -> Limit:
-    """Returns how long a context the longest document can fill beside `targets` more tokens."""
-    longest = int(corpus.document_tokens.max(initial=0))
-    beside = f", {targets} of them targets" if targets else ""
-    remedy = 'ask for shorter context_lengths, give longer documents, or set "context": "stream"'
-    return Limit(max(longest - targets, 0), f"the longest document has {longest} tokens{beside}", remedy)
+def text_limit(corpus: TokenizedCorpus, context: str, *, targets: int) -> Limit:
+    """Returns how long a context the joined text, or the longest document, can fill beside `targets` more tokens."""
+    if context == "stream":
+        longest, because = corpus.total_tokens, f"the whole text has {corpus.total_tokens} tokens"
+        remedy = "ask for shorter context_lengths or give a longer text"
+    else:
+        longest, beside = int(corpus.document_tokens.max(initial=0)), f", {targets} of them targets" if targets else ""
+        because = f"the longest document has {longest} tokens{beside}"
+        remedy = 'ask for shorter context_lengths, give longer documents, or set "context": "stream"'
+    return Limit(max(longest - targets, 0), because, remedy)
 
 
 def interval_limits(corpus: TokenizedCorpus, *, targets: int, shortest: int) -> list[Limit]:

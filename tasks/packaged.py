@@ -67,10 +67,8 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
             continue
         near = get_close_matches(name, definitions(), n=3)
         if name.startswith(PREFIX):
-            raise UserError(
-                f"Expected the name of a task, found {name!r}, which is none: try "
-                f"{', '.join(near or sorted(definitions()))}."
-            )
+            remedy = f"try {', '.join(near or sorted(definitions()))}"
+            raise UserError(f"Expected the name of a task, found {name!r}, which is none: {remedy}.")
         if (lm_eval := lm_eval_tasks()) and not _is_written_in([lm_eval], name):
             near = near or get_close_matches(name, {path.stem for path in _yaml_files([lm_eval])}, n=3)
             advice = f"try {', '.join(near)}" if near else "`lm_eval ls tasks` lists them"
@@ -126,9 +124,8 @@ def _members(member: str | Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
 
 
 def _is_file(name: str) -> bool:
-    return (
-        any(character in name for character in "/\\") or name.endswith(".yaml") or (name != "" and Path(name).is_dir())
-    )
+    written = "/" in name or "\\" in name or name.endswith(".yaml")
+    return written or (name != "" and Path(name).is_dir())
 
 
 def lm_eval_tasks() -> Path | None:

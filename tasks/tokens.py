@@ -146,10 +146,8 @@ def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
     """
     source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
     if source is None:
-        raise UserError(
-            f"{task}: expected the model's tokenizer, found none: give the model with --model_args pretrained=..., or "
-            f"{_REMEDY}."
-        )
+        remedy = f"give the model with --model_args pretrained=..., or {_REMEDY}"
+        raise UserError(f"{task}: expected the model's tokenizer, found none: {remedy}.")
     if not isinstance(source, str):
         return source
     options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}

@@ -103,7 +103,9 @@ def test_what_starts_every_command_imports_neither_torch_nor_lm_eval(module: str
 
 
 def test_a_sweep_starts_without_torch() -> None:
-    assert loaded_by(["sbeval.sweep"], ["torch", "lm_eval", "transformers", "numpy"]) == []
+    assert (
+        loaded_by(["sbeval.sweep.command", "sbeval.sweep.execute"], ["torch", "lm_eval", "transformers", "numpy"]) == []
+    )
 
 
 def test_reports_import_neither_torch_nor_lm_eval() -> None:

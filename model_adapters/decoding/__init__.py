@@ -3,7 +3,6 @@
 - `served`: lm-eval's greedy requests in slots; which models and settings can be, and why others cannot
 - `texts`: prompts to tokens, and tokens to answers up to a stop sequence
 - `schedule`: which prompts are read and run when, in how many slots, and what happens when memory runs out
-- `together`: prompts longer than a batch, which all processes of a group read
 - `stepper`: a model and its slots on the device: reads prompts, adds a token to each slot in a step, and hands them on
 - `recording`: steps recorded as CUDA graphs
 - `fused_blocks`: a step of Llama-style blocks in few kernels

@@ -95,10 +95,9 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms)
                 raise
         free_memory()
         if slots == 1:
-            raise DoesNotFit(
-                f"Expected a prompt and an answer of {longest} tokens to fit into memory, but it ran out with this one "
-                "alone: use a shorter context length, dtype=bfloat16, a device with more memory, or parallelize=True."
-            )
+            expected = f"Expected a prompt and an answer of {longest} tokens to fit into memory"
+            remedy = "use a shorter context length, dtype=bfloat16, a device with more memory, or parallelize=True"
+            raise DoesNotFit(f"{expected}, but it ran out with this one alone: {remedy}.")
         slots //= 2
         logger.warning("out of memory while generating: going on with %d texts at a time", slots)
 

@@ -24,7 +24,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.transformers_attention import attending_to
-from sbeval.models import RopeFrequencies, SbevalForCausalLM
+from sbeval.models import SbevalForCausalLM
+from sbeval.models.rope import RopeFrequencies
 from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
@@ -107,15 +108,12 @@ class Stepper:
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
         # texts so far, in which drafts are looked up; one column more, for slots that are done
         self._text_BR = torch.zeros(slots, room_tokens + 1 if drafts else 0, dtype=torch.int64, device=device)
-        self._ends, self._not_early = (
-            torch.tensor(sorted(set(tokens)), dtype=torch.int64, device=device) for tokens in (end_tokens, not_early)
-        )
-        self._token_B1 = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+        integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        self._ends, self._not_early = (torch.tensor(sorted(set(each)), **integers) for each in (end_tokens, not_early))
+        self._token_B1 = torch.zeros(slots, 1, **integers)
         self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
-        self._count_B = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._budget_B = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._fewest_B = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._looked_B = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens at the last look
+        # with the tokens at the last look
+        self._count_B, self._budget_B, self._fewest_B, self._looked_B = torch.zeros(4, slots, **integers)
         self._steps_since_look = 0
         # one column more, for slots that are done
         self._written_BW = torch.zeros(slots, most_new_tokens + 1, dtype=torch.int64, device=device)

@@ -122,10 +122,8 @@ def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
     given = [text for text in until if text is not None]
     for text in given:
         if not isinstance(text, str):
-            raise UserError(
-                f"Expected until to be text, a list of texts or null, found {text!r} in it: put it in quotes in "
-                "--gen_kwargs or the task."
-            )
+            remedy = "put it in quotes in --gen_kwargs or the task"
+            raise UserError(f"Expected until to be text, a list of texts or null, found {text!r} in it: {remedy}.")
     end = hf.eot_token_id
     eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
     stops: list[str] = handle_stop_sequences(given, eos=eos)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sbeval.model_adapters.speed.replacing import held
 from sbeval.models.slots import SlotCache, softmax_decode
 
 NAME = "sbeval_slots"
@@ -44,14 +45,10 @@ def attending_to(slots: SlotCache, model: nn.Module) -> Iterator[None]:
     """Inside it, attention of a transformers model reads slots; models of this family are unchanged."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
     configs = {id(own): own for module in model.modules() if (own := getattr(module, "config", None)) is not None}
-    named = [own for own in configs.values() if hasattr(own, "_attn_implementation_internal")]
-    before = [own._attn_implementation_internal for own in named]
+    attention = "_attn_implementation_internal"
     token = _slots.set(slots)
     try:
-        for own in named:
-            own._attn_implementation_internal = NAME
-        yield
+        with held([(own, {attention: NAME}) for own in configs.values() if hasattr(own, attention)]):
+            yield
     finally:
-        for own, name in zip(named, before, strict=True):
-            own._attn_implementation_internal = name
         _slots.reset(token)

@@ -85,11 +85,8 @@ def align_linears(model: nn.Module) -> int:
     something of a special class (adapters, quantised or distributed weights) are left as they are.
     """
     owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    found = [
-        name
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and owners[id(module.weight)] == 1 and _unaligned(module)
-    ]
+    linears = ((name, module) for name, module in model.named_modules() if type(module) is nn.Linear)
+    found = [name for name, module in linears if owners[id(module.weight)] == 1 and _unaligned(module)]
     for name in found:  # by name, so that a map's own weight is freed before the next one is padded
         own: Any = model.get_submodule(name)
         model.set_submodule(name, AlignedLinear(own))

@@ -1,13 +1,16 @@
 """Parts of a loaded model that another part stands in for."""
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
 Forward = Callable[..., Any]
+Changes = list[tuple[Any, dict[str, Any]]]
+"""Objects such as modules, each with the attributes it is to get."""
 
 
 def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module | None]) -> dict[str, nn.Module]:
@@ -42,3 +45,19 @@ def give_back_forwards(modules: list[nn.Module]) -> None:
     """Gives modules the forward of their class again."""
     for module in modules:
         vars(module).pop("forward", None)
+
+
+@contextlib.contextmanager
+def held(changes: Changes) -> Iterator[None]:
+    """Gives objects their attributes until the block ends."""
+    before = [dict(each.__dict__) for each, _ in changes]
+    try:
+        for each, values in changes:
+            each.__dict__.update(values)
+        yield
+    finally:
+        for (each, values), own in zip(changes, before, strict=True):
+            for name in values:
+                each.__dict__.pop(name)
+                if name in own:
+                    each.__dict__[name] = own[name]

@@ -13,12 +13,11 @@ Two rules, both on documents whose scored tokens are the same at every length:
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats, simultaneous_band
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
@@ -79,6 +78,9 @@ class LengthClaims:
     def last_gain(self) -> LengthDifference | None:
         """The step up to `lowers_to_tokens`."""
         return next((step for step in self.steps if step.context_length_tokens == self.lowers_to_tokens), None)
+
+
+Claims = Mapping[ClaimKey, LengthClaims]
 
 
 def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
@@ -167,11 +169,7 @@ def _reference(lengths: Sequence[int], training_length_tokens: int | None) -> in
 
 
 def _differences(
-    nll: NDArray[np.float64],
-    tokens: NDArray[np.float64],
-    lengths: Sequence[int],
-    pairs: Sequence[tuple[int, int]],
-    confidence: float,
+    nll: Floats, tokens: Floats, lengths: Sequence[int], pairs: Sequence[tuple[int, int]], confidence: float
 ) -> tuple[LengthDifference, ...]:
     """Subtracts the first of each pair of columns from the second, with one band over all pairs."""
     differences_CK = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)

@@ -1,38 +1,28 @@
 """The summary in words: computed sentences about each model, used by the page and the Markdown file alike."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
+from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.read.fields import in_words, length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
+from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
-_SCHEME_WORDS = {
-    "stickbreaking": "stick-breaking attention",
-    "rope": "softmax attention, RoPE",
-    "nope": "softmax attention, no positions",
-    "alibi": "softmax attention, ALiBi",
-    "fire": "softmax attention, FIRE",
-    "forgetting": "forgetting attention",
-}
 _TASKS_AT_MOST = 4
 DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Headline:
+class Headline(NamedTuple):
     """A large number with its meaning."""
 
     value: str
     meaning: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """What is said about one model: what it is, the numbers people look for first, what the measurements allow."""
 
     label: str
@@ -49,7 +39,7 @@ def model_facts(model: EvaluatedModel) -> str:
         name = model.parent or record.extended_from.get("name")
         parent = f"extended from {in_words(str(name)) if name else 'a parent not named'}"
     facts = (
-        _SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded"),
+        SCHEME_WORDS.get(record.attention or "", record.attention or "attention not recorded"),
         f"window {length_text(record.sliding_window)}" if record.sliding_window else "",
         rope_scaling_text(record.rope_scaling),
         extrapolation_text(record.extrapolation),
@@ -71,9 +61,7 @@ def parameters_text(parameters: int) -> str:
 
 
 def find(
-    models: Sequence[EvaluatedModel],
-    claims: Mapping[ClaimKey, LengthClaims],
-    effective_lengths: Mapping[str, Sequence[str]],
+    models: Sequence[EvaluatedModel], claims: Claims, effective_lengths: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
     """Writes the findings; `effective_lengths` holds each model's ready sentences on RULER."""
     findings = []

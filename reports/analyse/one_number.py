@@ -19,18 +19,25 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from sbeval.reports.analyse.claims import ClaimKey, LengthClaims
+from sbeval.reports.analyse.claims import Claims, LengthClaims
 from sbeval.reports.analyse.paired import scores_by_length
 from sbeval.reports.analyse.ruler import TASKS, RulerScores, by_length, short_name
-from sbeval.reports.analyse.statistics import Estimate, change_weights, mean_interval, octave_weights, score_interval
+from sbeval.reports.analyse.statistics import (
+    Estimate,
+    Floats,
+    change_weights,
+    mean_interval,
+    octave_weights,
+    score_interval,
+)
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleKey, SumsByDocument
 from sbeval.results.intervals import ratio_interval, uneven
 
 NLL_CHANGE, SCORE, EFFECTIVE = "nll_change", "score", "effective_nll_length"
+ScoresByLength = Mapping[int, Mapping[SampleKey, float]]
 COLUMNS = [
     *("setting", "task", "metric", "unit", "from_tokens", "to_tokens", "value", "ci95_low", "ci95_high"),
     *("units", "doubtful"),
@@ -76,9 +83,7 @@ def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:
     )
 
 
-def score_area(
-    means: Mapping[int, float], samples: Sequence[Mapping[int, Mapping[SampleKey, float]]] = ()
-) -> Area | None:
+def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = ()) -> Area | None:
     """Returns the mean score over octaves, each task weighing the same.
 
     Args:
@@ -106,7 +111,7 @@ def score_area(
 
 
 def _task_area(
-    scores: Mapping[int, Mapping[SampleKey, float]], lengths: Sequence[int], weights_K: NDArray[np.float64]
+    scores: ScoresByLength, lengths: Sequence[int], weights_K: Floats
 ) -> tuple[float, float, float, int] | None:
     """Returns the mean over octaves of the samples that have all lengths, its interval, and their number."""
     shared = set.intersection(*(set(scores.get(length, {})) for length in lengths))
@@ -151,11 +156,8 @@ def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> Eff
     losses = [step.low > least_loss for step in claim.steps]
     sure = gains.index(False) if False in gains else len(gains)
     open_to = losses.index(True) if True in losses else len(losses)
-    return EffectiveNllLength(
-        tokens=claim.lowers_to_tokens,
-        low=claim.lengths[sure] if sure else None,
-        high=claim.lengths[open_to] if open_to else None,
-    )
+    low, high = (claim.lengths[steps] if steps else None for steps in (sure, open_to))
+    return EffectiveNllLength(tokens=claim.lowers_to_tokens, low=low, high=high)
 
 
 def _text(tokens: int | None) -> str:
@@ -181,26 +183,22 @@ class CurveNumber:
     effective: EffectiveNllLength | None = None
 
 
-def curve_numbers(
-    results: Results, claims: Mapping[ClaimKey, LengthClaims], ruler: RulerScores
-) -> tuple[CurveNumber, ...]:
+def curve_numbers(results: Results, claims: Claims, ruler: RulerScores) -> tuple[CurveNumber, ...]:
     """Returns the numbers of all models: perplexity under `fixed_target` first, then RULER, then recall tasks."""
     order = {model.label: place for place, model in enumerate(results.models)}
     kinds = (_perplexity(results, claims), _ruler(results, ruler), _recall(results))
     return tuple(number for kind in kinds for number in sorted(kind, key=lambda number: order[number.setting]))
 
 
-def _perplexity(results: Results, claims: Mapping[ClaimKey, LengthClaims]) -> Iterator[CurveNumber]:
+def _perplexity(results: Results, claims: Claims) -> Iterator[CurveNumber]:
     rows = results.measurements[results.measurements["protocol"] == "fixed_target"]
     for row in records(rows.drop_duplicates(["setting", "task", "corpus", "corpus_sha256"])):
         label, task, corpus = row["setting"], row["task"], row["corpus"]
         sums, claim = results.behind(DOCUMENT_SUMS, row), claims.get((label, corpus, "fixed_target"))
         area = nll_area(sums, claim.reference_tokens) if sums is not None and claim is not None else None
         if area is not None and claim is not None:
-            effective = effective_nll_length(claim)
-            yield CurveNumber(
-                setting=label, task=task, metric=NLL_CHANGE, area=area, corpus=corpus, effective=effective
-            )
+            of_text = {"corpus": corpus, "effective": effective_nll_length(claim)}
+            yield CurveNumber(setting=label, task=task, metric=NLL_CHANGE, area=area, **of_text)
 
 
 def _ruler(results: Results, ruler: RulerScores) -> Iterator[CurveNumber]:

@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, LengthClaims, LengthDifference
+from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, LengthDifference
 from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
-from sbeval.reports.read.fields import length_text, name_list
+from sbeval.reports.read.fields import grouped, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 
@@ -17,6 +17,7 @@ DOUBTFUL = "\N{DAGGER}"
 _IDENTICAL = "fixed_target"
 _named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
+Lists = Mapping[str, Sequence[str]]
 BRACKETS = " [95% interval]"
 HEADER = (
     "model",
@@ -29,7 +30,7 @@ HEADER = (
 
 
 def side_by_side(
-    models: Sequence[EvaluatedModel], claims: Mapping[ClaimKey, LengthClaims], numbers: Sequence[CurveNumber] = ()
+    models: Sequence[EvaluatedModel], claims: Claims, numbers: Sequence[CurveNumber] = ()
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Returns a verdict a text, on identical targets if there are any, and rows of `HEADER` for two models or more."""
     areas = {(one.setting, one.corpus): one.area for one in numbers if one.metric == NLL_CHANGE}
@@ -44,10 +45,8 @@ def side_by_side(
         where = CORPUS_WORDS.get(corpus, corpus)
         verdicts += _verdict(where, protocol, of_models)
         if protocol == _IDENTICAL and len(of_models) > 1:
-            rows += [
-                _row(label if len(identical) == 1 else f"{label} ({where})", claim, areas.get((label, corpus)))
-                for label, claim in of_models
-            ]
+            suffix = "" if len(identical) == 1 else f" ({where})"
+            rows += [_row(label + suffix, claim, areas.get((label, corpus))) for label, claim in of_models]
     return verdicts, rows
 
 
@@ -106,12 +105,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     )
 
 
-def caveats(
-    claims: Mapping[ClaimKey, LengthClaims],
-    ruler_missing: Mapping[str, Sequence[str]],
-    ruler_apart: Mapping[str, Sequence[str]],
-    ruler_filled: Mapping[str, Sequence[str]],
-) -> list[str]:
+def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists) -> list[str]:
     """Writes the remarks below the summary.
 
     Args:
@@ -145,9 +139,8 @@ def caveats(
             "start of a window."
         )
     if unlogged := {label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle}:
-        remarks.append(
-            f"Missing: paired differences of {_all_named(sorted(unlogged))}; run with --log_samples to get them."
-        )
+        names = _all_named(sorted(unlogged))
+        remarks.append(f"Missing: paired differences of {names}; run with --log_samples to get them.")
     if ruler_apart:
         tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
         remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")
@@ -157,19 +150,15 @@ def caveats(
     return remarks + _not_run(claims) + _ruler_not_run(ruler_missing)
 
 
-def _without_identical_targets(claims: Mapping[ClaimKey, LengthClaims], usable: set[ClaimKey]) -> str:
+def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
     shown = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
     lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in shown)
     somewhere = {label for label, _ in shown}
-    return _all_named(
-        dict.fromkeys(
-            f"{label} on {CORPUS_WORDS.get(corpus, corpus)}" if label in somewhere else label
-            for label, corpus in lacking
-        )
-    )
+    places = {(label, corpus): f" on {CORPUS_WORDS.get(corpus, corpus)}" for label, corpus in lacking}
+    return _all_named(dict.fromkeys(key[0] + (place if key[0] in somewhere else "") for key, place in places.items()))
 
 
-def _lacking(claims: Mapping[ClaimKey, LengthClaims]) -> str:
+def _lacking(claims: Claims) -> str:
     """Names what is missing for a claim on identical targets, and that alone."""
     needs = {}
     for label, corpus, _ in claims:
@@ -183,24 +172,18 @@ def _lacking(claims: Mapping[ClaimKey, LengthClaims]) -> str:
     return " and ".join(needs[order] for order in sorted(needs))
 
 
-def _not_run(claims: Mapping[ClaimKey, LengthClaims]) -> list[str]:
+def _not_run(claims: Claims) -> list[str]:
     labels = dict.fromkeys(label for label, _, _ in claims)
     remarks = []
     for corpus, protocol in dict.fromkeys((corpus, protocol) for _, corpus, protocol in claims):
-        absent = [
-            label
-            for label in labels
-            if (label, corpus, protocol) not in claims and any(key[:2] == (label, corpus) for key in claims)
-        ]
+        measured = [label for label in labels if any(key[:2] == (label, corpus) for key in claims)]
+        absent = [label for label in measured if (label, corpus, protocol) not in claims]
         if absent:
             remarks.append(f"Missing: {protocol} on {CORPUS_WORDS.get(corpus, corpus)} for {_all_named(absent)}.")
     return remarks
 
 
-def _ruler_not_run(missing: Mapping[str, Sequence[str]]) -> list[str]:
-    lacking: dict[tuple[str, ...], list[str]] = {}
-    for label, tasks in missing.items():
-        if tasks:
-            lacking.setdefault(tuple(tasks), []).append(label)
+def _ruler_not_run(missing: Lists) -> list[str]:
+    lacking = grouped((tuple(tasks), label) for label, tasks in missing.items() if tasks)
     parts = [f"{name_list(tasks)} for {_all_named(labels)}" for tasks, labels in lacking.items()]
     return [f"Missing of RULER's {len(TASKS)} tasks: {'; '.join(parts)}."] if parts else []

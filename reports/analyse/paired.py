@@ -4,15 +4,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+import sbeval.reports.analyse.statistics as stats
 from sbeval.reports.analyse.ruler import TASKS, short_name
-from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, graded_errors, octave_weights, simultaneous_band
+from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats
 from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
 
 # scores such as the share of five answers found differ by few values; a log-likelihood differs by as many as samples
 _MOST_GRADES = 21
+Metrics = Sequence[MetricKey]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +35,8 @@ def metric_differences(
     base: SampleScores,
     metrics: Sequence[MetricKey],
     *,
-    weights_MK: NDArray[np.float64] | None = None,
-    confidence: float = CONFIDENCE,
+    confidence: float,
+    weights_MK: Floats | None = None,
 ) -> list[PairedDifference]:
     """Compares metrics of one task on the samples that have all of them, with one band over the differences.
 
@@ -52,7 +53,7 @@ def metric_differences(
         return []
     mine, theirs = (np.array([[scores[key] for scores in side] for key in keys]) for side in sides)
     differences = mine - theirs if weights_MK is None else (mine - theirs) @ weights_MK
-    return list(_differences(differences, np.ones(len(keys)), confidence))
+    return _differences(differences, np.ones(len(keys)), confidence)
 
 
 def ruler_differences(
@@ -83,7 +84,7 @@ def ruler_differences(
     weight = np.concatenate(weights)
     differences_CK, named = np.concatenate(rows), list[int | None](shared)
     if len(shared) > 1:
-        differences_CK = np.column_stack([differences_CK, differences_CK @ octave_weights(shared)])
+        differences_CK = np.column_stack([differences_CK, differences_CK @ stats.octave_weights(shared)])
         named.append(None)
     return dict(zip(named, _differences(differences_CK, weight, confidence), strict=True)), tuple(compared)
 
@@ -94,15 +95,13 @@ def scores_by_length(scores: SampleScores, wanted: str = "score") -> dict[int, M
     return {place[1]: values for place, values in parsed if place is not None and place[0] == wanted}
 
 
-def _differences(
-    differences_CK: NDArray[np.float64], weights_C: NDArray[np.float64], confidence: float
-) -> Sequence[PairedDifference]:
+def _differences(differences_CK: Floats, weights_C: Floats, confidence: float) -> list[PairedDifference]:
     graded = bool((np.abs(differences_CK) <= 1).all()) and len(np.unique(differences_CK)) <= _MOST_GRADES
-    band = simultaneous_band(
+    band = stats.simultaneous_band(
         differences_CK * weights_C[:, None],
         weights_C,
         confidence=confidence,
-        least_errors_K=graded_errors(differences_CK, weights_C) if graded else None,
+        least_errors_K=stats.graded_errors(differences_CK, weights_C) if graded else None,
     )
     ends = [np.clip(end, -1, 1) if graded else end for end in (band.lows, band.highs)]
     return [

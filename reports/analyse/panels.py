@@ -113,9 +113,8 @@ def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
         return []
     first, more = sorted(seen)[:_NAMES_AT_MOST], len(seen) - _NAMES_AT_MOST
     names = ", ".join(map(shown_name, first)) + (f" and {more} more" if more > 0 else "")
-    return [
-        f"{model.label} was trained on at least {len(seen)} of the documents ({names}), and may know them by heart."
-    ]
+    seen_words = f"was trained on at least {len(seen)} of the documents ({names})"
+    return [f"{model.label} {seen_words}, and may know them by heart."]
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:

@@ -3,7 +3,6 @@
 Lines on one axis are means over the same tasks, which decides the models and tasks that one average may show.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,8 +28,7 @@ RELATIVE_THRESHOLD = 0.85
 NEAR_CHANCE = 0.10
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EffectiveLength:
+class EffectiveLength(NamedTuple):
     """An effective context length: "<4K", "16K", ">64K" or, for a reason, "n/a"."""
 
     text: str
@@ -126,9 +124,7 @@ def absolute_effective_length(
     return _last_passing(scores, threshold)
 
 
-def relative_effective_length(
-    scores: Mapping[int, float], training_length_tokens: int | None, share: float = RELATIVE_THRESHOLD
-) -> EffectiveLength:
+def relative_effective_length(scores: Mapping[int, float], training_length_tokens: int | None) -> EffectiveLength:
     """The longest length that keeps a share of the model's own score at no more than half its training length."""
     if training_length_tokens is None:
         return EffectiveLength(text="n/a", reason="the training length is not recorded")
@@ -140,7 +136,8 @@ def relative_effective_length(
     if base < NEAR_CHANCE:
         where = length_text(max(short))
         return EffectiveLength(text="n/a", reason=f"the score at {where} ({base:.0%}) is near chance")
-    return _last_passing({length: score for length, score in scores.items() if length >= max(short)}, share * base)
+    longer = {length: score for length, score in scores.items() if length >= max(short)}
+    return _last_passing(longer, RELATIVE_THRESHOLD * base)
 
 
 def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:
@@ -164,8 +161,7 @@ def _last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLen
     return EffectiveLength(text=f">{length_text(max(scores))}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RulerScores:
+class RulerScores(NamedTuple):
     """RULER's scores with what follows from them.
 
     Attributes:

@@ -41,10 +41,8 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         matching_labels = [model.label for model in results.models if _matches(pattern, *_names(model))]
         matching_tasks = [task for task in tasks if _matches(pattern, task)]
         if not matching_labels and not matching_tasks:
-            raise UserError(
-                f"Expected the name of a model or task, found {pattern!r}; the models are {', '.join(labels)}; "
-                f"the tasks are {', '.join(tasks)}."
-            )
+            remedy = f"the models are {', '.join(labels)}; the tasks are {', '.join(tasks)}"
+            raise UserError(f"Expected the name of a model or task, found {pattern!r}; {remedy}.")
         kept_labels += matching_labels
         kept_tasks += matching_tasks
     shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)
@@ -89,7 +87,7 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
 
     `labels` are names to show in place of a group's own.
     """
-    groups = seed_groups(results.models)
+    groups, notes = seed_groups(results.models), results.notes
     if not groups:
         return results
     taken = {model.label for model in results.models} - {one.label for group in groups.values() for one in group}
@@ -117,10 +115,8 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
     return dataclasses.replace(
         results,
         models=tuple(models.values()),
-        measurements=_measurements(results.measurements, pooled_label, pooled, results.notes),
-        by_reader={
-            reader: reader.pool(rows, pooled_label, results.notes) for reader, rows in results.by_reader.items()
-        },
+        measurements=_measurements(results.measurements, pooled_label, pooled, notes),
+        by_reader={reader: reader.pool(rows, pooled_label, notes) for reader, rows in results.by_reader.items()},
     )
 
 
@@ -177,17 +173,15 @@ def _measurements(
     for row in records(ran.rename("ran").reset_index()):
         label, all_seeds = row["setting"], pooled[row["setting"]].seeds
         if row["ran"] < all_seeds:
-            notes.add(
-                None, f"{label}: {row['task']} was run with {row['ran']} of {all_seeds} seeds, and rests on these."
-            )
+            seeds = f"{row['ran']} of {all_seeds} seeds"
+            notes.add(None, f"{label}: {row['task']} was run with {seeds}, and rests on these.")
     gaps: dict[tuple[str, str], set[int]] = defaultdict(set)
     for row in records(means[means["seeds"] < wanted].dropna(subset=["context_length_tokens"])):
         gaps[row["setting"], row["task"]].add(int(row["context_length_tokens"]))
     for (label, task), lengths in gaps.items():
         where = ", ".join(map(length_text, sorted(lengths)))
-        notes.add(
-            None, f"{label}: {task} at {where} was not run with every seed on the same targets, and is not shown there."
-        )
+        reason = "was not run with every seed on the same targets, and is not shown there."
+        notes.add(None, f"{label}: {task} at {where} {reason}")
     means = means[means["seeds"] == wanted]
     return pd.concat([rows[~inside], means], ignore_index=True)[[*rows.columns, *SEED_COLUMNS]]
 

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from sbeval.results.digits import with_interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS, RESAMPLES, linearised_errors, resampled, uneven
 
+Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 _NO_SPREAD = 1e-3
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -51,9 +52,9 @@ class Band:
         doubtful: whether the clusters' sizes are so uneven that the band covers less often than it says.
     """
 
-    estimates: NDArray[np.float64]
-    lows: NDArray[np.float64]
-    highs: NDArray[np.float64]
+    estimates: Floats
+    lows: Floats
+    highs: Floats
     clusters: int
     doubtful: bool = False
 
@@ -63,13 +64,13 @@ class Band:
 
 
 def simultaneous_band(
-    differences_CK: NDArray[np.float64],
-    weights: NDArray[np.float64],
+    differences_CK: Floats,
+    weights: Floats,
     *,
     seed: int = 0,
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
-    least_errors_K: NDArray[np.float64] | None = None,
+    least_errors_K: Floats | None = None,
 ) -> Band:
     """Estimates sum(differences) / sum(weights) for each column, with a max-t band over the columns.
 
@@ -95,7 +96,7 @@ def simultaneous_band(
     varying_K = errors_K > np.finfo(np.float64).eps * np.abs(estimates_K)
     believed_K = errors_K if least_errors_K is None else np.maximum(errors_K, least_errors_K)
 
-    def largest(counts_BC: NDArray[np.float64]) -> NDArray[np.float64]:
+    def largest(counts_BC: Floats) -> Floats:
         shifts_BK, spreads_BK = linearised_errors(counts_BC, residuals_CK, weights_CW)
         # a resample that misses the few clusters that differ at all (right or wrong answers) has no spread of its own
         own_BK = np.where(spreads_BK > _NO_SPREAD * errors_K, spreads_BK, errors_K)
@@ -114,7 +115,7 @@ def simultaneous_band(
     )
 
 
-def graded_errors(differences_CK: NDArray[np.float64], weights_C: NDArray[np.float64]) -> NDArray[np.float64]:
+def graded_errors(differences_CK: Floats, weights_C: Floats) -> Floats:
     """Returns standard errors [K] of mean differences of scores such as right or wrong, with two observations added.
 
     One of the added differences is +1 and one -1 (Bonett & Price 2012), so that 30 samples on which two models agree do
@@ -124,11 +125,11 @@ def graded_errors(differences_CK: NDArray[np.float64], weights_C: NDArray[np.flo
     count = total**2 / (weights_C**2).sum()
     squares_K = (weights_C @ differences_CK**2 / total * count + 2) / (count + 2)
     means_K = weights_C @ differences_CK / total * count / (count + 2)
-    errors_K: NDArray[np.float64] = np.sqrt((squares_K - means_K**2) / (count + 2))
+    errors_K: Floats = np.sqrt((squares_K - means_K**2) / (count + 2))
     return errors_K
 
 
-def wilson_interval(share: ArrayLike, trials: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def wilson_interval(share: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
     """Returns the ends of Wilson's 95% interval of proportions: inside 0 to 1, and of some width at 0 and 1.
 
     Args:
@@ -142,9 +143,7 @@ def wilson_interval(share: ArrayLike, trials: ArrayLike) -> tuple[NDArray[np.flo
     return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
 
 
-def score_interval(
-    means: ArrayLike, stderrs: ArrayLike, samples: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def score_interval(means: ArrayLike, stderrs: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
     """Returns the ends of 95% intervals of mean scores between 0 and 1; NaN where unknown.
 
     Wilson's interval, with as many trials as right-or-wrong answers of the same variance would take: scores such as the
@@ -186,7 +185,7 @@ def mean_interval(values: ArrayLike, lows: ArrayLike, highs: ArrayLike) -> tuple
     return float(value.mean() - below), float(value.mean() + above)
 
 
-def octave_weights(lengths: Sequence[int]) -> NDArray[np.float64]:
+def octave_weights(lengths: Sequence[int]) -> Floats:
     """Returns the weight of each length in the area by trapezoids over log length; they add up to 1.
 
     Args:
@@ -194,11 +193,11 @@ def octave_weights(lengths: Sequence[int]) -> NDArray[np.float64]:
     """
     halves = np.diff(np.log2(np.asarray(lengths, np.float64))) / 2
     sides = np.concatenate([[0.0], halves, [0.0]])
-    weights_K: NDArray[np.float64] = (sides[1:] + sides[:-1]) / (2 * halves.sum())
+    weights_K: Floats = (sides[1:] + sides[:-1]) / (2 * halves.sum())
     return weights_K
 
 
-def change_weights(lengths: Sequence[int], reference_tokens: int | None) -> NDArray[np.float64] | None:
+def change_weights(lengths: Sequence[int], reference_tokens: int | None) -> Floats | None:
     """Returns the weights [K] that make the mean change beyond a reference length; None where no length is beyond it.
 
     They add up to 0: each length beyond the reference counts as in `octave_weights`, the reference is subtracted.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.paired import PairedDifference, task_difference
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import grouped, length_text, shown_name
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import EvaluationRun, InputLimit
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
@@ -102,11 +102,12 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
     rows = _ordinary(results)
     hidden = {task for model in results.models for run in model.runs for task in _group_members(run)}
     rows = rows[~rows["task"].isin(hidden)]
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in records(rows):
-        names = (_known(row[column]) for column in ("task", "metric", "filter", "few_shot"))
+
+    def key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
         bounds = (_known(row[field]) if (row["task"], field) in divided else None for field in InputLimit._fields)
-        groups.setdefault((*names, *bounds), []).append(row)
+        return *(_known(row[column]) for column in ("task", "metric", "filter", "few_shot")), *bounds
+
+    groups = grouped((key_of(row), row) for row in records(rows))
     every_row = []
     for key in sorted(groups, key=_row_order):
         task, metric, chosen_filter, few_shot, text_length, max_length = key

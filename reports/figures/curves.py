@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.labels import Caption, Row
 from sbeval.reports.figures.lines import Axes, line_figure, training_marks
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.results import LENGTH, by_model, column_values
@@ -53,9 +53,7 @@ def length_domain(table: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[int, 
     return (low, high) if low < high else (max(1, low // 2), 2 * high)
 
 
-def length_rows(
-    table: pd.DataFrame, order: Iterable[str], number_format: str, column: str = LENGTH
-) -> list[dict[str, Any]]:
+def length_rows(table: pd.DataFrame, order: Iterable[str], number_format: str, column: str = LENGTH) -> list[Row]:
     """Returns one row a model and length, or count of another column, with its number as text.
 
     A length that only others have becomes a None, so that the line breaks there. Columns tokens and clusters may be

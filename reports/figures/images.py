@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sbeval.errors import UserError
@@ -49,21 +48,16 @@ class ImageWriter:
     def publish(self, spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
         """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page."""
         name = unique_name(stem, self._svgs, "{}-{}")
-        return name, tuple(f"{self._folder.name}/{file}" for file in self.draw(spec, name))
-
-    def draw(self, spec: Mapping[str, Any], stem: str) -> tuple[str, ...]:
-        """Has a figure drawn and returns the names its files will have in the folder."""
-        names = tuple(f"{stem}.{kind}" for kind in self._formats)
-        svg = self._folder / f"{stem}.svg" if "svg" in self._formats else Path(self._scratch.name, f"{stem}.svg")
-        description = Path(self._scratch.name, f"{stem}.json")
+        files = [f"{name}.{kind}" for kind in self._formats]
+        self._svgs[name] = svg = Path(self._folder if "svg" in self._formats else self._scratch.name, f"{name}.svg")
+        description = Path(self._scratch.name, f"{name}.json")
         description.write_text(json.dumps(_without_pointer(spec)), encoding="utf-8")
-        self._svgs[stem] = svg
         job = {
             "spec": str(description),
             "config": vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"], "aria": False},
             "version": VEGA_LITE,
             "svg": str(svg),
-            "images": [str(self._folder / name) for name in names if not name.endswith(".svg")],
+            "images": [str(self._folder / file) for file in files if not file.endswith(".svg")],
         }
         if min(self._asked, default=_WORTH_A_PROCESS) >= _WORTH_A_PROCESS and len(self._asked) < _most_processes():
             self._start()
@@ -74,7 +68,7 @@ class ImageWriter:
         with contextlib.suppress(BrokenPipeError):  # reported when its answers are read
             pipe.write(json.dumps(job) + "\n")
             pipe.flush()
-        return names
+        return name, tuple(f"{self._folder.name}/{file}" for file in files)
 
     def _start(self) -> None:
         with Path(self._scratch.name, "said").open("ab") as said:
@@ -113,9 +107,7 @@ class ImageWriter:
         self._asked = [0] * len(self._processes)
         return {stem: path.read_text(encoding="utf-8") for stem, path in self._svgs.items()}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends the processes and removes what they read."""
         for process in self._processes:
             if process.poll() is None:

@@ -11,6 +11,7 @@ _LABEL_HEIGHT_PIXELS = 15.0
 _BESIDE_OWN_END_AT_MOST = 6
 WIDEST_PIXELS = 260.0
 SYMLOG_CONSTANT = 0.05
+_TICKS, _STEPS = 6, ((10, 50), (5, 10), (2, 2))
 Row = dict[str, Any]
 VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 
@@ -43,12 +44,8 @@ def tooltip_fields(fields: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def end_labels(
-    rows: Sequence[Mapping[str, Any]],
-    order: Sequence[str],
-    y_scale: str,
-    height_pixels: float,
-    y_domain: tuple[float, float] | None,
-) -> list[dict[str, Any]]:
+    rows: Sequence[Row], order: Sequence[str], y_scale: str, height_pixels: float, y_domain: tuple[float, float] | None
+) -> list[Row]:
     """Returns the last measured point of every line, with where its name goes.
 
     `shift` is how many pixels the name moves down; `label_x` is where along the axis it stands: at the line's own end,
@@ -64,34 +61,29 @@ def end_labels(
     shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
     low, high = nice_domain(min(shown), max(shown), y_scale) if y_domain is None else y_domain
     span = (drawn(high) - drawn(low)) or 1.0
-    heights = {
-        label: height_pixels * (drawn(high) - drawn(last[label]["y"])) / span for label in order if label in last
-    }
+    shown_last = {label: last[label]["y"] for label in order if label in last}
+    heights = {label: height_pixels * (drawn(high) - drawn(y)) / span for label, y in shown_last.items()}
     placed = within_plot(spread(heights), height_pixels)
     longest = max(last[label]["x"] for label in heights)
     column = {"label_x": longest} if len(heights) > _BESIDE_OWN_END_AT_MOST else {}
-    return [
-        {**last[label], "label_x": last[label]["x"], **column, "shift": placed[label] - heights[label]}
-        for label in heights
-    ]
+    shifts = {label: {"shift": placed[label] - heights[label]} for label in heights}
+    return [{**last[label], "label_x": last[label]["x"], **column, **shift} for label, shift in shifts.items()]
 
 
 def _symlog(value: float) -> float:
     return math.copysign(math.log1p(abs(value) / SYMLOG_CONSTANT), value)
 
 
-def nice_domain(low: float, high: float, y_scale: str, ticks: int = 6) -> tuple[float, float]:
+def nice_domain(low: float, high: float, y_scale: str) -> tuple[float, float]:
     """Returns the ends that Vega gives an axis over these values: whole steps of 1, 2 or 5, whole powers of ten."""
     if y_scale == "log":
         return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
-    step = (high - low) / ticks
+    step = (high - low) / _TICKS
     if step <= 0:
         return low, high
     power = 10.0 ** math.floor(math.log10(step))
-    error = step / power
-    step = power * (
-        10 if error >= math.sqrt(50) else 5 if error >= math.sqrt(10) else 2 if error >= math.sqrt(2) else 1
-    )
+    # from the square roots of 50, 10 and 2 on, as d3 has it
+    step = power * next((factor for factor, least in _STEPS if step / power >= math.sqrt(least)), 1)
     return math.floor(low / step) * step, math.ceil(high / step) * step
 
 
@@ -130,10 +122,8 @@ def vertical_marks(lengths: Sequence[int], x: Row, *, worded: bool) -> list[Row]
         return []
     first = x["scale"]["domain"][0]
     words = [f"trained at {length_text(length)}" if worded else "" for length in lengths]
-    rows = [
-        {"x": length, "text": words[index], "row": index % 3, "first": length == first}
-        for index, length in enumerate(lengths)
-    ]
+    places = enumerate(zip(lengths, words, strict=True))
+    rows = [{"x": length, "text": text, "row": row % 3, "first": length == first} for row, (length, text) in places]
     # centred words at the axis' own start would stand on its topmost label
     align = {"expr": "datum.first ? 'left' : 'center'"}
     text = {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom"}

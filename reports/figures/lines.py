@@ -5,17 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures.labels import (
-    SYMLOG_CONSTANT,
-    VISIBLE,
-    Caption,
-    Row,
-    end_labels,
-    level_lines,
-    line_names,
-    tooltip_fields,
-    vertical_marks,
-)
+from sbeval.reports.figures import labels
+from sbeval.reports.figures.labels import VISIBLE, Caption, Row, tooltip_fields
 from sbeval.reports.figures.theme import Look
 
 HEIGHT_PIXELS = 330
@@ -87,7 +78,7 @@ def line_figure(
     shown = [{**row, "dashed": looks[row["setting"]].dashed} for row in rows]
     direct = panel is None and len(order) <= DIRECT_LABELS_AT_MOST
     hover = "hover" if panel is None else f"hover{panel}"
-    ends = end_labels(shown, order, axes.y_scale, height, axes.y_domain) if direct else []
+    ends = labels.end_labels(shown, order, axes.y_scale, height, axes.y_domain) if direct else []
     color = {
         "field": "setting",
         "type": "nominal",
@@ -98,14 +89,14 @@ def line_figure(
     low, high = axes.x_domain
     marks = [mark for mark in training_marks(looks, order) if low <= mark <= high and not axes.x_values]
     layers = [
-        *vertical_marks(marks, x, worded=panel is None),
-        *level_lines(axes.levels, y),
+        *labels.vertical_marks(marks, x, worded=panel is None),
+        *labels.level_lines(axes.levels, y),
         _between(shown, "low", "high", _BAND, x, y, color),
         _line(x, y, color),
         _between(shown, "seed_low", "seed_high", _SEEDS, x, y, color, {"filter": "isValid(datum.seed_low)"}),
         _points(x, y, color, looks, order, hover),
         _pointer_targets(x, y, tooltip, hover),
-        *line_names(ends, x, y, color),
+        *labels.line_names(ends, x, y, color),
     ]
     return {
         **caption.vega,
@@ -140,7 +131,7 @@ def _x(axes: Axes) -> dict[str, Any]:
 def _y(axes: Axes) -> dict[str, Any]:
     scale: dict[str, Any] = {"type": axes.y_scale, "nice": True} | ({"zero": False} if axes.y_scale == "linear" else {})
     if axes.y_scale == "symlog":
-        scale["constant"] = SYMLOG_CONSTANT
+        scale["constant"] = labels.SYMLOG_CONSTANT
     if axes.y_domain:
         scale |= {"domain": list(axes.y_domain), "nice": False}
     # Vega leaves out every other one of the values if there are more than its count of ticks
@@ -161,12 +152,9 @@ def _between(rows: Sequence[Row], low: str, high: str, mark: Row, x: Row, y: Row
 def _line(x: Row, y: Row, color: Row) -> Row:
     dash_scale = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
     dash = {"field": "dashed", "type": "nominal", "scale": dash_scale, "legend": None}
+    mark = {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"}
     encoding = {"x": x, "y": y, "color": color, "strokeDash": dash}
-    return {
-        "transform": [VISIBLE],
-        "mark": {"type": "line", "strokeWidth": 2.25, "strokeJoin": "round"},
-        "encoding": encoding,
-    }
+    return {"transform": [VISIBLE], "mark": mark, "encoding": encoding}
 
 
 def _points(x: Row, y: Row, color: Row, looks: Mapping[str, Look], order: Sequence[str], hover: str) -> Row:
@@ -190,9 +178,9 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
     }
 
 
-def training_marks(looks: Mapping[str, Look], labels: Iterable[str]) -> list[int]:
+def training_marks(looks: Mapping[str, Look], shown: Iterable[str]) -> list[int]:
     """Returns where the vertical marks of the models shown stand."""
-    return sorted({mark for label in labels if (mark := looks[label].training_length_tokens)})
+    return sorted({mark for label in shown if (mark := looks[label].training_length_tokens)})
 
 
 def small_multiples(

@@ -7,8 +7,7 @@
 - `needles`: needles by depth and length
 - `ruler`: RULER against length
 - `recall`: recall probes
-- `spans`: attention spans
-- `span_grids`: spans of every layer and head
+- `spans`: attention spans, their means and those of every layer and head
 - `answers`: single documents and answers
 - `suite`: ordinary tasks side by side and by input length, and the paper's tables
 - `runs`: what each run cost, where every number comes from, and what was left out

@@ -1,11 +1,10 @@
 """Single samples: what documents lost or gained, and what was asked, expected and answered."""
 
-import dataclasses
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
-from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Row, Section, Table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Section, Table
 from sbeval.results.digits import change_text, decimals
 from sbeval.results.records import metric_key
 
@@ -29,8 +28,7 @@ _MODELS_AT_MOST = 6
 _DOCUMENTS_AT_EITHER_END = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a model wrote for one sample at one context length.
 
     Attributes:
@@ -143,11 +141,11 @@ def _document_tables(material: Material) -> Iterator[Table]:
         order = sorted(shared, key=lambda name: (float(np.mean([changes[label][name][0] for label in labels])), name))
         ends = list(dict.fromkeys(order[:_DOCUMENTS_AT_EITHER_END] + order[-_DOCUMENTS_AT_EITHER_END:]))
         words = f"{CORPUS_WORDS.get(corpus, corpus)}, single documents"
-        yield Table(
+        yield Table.of(
+            ("document", *(Cell(name=label) for label in labels)),
+            [(Cell(name=name), *(_change_cell(*changes[label][name]) for label in labels)) for name in ends],
             stem=f"documents-{safe_stem(corpus)}",
             caption=f"{words}: NLL at the longest context minus NLL at the training length",
-            header=texts("document", *(Cell(name=label) for label in labels)),
-            rows=tuple(_document_row(name, [changes[label][name] for label in labels]) for name in ends),
             explanation=(
                 "Nats per token on the same targets; below zero, the longer context helps. Small print: NLL at "
                 f"both lengths. {len(ends)} of {len(order)} documents, from the lowest change to the highest"
@@ -180,30 +178,28 @@ def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[flo
     return changes
 
 
-def _document_row(name: str, changes: Sequence[tuple[float, str]]) -> Row:
-    return row(Cell(name=name), [Cell(change_text(change)[0], small=(words,)) for change, words in changes])
+def _change_cell(change: float, words: str) -> Cell:
+    return Cell(change_text(change)[0], small=(words,))
 
 
 def _answer_tables(material: Material) -> Iterator[Table]:
     answers = material.results[ANSWERS]
     for task in dict.fromkeys(task for _, task in answers):
         labels = [label for label in material.looks if (label, task) in answers][:_MODELS_AT_MOST]
-        yield Table(
+        yield Table.of(
+            ("end of the prompt", "context", "expected", *(Cell(name=label) for label in labels)),
+            _answer_rows([answers[label, task] for label in labels]),
             stem=f"answers-{safe_stem(task)}",
             caption=f"{task}: the first samples",
-            header=texts("end of the prompt", "context", "expected", *(Cell(name=label) for label in labels)),
-            rows=tuple(_answer_rows([answers[label, task] for label in labels])),
             explanation="Answers by their beginning, on one line; coloured by the sample's score.",
             folded=f"{task}: what was asked and answered",
             prose=True,
         )
 
 
-def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[Row]:
+def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[list[Cell]]:
     """Yields a row for each sample at its shortest and its longest context."""
-    by_place = [
-        {(answer.sample, answer.context_length_tokens or 0): answer for answer in answers} for answers in by_model
-    ]
+    by_place = [{(each.sample, each.context_length_tokens or 0): each for each in answers} for answers in by_model]
     places = sorted({place for answers in by_place for place in answers})
     for sample, group in itertools.groupby(places, key=lambda place: place[0]):
         lengths = [length for _, length in group]
@@ -212,7 +208,7 @@ def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[Row]:
             first = next(answer for answer in shown if answer is not None)
             cells = [Cell(length_text(length) if length else "whole"), Cell(first.expected), *map(_answer_cell, shown)]
             heading = first.question if length == lengths[0] else "the same, in a longer text"
-            yield row(Cell(heading, quiet=True), cells)
+            yield [Cell(heading, quiet=True), *cells]
 
 
 def _answer_cell(answer: Answer | None) -> Cell:

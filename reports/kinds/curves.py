@@ -24,19 +24,7 @@ from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import LENGTH, by_model, column_values, records
 from sbeval.reports.read.runs import argument
-from sbeval.reports.section import (
-    NOT_MEASURED,
-    Cell,
-    Figure,
-    Kind,
-    Material,
-    Section,
-    Table,
-    interval,
-    length_table,
-    row,
-    texts,
-)
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Row, Section, Table, interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 _METRICS = {
@@ -61,9 +49,8 @@ def _section(material: Material) -> Section | None:
     figures: list[Figure] = []
     tables: list[Table] = []
     for panel, drawn in zip(panels, looks, strict=True):
-        claims = {
-            label: material.claims.get((label, panel.corpus, panel.protocol), LengthClaims()) for label in panel.labels
-        }
+        keys = {label: (label, panel.corpus, panel.protocol) for label in panel.labels}
+        claims = {label: material.claims.get(key, LengthClaims()) for label, key in keys.items()}
         compared = {label: claim for label, claim in claims.items() if claim.differences}
         wide = len(panel.labels) > _SIDE_BY_SIDE_LINES
         first = not figures
@@ -93,10 +80,8 @@ def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *
     explanation = " ".join([words, *panel.remarks]).strip()
     lengths = material.training_lengths
     findings = {metric: panel_finding(panel, lengths, metric) for metric in panel.tables}
-    captions = {
-        metric: Caption(title=panel.title, finding=finding, explanation=explanation, subtitle=words)
-        for metric, finding in findings.items()
-    }
+    of_panel = Caption(title=panel.title, finding="", explanation=explanation, subtitle=words)
+    captions = {metric: dataclasses.replace(of_panel, finding=finding) for metric, finding in findings.items()}
     variants = {metric: curve_figure(panel, metric, caption, looks) for metric, caption in captions.items()}
     first = next(iter(variants))
     figure = material.figure(variants, f"{panel.stem}-{first}", captions[first], findings=findings, wide=wide)
@@ -123,9 +108,7 @@ def curve_figure(panel: Panel, metric: str, caption: Caption, looks: Mapping[str
 def _legend(looks: Mapping[str, Look], drawn: Sequence[Mapping[str, Look]]) -> dict[str, Look]:
     """Shows a model dashed where every figure does."""
     dashed = {label: [figure[label].dashed for figure in drawn if label in figure] for label in looks}
-    return {
-        label: dataclasses.replace(look, dashed=all(dashed[label])) for label, look in looks.items() if dashed[label]
-    }
+    return {label: dataclasses.replace(looks[label], dashed=all(each)) for label, each in dashed.items() if each}
 
 
 def _lead(panels: Sequence[Panel]) -> str:
@@ -153,9 +136,7 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
         trained = training_lengths.get(label)
         within = curve[curve[LENGTH] <= trained] if trained else curve.iloc[:1]
         start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
-        places = [
-            f"{point['value']:{digits}} at {length_text(int(point['context_length_tokens']))}" for point in (start, end)
-        ]
+        places = [f"{point['value']:{digits}} at {length_text(int(point[LENGTH]))}" for point in (start, end)]
         words = places[0] if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
         sentences.append(f"{in_words(label)} {words}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
@@ -174,7 +155,7 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     for label, claim in claims.items():
         mark = f" {DOUBTFUL}" if claim.doubtful else ""
         known = {int(number[LENGTH]): _cell(number, digits, mark) for number in by_label.get(label, [])}
-        rows.append(row(Cell(name=label), [known.get(length, NOT_MEASURED) for length in lengths]))
+        rows.append(Row((Cell(name=label), *(known.get(length, NOT_MEASURED) for length in lengths))))
         if claim.differences and metric == "nll":
             rows.append(difference_row(claim, lengths))
     has_intervals = any(cell.interval for line in rows for cell in line.cells)
@@ -182,16 +163,14 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     if any(claim.doubtful for claim in claims.values()):
         explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
     if any(line.page_only for line in rows):
-        explanation += (
-            " A second line is the paired difference to the training length on the same targets, with its simultaneous "
-            "95% band."
-        )
+        second = "the paired difference to the training length on the same targets"
+        explanation += f" A second line is {second}, with its simultaneous 95% band."
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
-    return Table(
+    return Table.of(
+        ("model", *map(length_text, lengths)),
+        rows,
         stem=panel.stem,
         caption=caption,
-        header=texts("model", *map(length_text, lengths)),
-        rows=tuple(rows),
         explanation=explanation,
         interval="95% interval",
         folded=f"Numbers: {caption}",
@@ -277,7 +256,7 @@ def _steps_table(rows: pd.DataFrame, stem: str, name: str) -> Table:
     for number in records(rows):
         nll[int(number["step"])][int(number[LENGTH])] = f"{number['value']:.4f}"
     caption = f"NLL in nats over training steps, {name}"
-    return length_table(
+    return Table.by_length(
         [(Cell(f"{step:,}"), cells) for step, cells in nll.items()],
         lengths=column_values(rows),
         heading="step",

@@ -15,20 +15,7 @@ from sbeval.reports.analyse.panels import CORPUS_WORDS, Panel
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.read.fields import in_words, length_text, listed
-from sbeval.reports.section import (
-    Cell,
-    Figure,
-    Kind,
-    Material,
-    Row,
-    Section,
-    Table,
-    interval,
-    length_table,
-    row,
-    texts,
-    verdict,
-)
+from sbeval.reports.section import Cell, Figure, Kind, Material, Row, Section, Table, interval, verdict
 from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 
@@ -86,9 +73,8 @@ def _bands(claims: Mapping[str, LengthClaims]) -> str:
     if without:
         fewest = min(claim.clusters for claim in without)
         documents = "1 document was" if fewest == 1 else f"{fewest} documents were"
-        return f"{'Not every line has a band' if len(without) < len(claims) else 'No bands'}: they take " + (
-            f"{MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
-        )
+        which = "Not every line has a band" if len(without) < len(claims) else "No bands"
+        return f"{which}: they take {MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
     doubt = f". {DOUBTFUL}: {DOUBTFUL_WORDS}" if any(claim.doubtful for claim in claims.values()) else ""
     return f"Bands: 95%, simultaneous over a line{doubt}."
 
@@ -134,13 +120,13 @@ def difference_row(claim: LengthClaims, lengths: Sequence[int]) -> Row:
     """Returns one model's differences as a second line below its numbers."""
     heading = Cell(f"difference to {length_text(claim.reference_tokens or 0)}", quiet=True)
     cells = _cells(claim)
-    return row(heading, [cells.get(length, _NO_LENGTH) for length in lengths], page_only=True)
+    return Row((heading, *(cells.get(length, _NO_LENGTH) for length in lengths)), page_only=True)
 
 
 def difference_table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     """Returns the differences of all models as a table of the files."""
     references = {label: length_text(claim.reference_tokens or 0) for label, claim in claims.items()}
-    return length_table(
+    return Table.by_length(
         [(Cell(f" (to {references[label]})", name=label), _cells(claim)) for label, claim in claims.items()],
         lengths=sorted({length for claim in claims.values() for length in claim.lengths}),
         lacking=_NO_LENGTH,
@@ -154,14 +140,11 @@ def difference_table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
 def _cells(claim: LengthClaims) -> dict[int, Cell]:
     cells = {}
     for item in claim.differences:
-        text, *ends = change_text(item.estimate, item.low, item.high)
-        if math.isnan(item.low):
-            cells[item.context_length_tokens] = Cell(text)
-        else:
-            text += f" {DOUBTFUL}" if claim.doubtful else ""
-            cells[item.context_length_tokens] = Cell(
-                text, interval=(ends[0], ends[1]), verdict=verdict(item.low, item.high)
-            )
+        text, low, high = change_text(item.estimate, item.low, item.high)
+        cells[item.context_length_tokens] = Cell(text)
+        if not math.isnan(item.low):
+            text, side = text + (f" {DOUBTFUL}" if claim.doubtful else ""), verdict(item.low, item.high)
+            cells[item.context_length_tokens] = Cell(text, interval=(low, high), verdict=side)
     return cells
 
 
@@ -172,18 +155,18 @@ def _section(material: Material) -> Section | None:
     if not material.numbers:
         return None
     tables = (
-        Table(
+        Table.of(
+            ("model", "text", "lengths", "mean change (nats per token)", "effective length"),
+            map(_nll_row, nll),
             stem="numbers-nll",
             caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
-            header=texts("model", "text", "lengths", "mean change (nats per token)", "effective length"),
-            rows=tuple(map(_nll_row, nll)),
             interval="95% intervals",
         ),
-        Table(
+        Table.of(
+            ("model", "task", "lengths", "mean score"),
+            map(_score_row, scores),
             stem="numbers-scores",
             caption="Mean score over octaves",
-            header=texts("model", "task", "lengths", "mean score"),
-            rows=tuple(map(_score_row, scores)),
             interval="95% intervals",
         ),
     )
@@ -203,20 +186,19 @@ def _section(material: Material) -> Section | None:
 NUMBERS = Kind(section=_section)
 
 
-def _nll_row(number: CurveNumber) -> Row:
+def _nll_row(number: CurveNumber) -> tuple[Cell | str, ...]:
     area = number.area
     text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
     change = Cell(text, verdict=verdict(area.low, area.high))
     effective = "" if number.effective is None else number.effective.text
-    return row(
-        Cell(name=number.setting), [CORPUS_WORDS.get(number.corpus, number.corpus), _lengths(number), change, effective]
-    )
+    words = CORPUS_WORDS.get(number.corpus, number.corpus)
+    return Cell(name=number.setting), words, _lengths(number), change, effective
 
 
-def _score_row(number: CurveNumber) -> Row:
+def _score_row(number: CurveNumber) -> tuple[Cell | str, ...]:
     area = number.area
     mean = Cell(f"{area.estimate:.1%}", interval=interval(area.low, area.high, ".1%"))
-    return row(Cell(name=number.setting), [number.task, _lengths(number), mean])
+    return Cell(name=number.setting), number.task, _lengths(number), mean
 
 
 def _lengths(number: CurveNumber) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -183,8 +183,7 @@ def _place(item: object) -> Bin | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PositionBand:
+class PositionBand(NamedTuple):
     """One model minus another on identical targets in one bin; the band is simultaneous over the bins.
 
     It is doubtful where documents differ so much in size that it covers less often than it says.

@@ -1,5 +1,6 @@
 """NLL by position in one long window, and its difference to a baseline: the figures, and what they show."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -162,15 +163,11 @@ def _levels(material: Material, table: pd.DataFrame, name: str, stem: str, remar
     explanation = " ".join(filter(None, remarks))
     subtitle = explanation or f"One pass at {_passes(table)}"
     findings = {metric: _level_finding(material, table, metric) for metric in ("nll", "token_perplexity")}
-    nll, perplexity = (
-        Caption(title=f"{name}: NLL by position", finding=finding, explanation=explanation, subtitle=subtitle)
-        for finding in findings.values()
-    )
-    variants = {
-        "nll": _figure(material, table, nll),
-        "token_perplexity": _figure(material, table, perplexity, perplexity=True),
-    }
-    return material.figure(variants, stem, nll, findings=findings)
+    title = f"{name}: NLL by position"
+    nll = Caption(title=title, finding=findings["nll"], explanation=explanation, subtitle=subtitle)
+    perplexity = dataclasses.replace(nll, finding=findings["token_perplexity"])
+    levels = _figure(material, table, nll), _figure(material, table, perplexity, perplexity=True)
+    return material.figure(dict(zip(findings, levels, strict=True)), stem, nll, findings=findings)
 
 
 def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
@@ -238,10 +235,8 @@ def _figure(
 def _row(row: Mapping[str, Any], perplexity: bool, *, end_digits: str) -> dict[str, Any]:
     first, last = float(row["first"]), float(row["last"])
     measured = math.isfinite(row["ci95_low"])
-    value, low, high = (
-        math.exp(min(row[key], LARGEST_NATS)) if perplexity else float(row[key])
-        for key in ("nll", "ci95_low", "ci95_high")
-    )
+    nats = [float(row[key]) for key in ("nll", "ci95_low", "ci95_high")]
+    value, low, high = (math.exp(min(number, LARGEST_NATS)) if perplexity else number for number in nats)
     return {
         "setting": row["setting"],
         "x": math.sqrt(max(1.0, first) * max(1.0, last)),

@@ -15,7 +15,7 @@ from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text, ranked
 from sbeval.reports.read.results import column_values
-from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval, length_table
+from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval
 
 _SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")
@@ -85,9 +85,9 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     return rows.drop(columns=["tokens", "clusters"]).reset_index(drop=True)
 
 
-def solved_up_to(scores: Mapping[int, float], threshold: float = _SOLVED) -> int | None:
+def solved_up_to(scores: Mapping[int, float]) -> int | None:
     """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
-    solved = itertools.takewhile(lambda count: scores[count] >= threshold, sorted(scores))
+    solved = itertools.takewhile(lambda count: scores[count] >= _SOLVED, sorted(scores))
     return max(solved, default=None)
 
 
@@ -125,9 +125,8 @@ def _figure(
     levels = {_SOLVED: f"solved, {_SOLVED:.0%}"}
     if len(guesses) and guesses.max() == guesses.min():
         levels[float(guesses.max())] = "chance"
-    caption = Caption(
-        title=_title(task, words), finding=_finding(exact, order, counted), explanation=_TASKS.get(task, ("", ""))[1]
-    )
+    finding, explanation = _finding(exact, order, counted), _TASKS.get(task, ("", ""))[1]
+    caption = Caption(title=_title(task, words), finding=finding, explanation=explanation)
     axes = Axes(
         x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
         x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, looks),
@@ -179,7 +178,7 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
         }
         rows += [(Cell(name=label), cells)] if cells else []
     title = _title(task, words)
-    return length_table(
+    return Table.by_length(
         rows,
         lengths=column_values(exact, column),
         words=lambda count: _count(count, counted),

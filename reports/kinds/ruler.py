@@ -4,24 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from sbeval.reports.analyse import ruler as analysis
 from sbeval.reports.analyse.paired import PairedDifference, ruler_differences
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.analyse.ruler import (
-    ABSOLUTE_THRESHOLD,
-    ALIAS_SHARES,
-    ALIAS_WORDS,
-    AVERAGED_TASKS,
-    NEAR_CHANCE,
-    RELATIVE_THRESHOLD,
-    TASKS,
-    RulerScores,
-    apart,
-    average,
-    averaged_alike,
-    by_length,
-    missing_tasks,
-    weighted_averages,
-)
+from sbeval.reports.analyse.ruler import ABSOLUTE_THRESHOLD, RELATIVE_THRESHOLD, TASKS, RulerScores, by_length
 from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, small_multiples
@@ -29,20 +15,7 @@ from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
 from sbeval.reports.read.results import TaskKey, column_values
 from sbeval.reports.read.samples import SAMPLE_SCORES, SampleScores
-from sbeval.reports.section import (
-    NOT_MEASURED,
-    Cell,
-    Figure,
-    Kind,
-    Material,
-    Section,
-    Table,
-    interval,
-    length_table,
-    row,
-    texts,
-    verdict,
-)
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, interval, verdict
 
 
 def _section(material: Material) -> Section | None:
@@ -52,14 +25,13 @@ def _section(material: Material) -> Section | None:
         return None
     looks = material.looks_of(scores["setting"])
     figures, drawn = [], set()
-    for words, tasks in AVERAGED_TASKS.items():
-        for alike in averaged_alike(scores, tasks):
-            if alike.tasks not in drawn and not (means := average(alike.scores, alike.tasks)).empty:
+    for words, tasks in analysis.AVERAGED_TASKS.items():
+        for alike in analysis.averaged_alike(scores, tasks):
+            if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
                 figures.append(_average_figure(material, looks, alike.words or words, means, alike.explanation))
-    comparable = len(looks) == 1 or any(
-        alike.scores["setting"].nunique() > 1 for alike in averaged_alike(scores, TASKS)
-    )
+    averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
+    alone = "No average over tasks sets the models side by side, since no task was run with all."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
         figures.append(_grid_figure(material, looks, grid))
@@ -68,9 +40,7 @@ def _section(material: Material) -> Section | None:
         identifier="ruler",
         title="RULER",
         lead="Share of the expected answers found in the generated text. Bands: 95% intervals."
-        + (
-            "" if comparable else " No average over tasks sets the models side by side, since no task was run with all."
-        ),
+        + ("" if len(looks) == 1 or max(averaged, default=0) > 1 else f" {alone}"),
         figures=tuple(figures),
         legend=looks,
         tables=(
@@ -94,9 +64,8 @@ def _average_figure(
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
     caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
-    spec = length_figure(
-        means, caption, looks=looks, number_format=".3f", tooltip=SCORE_TOOLTIP, y_title="score", **SHARES
-    )
+    axis = {"tooltip": SCORE_TOOLTIP, "y_title": "score", **SHARES}
+    spec = length_figure(means, caption, looks=looks, number_format=".3f", **axis)
     return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
 
 
@@ -130,52 +99,47 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
 def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
     """Returns the mean score at every length; the page draws it."""
     lengths = column_values(ruler.overall)
-    rows = []
+    rows: list[list[Cell | str]] = []
     for label in labels:
         values = by_length(ruler.overall, label)
         cells = [f"{values[length]:.3f}" if length in values else NOT_MEASURED for length in lengths]
         effective = [Cell(length.text) for length in ruler.effective[label]]
-        rows.append(row(Cell(name=label), [_tasks_run(ruler, label), *cells, *effective]))
-    return Table(
+        rows.append([Cell(name=label), _tasks_run(ruler, label), *cells, *effective])
+    return Table.of(
+        ("model", "tasks", *map(length_text, lengths), "effective, 85.6%", "effective, 85% of own"),
+        rows,
         stem="ruler",
         caption="RULER: mean score over the tasks run, and effective lengths at the benchmark's threshold (all 13 "
         "tasks) and of its own score",
-        header=texts("model", "tasks", *map(length_text, lengths), "effective, 85.6%", "effective, 85% of own"),
-        rows=tuple(rows),
         on_page=False,
     )
 
 
 def _tasks_run(ruler: RulerScores, label: str) -> str:
-    return f"{len(TASKS) - len(missing_tasks(ruler.scores, label))} of {len(TASKS)}"
+    return f"{len(TASKS) - len(analysis.missing_tasks(ruler.scores, label))} of {len(TASKS)}"
 
 
 def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
-    rows = []
+    rows: list[list[Cell | str]] = []
     for label in labels:
-        missing = missing_tasks(ruler.scores, label)
-        weighted = None if missing else weighted_averages(by_length(ruler.overall, label))
+        missing = analysis.missing_tasks(ruler.scores, label)
+        weighted = None if missing else analysis.weighted_averages(by_length(ruler.overall, label))
         lacking = Cell("not all 13 tasks" if missing else "not all six lengths", missing=True)
         cells = [Cell(f"{value:.1%}") for value in weighted] if weighted else [lacking, lacking]
         effective = [Cell(length.text, small=tuple(filter(None, [length.reason]))) for length in ruler.effective[label]]
-        rows.append(row(Cell(name=label), [_tasks_run(ruler, label), *effective, *cells]))
-    return Table(
+        rows.append([Cell(name=label), _tasks_run(ruler, label), *effective, *cells])
+    thresholds = (f"{ABSOLUTE_THRESHOLD:.1%}", f"{RELATIVE_THRESHOLD:.0%} of own")
+    effective_words = [f"effective length, {threshold}" for threshold in thresholds]
+    return Table.of(
+        ("model", "tasks", *effective_words, "weighted to long", "weighted to short"),
+        rows,
         stem="ruler-effective",
         caption="Effective context length and weighted averages",
-        header=texts(
-            "model",
-            "tasks",
-            f"effective length, {ABSOLUTE_THRESHOLD:.1%}",
-            f"effective length, {RELATIVE_THRESHOLD:.0%} of own",
-            "weighted to long",
-            "weighted to short",
-        ),
-        rows=tuple(rows),
         explanation=(
             f"The longest length such that every length up to it scores at least {ABSOLUTE_THRESHOLD:.1%} over all 13 "
             f"tasks (RULER's rule), or, over the tasks run, at least {RELATIVE_THRESHOLD:.0%} of the model's own score "
-            f"at no more than half its training length; n/a where that score is below {NEAR_CHANCE:.0%}. Weighted "
-            "averages are over all 13 tasks at 4K to 128K."
+            f"at no more than half its training length; n/a where that score is below "
+            f"{analysis.NEAR_CHANCE:.0%}. Weighted averages are over all 13 tasks at 4K to 128K."
         ),
     )
 
@@ -183,26 +147,23 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
 def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence[str], baseline: str) -> list[Table]:
     """Returns the differences to the baseline by length, or nothing where no two models share samples."""
     by_task = {label: {task: scores for (model, task), scores in samples.items() if model == label} for label in labels}
-    pairs = {
-        label: ruler_differences(by_task[label], by_task.get(baseline, {})) for label in labels if label != baseline
-    }
+    base = by_task.get(baseline, {})
+    pairs = {label: ruler_differences(by_task[label], base) for label in labels if label != baseline}
     known = {length for differences, _ in pairs.values() for length in differences}
     if not known:
         return []
     lengths = sorted(known, key=lambda length: (length is None, length or 0))
     rows = [
-        row(
-            Cell(name=label, small=(f"{len(tasks)} tasks",)), [_difference_cell(pair.get(length)) for length in lengths]
-        )
+        (Cell(name=label, small=(f"{len(tasks)} tasks",)), *(_difference_cell(pair.get(length)) for length in lengths))
         for label, (pair, tasks) in pairs.items()
         if pair
     ]
     return [
-        Table(
+        Table.of(
+            ("model", *(length_text(length) if length else "mean over octaves" for length in lengths)),
+            rows,
             stem="ruler-differences",
             caption=f"RULER: difference to {baseline}, paired by sample",
-            header=texts("model", *(length_text(length) if length else "mean over octaves" for length in lengths)),
-            rows=tuple(rows),
             explanation=(
                 "Mean over the tasks both ran, in percentage points; band simultaneous over the lengths (95%), over "
                 "the samples both answered."
@@ -223,16 +184,17 @@ def _difference_cell(pair: PairedDifference | None) -> Cell:
 def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
     rows = []
     for label in labels:
-        for task in (*TASKS, *ALIAS_SHARES):
+        for task in (*TASKS, *analysis.ALIAS_SHARES):
             if values := by_length(scores[scores["ruler_task"] == task], label):
                 cells = {length: f"{value:.1%}" for length, value in values.items()}
                 rows.append((Cell(f" {task}", name=label), cells))
-    return length_table(
+    aside = f"Not RULER's score, and in no average: {analysis.ALIAS_WORDS}." if analysis.apart(scores) else ""
+    return Table.by_length(
         rows,
         lengths=column_values(scores),
         heading="model and task",
         stem="ruler-tasks",
         caption="RULER scores, task by task",
         folded="Numbers: RULER, task by task",
-        explanation=f"Not RULER's score, and in no average: {ALIAS_WORDS}." if apart(scores) else "",
+        explanation=aside,
     )

@@ -11,7 +11,7 @@ from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
-from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Row, Section, Table, row, texts
+from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Section, Table
 
 _SPEED = ("tokens per second", "peak memory", "minutes", "longest context", "kernels", "dtype", "machine")
 _TASKS_AT_MOST = 2
@@ -20,11 +20,11 @@ _NOT_RECORDED = "not recorded"
 
 def _speed(material: Material) -> Section:
     """Builds the section on tokens a second, peak memory and time."""
-    table = Table(
+    table = Table.of(
+        ("model", *_SPEED),
+        (_speed_row(model, run) for model in material.results.models for run in model.runs),
         stem="speed",
         caption="Speed and memory of every run",
-        header=texts("model", *_SPEED),
-        rows=tuple(_speed_row(model, run) for model in material.results.models for run in model.runs),
         explanation=(
             "Scored tokens per second of model time over the whole run, all lengths together. Runs on different "
             "machines or lengths do not compare."
@@ -38,7 +38,7 @@ def _tasks(run: EvaluationRun) -> str:
     return ", ".join(names) if len(names) <= _TASKS_AT_MOST else f"{names[0]} and {len(names) - 1} more tasks"
 
 
-def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> Row:
+def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> list[Cell]:
     size = f"{parameters_text(model.record.parameters)} parameters, " if model.record.parameters else ""
     heading = Cell(name=model.label, small=(size + _tasks(run),), in_files=model.label)
     record = run.record
@@ -52,7 +52,7 @@ def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> Row:
         record.dtype or _NOT_RECORDED,
         record.gpu or ("CPU" if run.described else _NOT_RECORDED),
     ]
-    return row(heading, [Cell(cell, missing=cell == _NOT_RECORDED) for cell in words])
+    return [heading, *(Cell(cell, missing=cell == _NOT_RECORDED) for cell in words)]
 
 
 def _minutes(run: EvaluationRun) -> str:
@@ -75,16 +75,14 @@ def _provenance(material: Material) -> Section:
 
 def _left_out(material: Material) -> Section | None:
     """Builds the section on what was left out, None where nothing was."""
-    if not material.results.notes:
+    if not (notes := material.results.notes):
         return None
+    links = [_link(note.path, material.folder) if note.path else None for note in notes]
     return Section(
         identifier="left-out",
         title="Left out",
         lead="What was found but is not shown, or shown although something differs, and why.",
-        remarks=tuple(
-            Fact(text=note.reason, link=_link(note.path, material.folder) if note.path else None)
-            for note in material.results.notes
-        ),
+        remarks=tuple(Fact(text=note.reason, link=link) for note, link in zip(notes, links, strict=True)),
     )
 
 

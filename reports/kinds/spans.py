@@ -1,4 +1,4 @@
-"""Effective attention spans: of every layer and head as results hold them, and their means against context length."""
+"""Effective attention spans: their means against context length, and grids of every layer and head."""
 
 import math
 from collections import defaultdict
@@ -11,15 +11,14 @@ from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.curves import SHARES, length_domain, length_figure, length_rows
-from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.labels import Caption, tooltip_fields
 from sbeval.reports.figures.lines import Axes, small_multiples
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.kinds.span_grids import span_grids
 from sbeval.reports.read.fields import context_metric, in_words, length_text, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.read.results import Reader, column_values
-from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, length_table
+from sbeval.reports.read.results import Reader, column_values, records
+from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table
 
 _PLACE = ["setting", "task", "context_length_tokens", "layer", "head"]
 _NUMBERS = ["span50", "span90", "span99", "remainder", "first_token", "entropy"]
@@ -39,6 +38,16 @@ _MEANS = {
     "entropy": ("entropy in nats", ".2f"),
     "remainder": ("remaining stick", ".1%"),
 }
+_SHARES = {"span50": "50% of the weight", "span90": "90%", "span99": "99%"}
+_REMAINDER = "remaining stick"
+_TOOLTIP = {
+    "layer": "layer",
+    "head": "head",
+    "length_text": "context",
+    **{f"{share}_text": words for share, words in _SHARES.items()},
+    "remainder_text": _REMAINDER,
+}
+_SHORTEST_SIDE_PIXELS, _LONGEST_SIDE_PIXELS, _CELL_PIXELS = 96, 190, 16
 
 
 def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
@@ -61,11 +70,9 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
 
 def _head(written: object) -> list[float]:
     # results of earlier versions end with the remaining stick
-    if (
-        not isinstance(written, list)
-        or len(written) not in (6, 8)
-        or any(type(place) is not int for place in written[:2])
-    ):
+    if not isinstance(written, list) or len(written) not in (6, 8):
+        return []
+    if any(type(place) is not int for place in written[:2]):
         return []
     numbers = [math.nan if (number := usable_number(value)) is None else number for value in written[2:]]
     return [*written[:2], *numbers, *[math.nan] * (8 - len(written))]
@@ -221,4 +228,81 @@ def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
             cells = {length: format(mean, number_format) for length, mean in known.items()}
             rows += [(Cell(f", {words}", name=label), cells)] if cells else []
     caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
-    return length_table(rows, lengths=column_values(means), stem="spans", caption=caption, folded=f"Numbers: {caption}")
+    named: dict[str, Any] = {"caption": caption, "folded": f"Numbers: {caption}"}
+    return Table.by_length(rows, lengths=column_values(means), stem="spans", **named)
+
+
+def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) -> dict[str, Any]:
+    """Returns the Vega-Lite specification of one model's spans, one row a length; a head without weight stays empty."""
+    sticks = bool((heads["remainder"].fillna(0) > 0).any())
+    fields = {**_SHARES, **({"remainder": _REMAINDER} if sticks else {})}
+    width, height = (_side(int(heads[name].nunique())) for name in ("head", "layer"))
+    grids = []
+    for length in lengths:
+        rows = [_row(row) for row in records(heads[heads["context_length_tokens"] == length])]
+        last = length == lengths[-1]
+        for place, (field, words) in enumerate(fields.items()):
+            ends = {"domain": [0, 1]} if field == "remainder" else {"type": "log", "domain": [1, max(lengths)]}
+            scale = {"scheme": "cividis", **ends}
+            legend = _legend(field) if last and field in ("span50", "remainder") else None
+            encoding = {
+                "x": _axis("head", named=last),
+                # every second image names its layers, so that rows of four and of two both begin with names
+                "y": _axis("layer", named=place % 2 == 0),
+                "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
+                "tooltip": tooltip_fields(_TOOLTIP),
+            }
+            grids.append(_grid(rows, f"{length_text(length)}: {words}", (width, height), field, encoding))
+    return {
+        **caption.vega,
+        "usermeta": {"partPixels": width + 62},
+        "padding": 6,
+        "columns": len(fields),
+        "spacing": {"row": 14, "column": 18},
+        "concat": grids,
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def _side(count: int) -> int:
+    return min(_LONGEST_SIDE_PIXELS, max(_SHORTEST_SIDE_PIXELS, _CELL_PIXELS * count))
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    spans = {field: None if math.isnan(row[field]) else float(row[field]) for field in _SHARES}
+    remainder = None if math.isnan(row["remainder"]) else float(row["remainder"])
+    texts = {f"{field}_text": "no weight" if value is None else f"{value:,.1f} keys" for field, value in spans.items()}
+    return {
+        "layer": int(row["layer"]),
+        "head": int(row["head"]),
+        **spans,
+        **texts,
+        "remainder": remainder,
+        "remainder_text": "not recorded" if remainder is None else f"{remainder:.1%}",
+        "length_text": f"{int(row['context_length_tokens']):,} tokens",
+    }
+
+
+def _legend(field: str) -> dict[str, Any]:
+    title, number_format = ("stick", ".0%") if field == "remainder" else ("keys (log scale)", "~s")
+    named = {"title": title, "format": number_format}
+    return {**named, "orient": "bottom", "direction": "horizontal", "gradientLength": 96, "gradientThickness": 8}
+
+
+def _axis(field: str, *, named: bool) -> dict[str, Any]:
+    axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
+    shown = axis if named else {**axis, "labels": False}
+    return {"field": field, "type": "ordinal", "title": field if named else None, "axis": shown}
+
+
+def _grid(
+    rows: Sequence[Mapping[str, Any]], title: str, size: tuple[int, int], field: str, encoding: dict[str, Any]
+) -> dict[str, Any]:
+    cells = {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": {"type": "rect", "style": "heat-cell"}}
+    return {
+        "title": {"text": title, "fontSize": 12, "fontWeight": 500, "offset": 5, "anchor": "start", "frame": "group"},
+        "width": size[0],
+        "height": size[1],
+        "data": {"values": list(rows)},
+        "layer": [{**cells, "encoding": encoding}],
+    }

@@ -1,10 +1,9 @@
 """Ordinary tasks side by side and by the length of their inputs, and the paper's tables with this report's numbers."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -16,9 +15,9 @@ from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.figures.curves import SHARES, length_figure
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.recall import is_drawn
-from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
+from sbeval.reports.read.fields import grouped, in_words, length_text, listed, shown_name
 from sbeval.reports.read.results import LENGTH, column_values, records
-from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table, length_table, row, texts
+from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table
 from sbeval.results.digits import with_interval
 from sbeval.results.records import parse_metric_key
 
@@ -28,8 +27,7 @@ _COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"
 _AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedTable:
+class PublishedTable(NamedTuple):
     """One of the paper's tables.
 
     Attributes:
@@ -50,11 +48,11 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
     columns = paper.measured_columns()
     for number in sorted({column.table for column in columns}):
         measured: dict[str, dict[str, float]] = {}
-        for column in columns:
-            if column.table == number:
-                for model, value in _numbers(measurements, column).items():
-                    measured.setdefault(model, {})[column.column] = value
-        named = [column.column for column in columns if column.table == number]
+        of_table = [column for column in columns if column.table == number]
+        for column in of_table:
+            for model, value in _numbers(measurements, column).items():
+                measured.setdefault(model, {})[column.column] = value
+        named = [column.column for column in of_table]
         averaged = [name for name in named if name != _NOT_AVERAGED]
         for values in measured.values():
             if set(averaged) <= values.keys():
@@ -112,11 +110,11 @@ TABLES = Kind(section=_section)
 
 def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Table:
     shown = [label for label in labels if any(label in task.cells for task in ordinary)]
-    return Table(
+    return Table.of(
+        ("task", *[Cell(name=label) for label in shown]),
+        [(task.name, *(_ordinary_cell(task, label, baseline) for label in shown)) for task in ordinary],
         stem="tasks",
         caption="Ordinary tasks",
-        header=texts("task", *[Cell(name=label) for label in shown]),
-        rows=tuple(row(task.name, [_ordinary_cell(task, label, baseline) for label in shown]) for task in ordinary),
         explanation=(
             "Small print: standard error, and the difference to the baseline with its 95% interval. It is paired over "
             "the same questions where both runs logged their samples; where marked unpaired, the runs are taken as "
@@ -153,11 +151,11 @@ def _published_table(published: PublishedTable, labels: Sequence[str]) -> Table:
         known = column in values
         return Cell(f"{values[column]:.1f}", bold=values[column] == tops[column]) if known else NOT_MEASURED
 
-    return Table(
+    return Table.of(
+        ("model", *published.columns),
+        [(heading, *(cell(values, column) for column in tops)) for heading, values in rows],
         stem=f"paper-table-{published.number}",
         caption=f"The paper's Table {published.number}",
-        header=texts("model", *published.columns),
-        rows=tuple(row(heading, [cell(values, column) for column in tops]) for heading, values in rows),
         explanation="Published values and this report's, in the paper's units; best in bold.",
     )
 
@@ -167,27 +165,24 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
     for number in records(measured.fillna({LENGTH: 0})):
         cells = values.setdefault((number["setting"], number["metric"]), {})
         cells[int(number[LENGTH])] = f"{number['value']:.4g}"
+    measures = "Measures beside the share of answers found, such as teacher-forced ones"
     names = itertools.product(labels, dict.fromkeys(measured["metric"]))
-    return length_table(
+    return Table.by_length(
         [(Cell(f" {name[1]}", name=name[0]), values[name]) for name in names if name in values],
         lengths=column_values(measured) or [0],
         heading="model and metric",
         words=lambda length: f"{length:,}" if length else "value",
         stem=f"beside-{safe_stem(task)}",
         caption=f"Beside the score: {task}",
-        explanation=(
-            "Measures beside the share of answers found, such as teacher-forced ones; each column is one length."
-        ),
+        explanation=f"{measures}; each column is one length.",
     )
 
 
 def _by_length(material: Material) -> Section | None:
     """Returns None where no task was run at several lengths."""
     ordinary = suite_rows(material.results)
-    groups: dict[tuple[str, str, str], list[SuiteRow]] = {}
-    for task in ordinary:
-        if any(task.limit):
-            groups.setdefault((task.task, task.metric, task.filter_name), []).append(task)
+    limited = [task for task in ordinary if any(task.limit)]
+    groups = grouped(((task.task, task.metric, task.filter_name), task) for task in limited)
     looks = material.looks_of(label for task in ordinary for label in task.cells)
     figures: list[Figure] = []
     shown: set[str] = set()

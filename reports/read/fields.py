@@ -9,6 +9,7 @@ import itertools
 import math
 import re
 import typing
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from sbeval.errors import unseen
 from sbeval.foreign_files import fits, usable_number
 from sbeval.results.records import ModelRecord, TaskRecord, parse_metric_key
 
+K = TypeVar("K")
+V = TypeVar("V")
 RecordT = TypeVar("RecordT", ModelRecord, TaskRecord)
 _POSITIVE = (
     "training_length_tokens",
@@ -96,6 +99,14 @@ def telling_name(name: str, pretrained: str) -> str:
 def shown_name(value: str) -> str:
     """Returns a name on one line without control characters and direction marks; letters of every script stay."""
     return "".join(letter for letter in " ".join(value.split()) if not unseen(letter)).strip() or "unnamed"
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Returns each first member with the second members that come with it, in their order."""
+    groups: dict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return dict(groups)
 
 
 def ranked(name: str, order: Sequence[str]) -> tuple[int, str]:

@@ -1,24 +1,26 @@
 """Finds the files of lm-eval runs below the given paths, streams samples files, and notes what is left out, and why."""
 
 import contextlib
-import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_json
 from sbeval.keeping.writing import is_set_aside, is_unfinished
 
+Place = Path | str
+Paths = Iterable[Place]
+Labels = Mapping[str, str] | None
+"""Names to show in place of others."""
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """One thing left out of a report, for a reason in one sentence; `path` is None where it is about no single file."""
 
     path: Path | None
@@ -35,7 +37,7 @@ class Notes(list[Note]):
             self.append(note)
 
 
-def find_result_files(paths: Path | str | Iterable[Path | str], notes: Notes) -> list[Path]:
+def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
     """Returns the result files below `paths`, each once, in a stable order.
 
     lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` when the output path names a file. A
@@ -59,10 +61,8 @@ def find_result_files(paths: Path | str | Iterable[Path | str], notes: Notes) ->
         _note_orphaned_samples(path, notes)
     if not found:
         places = ", ".join(map(str, given)) or "the given paths"
-        raise UserError(
-            f"Expected result files of lm-eval (results_*.json) below {places}, found none; "
-            "run an evaluation with --output_path first, or name the folder it wrote to."
-        )
+        remedy = "run an evaluation with --output_path first, or name the folder it wrote to"
+        raise UserError(f"Expected result files of lm-eval (results_*.json) below {places}, found none; {remedy}.")
     return list(found)
 
 
@@ -93,9 +93,8 @@ def _note_orphaned_samples(folder: Path, notes: Notes) -> None:
         if not file.name.startswith("samples_") or date is None:
             continue
         if not any(sibling.suffix == ".json" for sibling in file.parent.glob(f"*{date.group()}*.json")):
-            notes.add(
-                file, "samples without a result file beside them: left out, since nothing says what they measured."
-            )
+            reason = "left out, since nothing says what they measured"
+            notes.add(file, f"samples without a result file beside them: {reason}.")
 
 
 def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Iterator[dict[str, Any]]:

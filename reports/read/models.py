@@ -7,13 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sbeval.fingerprint.parts import changes
-from sbeval.reports.read.fields import length_text, ranked, shown_name, unique_name
+from sbeval.reports.read.fields import grouped, length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import ModelRecord
 
 ModelKey = tuple[str, ...]
+SCHEME_WORDS = {
+    "stickbreaking": "stick-breaking attention",
+    "rope": "softmax attention, RoPE",
+    "nope": "softmax attention, no positions",
+    "alibi": "softmax attention, ALiBi",
+    "fire": "softmax attention, FIRE",
+    "forgetting": "forgetting attention",
+}
+"""Position schemes, in the order of a report."""
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -68,10 +77,8 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
     A model's name is its checkpoint's, followed by the facts in which it differs from others of that name. A key of
     `labels` may be the name computed here or the checkpoint's own.
     """
-    groups: dict[ModelKey, list[EvaluationRun]] = defaultdict(list)
     oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
-    for run in reversed(_texts_by_one_name(oldest_first)):
-        groups[_key(run)].append(run)
+    groups = grouped((_key(run), run) for run in reversed(_texts_by_one_name(oldest_first)))
     named = _unique_names({key: members[0] for key, members in groups.items()})
     own_names = {key: shown_name(members[0].record.name) for key, members in groups.items()}
     chosen = _rename(named, own_names, labels or {})
@@ -95,10 +102,11 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
         if task.record is not None and task.record.corpus_sha256 is not None
     ]
     names = {(task, record.corpus_sha256): record.corpus for _, task, record in hashed}
-    texts: dict[tuple[object, ...], set[str | None]] = defaultdict(set)
-    for run, task, record in hashed:
-        texts[names[task, record.corpus_sha256], record.protocol, _key(run)].add(record.corpus_sha256)
-    doubled = {name for (name, *_), digests in texts.items() if len(digests) > 1}
+    texts = grouped(
+        ((names[task, record.corpus_sha256], record.protocol, _key(run)), record.corpus_sha256)
+        for run, task, record in hashed
+    )
+    doubled = {name for (name, *_), digests in texts.items() if len(set(digests)) > 1}
     numbered: dict[object, str] = {}
     for (task_name, digest), name in names.items():
         if name in doubled:
@@ -131,10 +139,11 @@ def with_one_set_of_targets(models: Sequence[EvaluatedModel], notes: Notes) -> t
 
 
 def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedModel:
-    by_text: dict[tuple[str, str | None], list[TaskResult]] = defaultdict(list)
-    for _, task in model.task_runs():
-        if task.record is not None and task.record.protocol == "fixed_target":
-            by_text[task.name, task.record.corpus_sha256].append(task)
+    by_text = grouped(
+        ((task.name, task.record.corpus_sha256), task)
+        for _, task in model.task_runs()
+        if task.record is not None and task.record.protocol == "fixed_target"
+    )
     kept = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
     aside = [task for tasks in by_text.values() for task in tasks if id(task) not in kept]
     for task in aside:
@@ -236,11 +245,8 @@ def describe_facts(model: EvaluatedModel) -> tuple[str, ...]:
 
 
 def _unique_names(newest: Mapping[ModelKey, EvaluationRun]) -> dict[ModelKey, str]:
-    by_name: dict[str, list[ModelKey]] = defaultdict(list)
-    for key, run in newest.items():
-        by_name[shown_name(run.record.name)].append(key)
     names: dict[ModelKey, str] = {}
-    for name, keys in by_name.items():
+    for name, keys in grouped((shown_name(run.record.name), key) for key, run in newest.items()).items():
         if len(keys) == 1:
             names[keys[0]] = name
             continue
@@ -281,8 +287,7 @@ def _rename(
 
 
 def _order(model: EvaluatedModel) -> tuple[int, str, int, str]:
-    schemes = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
-    rank, _ = ranked(model.record.attention or "", schemes)
+    rank, _ = ranked(model.record.attention or "", list(SCHEME_WORDS))
     return (rank, model.record.name, model.record.training_length_tokens or 0, model.label)
 
 

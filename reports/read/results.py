@@ -5,7 +5,6 @@ A reader brings one kind of data that runs hold beside single numbers, and says 
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -13,7 +12,7 @@ import pandas as pd
 
 from sbeval.errors import shown
 from sbeval.foreign_files import usable_number
-from sbeval.reports.read.fields import is_length, shown_name
+from sbeval.reports.read.fields import grouped, is_length, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.runs import UNLIMITED, EvaluationRun, InputLimit, TaskResult, input_limit
@@ -90,9 +89,7 @@ def averaging(average: Callable[[Sequence[T]], T]) -> Callable[..., dict[TaskKey
     """Returns the `Reader.pool` of a mapping whose values are averaged over seeds."""
 
     def pool(by_seed: Mapping[TaskKey, T], pooled_label: Mapping[str, str], notes: Notes) -> dict[TaskKey, T]:
-        groups: dict[TaskKey, list[T]] = defaultdict(list)
-        for (label, *of_the_task), value in by_seed.items():
-            groups[pooled_label.get(label, label), *of_the_task].append(value)
+        groups = grouped(((pooled_label.get(key[0], key[0]), *key[1:]), value) for key, value in by_seed.items())
         return {key: members[0] if len(members) == 1 else average(members) for key, members in groups.items()}
 
     return pool
@@ -111,14 +108,11 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def by_model(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     """Returns model label to its rows as dictionaries, in the table's order."""
-    rows_of: dict[str, list[dict[str, Any]]] = {}
-    for row in records(frame):
-        rows_of.setdefault(row["setting"], []).append(row)
-    return rows_of
+    return grouped((row["setting"], row) for row in records(frame))
 
 
-TEXT, DECIMAL, WHOLE, _TIME = "text", "decimal", "whole", "time"
-"""What a column holds."""
+TEXT, DECIMAL, WHOLE = "object", "float64", "Int64"
+"""What a column holds, as pandas calls it."""
 
 
 class Measurement(NamedTuple):
@@ -205,16 +199,13 @@ COLUMNS = (
     Column("samples", _samples, DECIMAL),
     Column("few_shot", lambda number: number.task.few_shot, WHOLE, key=True),
     Column("higher_is_better", lambda number: number.task.higher_is_better.get(number.metric)),
-    Column("bos", _recorded("bos")),
-    Column("separator", _recorded("separator")),
-    Column("targets_per_window", _recorded("targets_per_window")),
-    Column("targets_sha256", _recorded("targets_sha256")),
+    *(Column(name, _recorded(name)) for name in ("bos", "separator", "targets_per_window", "targets_sha256")),
     Column("tokenizer_sha256", _recorded("tokenizer_sha256")),
     Column("seed", _recorded("seed"), WHOLE),
     Column("attention", lambda number: number.run.record.attention),
     Column("training_length_tokens", lambda number: number.run.record.training_length_tokens, WHOLE),
     Column("sliding_window", lambda number: number.run.record.sliding_window, WHOLE),
-    Column("run_date", lambda number: number.run.date, _TIME),
+    Column("run_date", lambda number: number.run.date),
     Column("results_file", lambda number: str(number.run.path)),
     Column("limit_samples", lambda number: number.task.limit_samples, DECIMAL),
 )
@@ -227,24 +218,18 @@ def tabulate_measurements(models: Sequence[EvaluatedModel], notes: Notes) -> pd.
 
     Of several runs of one model the number from most samples counts (`--limit`), and of these the newest.
     """
-    numbers = [
-        number for model in models for run, task in model.task_runs() for number in _numbers(model, run, task, notes)
-    ]
+    results = [(model, run, task) for model in models for run, task in model.task_runs()]
+    numbers = (number for result in results for number in _numbers(*result, notes))
     rows = [{column.name: column.read(number) for column in COLUMNS} for number in numbers]
-    return _first(typed_frame(rows, {column.name: column.kind for column in COLUMNS}), notes)
+    table = typed_frame(rows, {column.name: column.kind for column in COLUMNS})
+    table["run_date"] = pd.to_datetime(table["run_date"], utc=True)
+    return _first(table, notes)
 
 
 def typed_frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
     """Returns the columns of rows as a table; `kinds` says what each holds."""
     frame = pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in kinds})
-    for name, kind in kinds.items():
-        if kind == DECIMAL:
-            frame[name] = frame[name].astype("float64")
-        elif kind == WHOLE:
-            frame[name] = frame[name].astype("Int64")
-        elif kind == _TIME:
-            frame[name] = pd.to_datetime(frame[name], utc=True)
-    return frame
+    return frame.astype(dict(kinds))
 
 
 def _first(measurements: pd.DataFrame, notes: Notes) -> pd.DataFrame:

@@ -18,6 +18,8 @@ from sbeval.reports.read.fields import RecordT, context_metric, read_record, tel
 from sbeval.reports.read.files import Notes, samples_file
 from sbeval.results.records import LABEL, ModelRecord, TaskRecord
 
+Fields = Mapping[str, Any]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
@@ -119,9 +121,7 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
     )
 
 
-def _model_record(
-    config: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
-) -> tuple[ModelRecord, bool]:
+def _model_record(config: Fields, content: Fields, path: Path, notes: Notes) -> tuple[ModelRecord, bool]:
     record = _record(ModelRecord, config.get("sbeval"), "its model record (`config.sbeval`)", path, notes)
     if record is not None:
         pretrained = argument(_arguments_text(config.get("model_args")), "pretrained") or ""
@@ -161,9 +161,7 @@ def argument(model_args: str, name: str) -> str | None:
     return None
 
 
-def _task_result(
-    name: str, metrics: Mapping[str, Any], content: Mapping[str, Any], path: Path, notes: Notes
-) -> TaskResult:
+def _task_result(name: str, metrics: Fields, content: Fields, path: Path, notes: Notes) -> TaskResult:
     config = mapping(mapping(content.get("configs")).get(name))
     metadata = mapping(config.get("metadata"))
     few_shot = mapping(content.get("n-shot")).get(name)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.foreign_files import fits, usable_number
-from sbeval.reports.read.fields import agrees, context_metric, length_text, shown_name
+from sbeval.reports.read.fields import agrees, context_metric, grouped, length_text, shown_name
 from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging
@@ -137,11 +137,12 @@ def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskK
     `EvaluatedModel.task_runs` has first counts.
     """
     joined: dict[TaskKey, SumsByDocument] = {}
-    counting: dict[TaskKey, list[TaskResult]] = defaultdict(list)
-    for model in models:
-        for _, task in model.task_runs():
-            if task.record is not None and task.record.family == "perplexity":
-                counting[model.label, shown_name(task.name), task.record.corpus_sha256 or ""].append(task)
+    counting = grouped(
+        ((model.label, shown_name(task.name), task.record.corpus_sha256 or ""), task)
+        for model in models
+        for _, task in model.task_runs()
+        if task.record is not None and task.record.family == "perplexity"
+    )
     for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
         runs = []
@@ -264,12 +265,10 @@ def _means(seeds: Sequence[Scores]) -> Scores:
 
 
 def _first_of(runs: Sequence[SampleScores]) -> SampleScores:
-    scores: dict[MetricKey, Mapping[SampleKey, float]] = {}
-    depths: dict[int, Mapping[SampleKey, float]] = {}
+    scores = {metric: values for run in reversed(runs) for metric, values in run.scores.items()}
+    depths = {length: values for run in reversed(runs) for length, values in run.depths_percent.items()}
     by_limit: dict[InputLimit, dict[MetricKey, Mapping[SampleKey, float]]] = defaultdict(dict)
     for run in reversed(runs):
-        scores |= run.scores
-        depths |= run.depths_percent
         for limit, limited in run.by_limit.items():
             by_limit[limit] |= limited
     return SampleScores(scores=scores, depths_percent=depths, by_limit=dict(by_limit))

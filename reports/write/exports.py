@@ -25,26 +25,13 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN_ESCAPES = str.maketrans(
     {letter: f"\\{letter}" for letter in "\\`*_{}[]#|!~$"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 )
+_LATEX_NAMES = ("backslash", "asciitilde", "asciicircum", "asciigrave", "less", "greater", "bar")
 _LATEX_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "`": r"\textasciigrave{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    **{letter: rf"\text{name}{{}}" for letter, name in zip("\\~^`<>|", _LATEX_NAMES, strict=True)},
     # after the end of a row these would be read as its arguments
-    "[": "{[}",
-    "*": "{*}",
-    "\N{MINUS SIGN}": "$-$",
-    "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
+    **{letter: f"{{{letter}}}" for letter in "[*"},
+    **{"\N{MINUS SIGN}": "$-$", "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$"},
 }
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
 _DASHES = re.compile("-(?=-)")
@@ -110,11 +97,8 @@ def markdown_summary(title: str, report: Report) -> str:
     for table in report.tables:
         lines += [*_markdown_table(table), ""]
     if report.notes:
-        lines += ["## Left out", ""]
-        lines += [
-            f"- {markdown_text(f'{note.path.name}: {note.reason}' if note.path else note.reason)}"
-            for note in report.notes
-        ]
+        notes = [f"{note.path.name}: {note.reason}" if note.path else note.reason for note in report.notes]
+        lines += ["## Left out", "", *(f"- {markdown_text(note)}" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -163,9 +147,8 @@ def latex_table(table: Table) -> str:
         r"\midrule",
     ]
     for row in table.rows_in_files:
-        cells = [
-            rf"\textbf{{{latex_text(cell.plain)}}}" if cell.bold else latex_text(cell.plain) or "--" for cell in row
-        ]
+        plain = [latex_text(cell.plain) for cell in row]
+        cells = [rf"\textbf{{{text}}}" if cell.bold else text or "--" for text, cell in zip(plain, row, strict=True)]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
@@ -179,10 +162,9 @@ _LINE = re.compile("([0-9a-f]{64})  (.+)")
 def refuse_others(folder: Path, names: Iterable[str]) -> None:
     """Raises a `UserError` that names the first file or folder of these names which no report left as it is."""
     for file in _others(folder, names):
-        raise UserError(
-            f"Expected a folder for the report without files of other origin, found {file}, which no report wrote, or "
-            "which was changed since: name another folder, move that away, or have it moved aside with --replace."
-        )
+        expected = f"Expected a folder for the report without files of other origin, found {file}"
+        remedy = "name another folder, move that away, or have it moved aside with --replace"
+        raise UserError(f"{expected}, which no report wrote, or which was changed since: {remedy}.")
 
 
 def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
@@ -200,9 +182,8 @@ def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
             set_aside(file)
     refuse_others(folder, files)
     lines = {f"{sha256}  {name}" for name, sha256 in files.items()}
-    lines |= {
-        f"{_sha256(folder / name)}  {name}" for name, known in written.items() if _is_one_of(folder / name, known)
-    }
+    kept = [name for name, known in written.items() if _is_one_of(folder / name, known)]
+    lines |= {f"{_sha256(folder / name)}  {name}" for name in kept}
     (part / MANIFEST).write_text("".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
 
 

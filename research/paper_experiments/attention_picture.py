@@ -122,7 +122,7 @@ def write_picture(source: Path, target: Path, *, title: str) -> None:
     from sbeval.reports.figures.images import ImageWriter  # models train on machines that draw nothing
 
     with ImageWriter(target.parent, ("png",)) as writer:
-        writer.draw(attention_figure(np.load(source)["weights"], title=title), target.stem)
+        writer.publish(attention_figure(np.load(source)["weights"], title=title), target.stem)
         writer.svgs()
 
 

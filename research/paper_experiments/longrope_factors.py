@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
-from sbeval.models import SbevalForCausalLM, held_rope_frequencies
+from sbeval.models import SbevalForCausalLM
+from sbeval.models.rope import held_rope_frequencies
 
 TEXT = Path(torch.__file__).parent / "_inductor"
 KEPT = 16

@@ -109,8 +109,7 @@ class ContextParallel:
         `k` and `v` are this process's, [B, G, Q, D], and get gradients from all processes.
         """
         chunk = k.shape[2] // 2
-        keys: Tensor = _Gather.apply(k, self)  # type: ignore[no-untyped-call]
-        values: Tensor = _Gather.apply(v, self)  # type: ignore[no-untyped-call]
+        keys, values = (_Gather.apply(each, self) for each in (k, v))  # type: ignore[no-untyped-call]
         return [
             attend(rows, keys[:, :, : start + chunk], values[:, :, : start + chunk])
             for rows, start in zip((slice(0, chunk), slice(chunk, 2 * chunk)), self._starts(chunk), strict=True)
@@ -155,9 +154,8 @@ class _Walk:
                 break
             waiting = coming()
         rank = self.context.rank
-        self.context.transfers.whole_bytes += sum(
-            self._bytes(piece) for piece in self.lists[rank] if piece.holder != rank
-        )
+        others = [piece for piece in self.lists[rank] if piece.holder != rank]
+        self.context.transfers.whole_bytes += sum(map(self._bytes, others))
 
     def _asked_by_all(self) -> list[int | None]:
         """Which of its pieces each process asks for next; None if it needs no more."""
@@ -173,10 +171,8 @@ class _Walk:
     def _next(self) -> int | None:
         pieces = self.lists[self.context.rank]
         if self.skip_threshold is not None:
-            older, newer = (
-                bool((self.remainder[:, :, rows] >= self.skip_threshold).any())
-                for rows in (slice(0, self.chunk), slice(self.chunk, None))
-            )
+            halves = self.remainder.chunk(2, dim=2)
+            older, newer = (bool((remainder >= self.skip_threshold).any()) for remainder in halves)
             while self.place < len(pieces) and not (newer or (older and pieces[self.place].of_both)):
                 self.place = self.place + 1 if older else len(pieces)
         return self.place if self.place < len(pieces) else None

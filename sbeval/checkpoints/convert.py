@@ -4,8 +4,6 @@ import shutil
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.load import LoadedCheckpoint, load_checkpoint
@@ -62,24 +60,3 @@ def _check_empty(destination: Path) -> None:
             f"Expected a new or empty folder to write to, {destination} holds something; choose another, or have it "
             "moved aside with --replace"
         )
-
-
-@torch.no_grad()
-def settle_kv_expand(
-    source: str | Path, tokens: Tensor, *, device: torch.device | str = "cpu"
-) -> tuple[KvExpand, dict[str, float]]:
-    """Finds how a checkpoint's grouped heads share keys and values: the way that predicts real text better.
-
-    `tokens` are [L] ids of a short real text, by the checkpoint's tokenizer.
-
-    Returns:
-        The way, "interleave" where both are alike (heads that are not grouped), and the mean NLL in nats of both.
-    """
-    ids = tokens.reshape(1, -1).to(device)
-    nll: dict[str, float] = {}
-    orders: tuple[KvExpand, KvExpand] = ("interleave", "tile")
-    for order in orders:
-        model = load_checkpoint(source, device=device, kv_expand=order).model
-        logits = model(ids, use_cache=False).logits[0, :-1].float()
-        nll[order] = float(cross_entropy(logits, ids[0, 1:]))
-    return min(orders, key=lambda order: nll[order]), nll

@@ -9,6 +9,10 @@ KvExpand = Literal["auto", "interleave", "tile"]
 """How grouped query heads share keys and values; auto is what the checkpoint's generation did."""
 
 
+LENGTH_KEYS = ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+"""Keys that state the length a model was trained at, the likelier ones first."""
+
+
 def text_config(config: Any) -> Any:
     """Returns the part of a configuration that describes the text model."""
     return getattr(config, "text_config", None) or config
@@ -32,7 +36,7 @@ def training_length_tokens(config: Any) -> int | None:
     for scaling in [rope, *nested]:
         if length := positive(scaling.get("original_max_position_embeddings")):
             return length
-    for name in ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+    for name in LENGTH_KEYS:
         if length := positive(getattr(config, name, None)):
             return length
     return None

@@ -127,8 +127,7 @@ class Weights:
             self._add(path, None)
             return
         shards = _shards(path)
-        missing = sorted(shard for shard in shards if not (self.folder / shard).is_file())
-        if missing:
+        if missing := sorted(shard for shard in shards if not (self.folder / shard).is_file()):
             raise UserError(
                 f"{path.name} names {len(shards)} shards, of which {len(missing)} are missing in {self.folder}: "
                 f"{some(missing)}; complete the download"
@@ -154,8 +153,7 @@ class Weights:
                 names = set(tensors)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
             raise UserError(f"{path} is truncated or damaged ({first_line(error)}); download it again") from error
-        absent = (expected or set()) - names
-        if absent:
+        if absent := (expected or set()) - names:
             raise UserError(f"{path} lacks tensors its index names: {some(absent)}; download it again")
         self._file_of.update(dict.fromkeys(names, path))
 

@@ -18,6 +18,8 @@ from sbeval.models import SbevalConfig
 STICKBREAKING_TYPE = "stickbreaking_attn"
 FOX_TYPE, FOX_SOFTMAX_TYPE = "forgetting_transformer-project_fox", "transformer-project_fox"
 FORGETTING_TYPE = "forgetting_transformer"
+_FOX_TYPES = (FOX_TYPE, FOX_SOFTMAX_TYPE)
+MODEL_TYPES = (STICKBREAKING_TYPE, FORGETTING_TYPE, *_FOX_TYPES)
 _HEADS_NORM_EPS = 1e-5  # of queries and keys, in both packages whatever `norm_eps` says
 Names = dict[str, tuple[str, tuple[int, ...]]]
 """A checkpoint's names and shapes of tensors by this family's names."""
@@ -31,22 +33,34 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
     Raises:
         UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
     """
+    model_type = str(source["model_type"])
+    breaks_sticks = model_type == STICKBREAKING_TYPE
     given = ConfigValues(source)
-    given.one_of("hidden_act", ("swish", "silu"), "swish")
-    config = SbevalConfig(
-        intermediate_size=weights.shape("model.layers.0.mlp.gate_proj.weight")[0],
-        attention="stickbreaking",
-        attend_current=given.get("attend_current", bool, False),
-        qk_norm=given.get("qk_norm", bool, False),
-        bias=["qkv"] if given.get("qkv_bias", bool, False) else [],
-        **_shared_fields(given),
-    )
-    given.refuse_unread(FLA, whole=True)
-    tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in fla_names(config).items()}
+    given.one_of("hidden_act", ("swish", "silu") if breaks_sticks else ("swish",), "swish")
+    fields = _shared_fields(given)
+    fields["intermediate_size"] = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
+    if model_type != FOX_SOFTMAX_TYPE:
+        fields["qk_norm"] = given.get("qk_norm", bool, False)
+    if model_type in (FOX_TYPE, FORGETTING_TYPE):
+        fields["qk_norm_per_head"] = fields["qk_norm"]
+        fields["qk_norm_eps"] = _HEADS_NORM_EPS if fields["qk_norm"] else None
+        fields["attention_gate"] = given.get("use_output_gate", bool, False)
+    if model_type in (STICKBREAKING_TYPE, FORGETTING_TYPE):
+        fields["attention"] = "stickbreaking" if breaks_sticks else "forgetting"
+        fields["bias"] = ["qkv"] if given.get("qkv_bias", bool, False) else []
+        gates, ignored = ("none", FLA) if breaks_sticks else ("full", FLA_FORGETTING)
+    else:
+        gates, ignored = _add_fox_fields(fields, given, model_type)
+    if breaks_sticks:
+        fields["attend_current"] = given.get("attend_current", bool, False)
+    config = SbevalConfig(**fields)
+    given.refuse_unread(ignored, whole=True)
+    tensors = _take(config, gates, model_type, weights)
     if config.tie_word_embeddings:
         weights.check_tied_head(tensors["model.embed_tokens.weight"])
-    weights.refuse_left_over(f"fla {STICKBREAKING_TYPE}")
-    return f"fla:{STICKBREAKING_TYPE}", config, tensors
+    weights.refuse_left_over(f"fla {model_type}" if breaks_sticks else model_type)
+    package = "fox" if model_type in _FOX_TYPES else "fla"
+    return f"{package}:{model_type.removesuffix('-project_fox')}", config, tensors
 
 
 def _shared_fields(given: ConfigValues) -> dict[str, Any]:
@@ -96,40 +110,6 @@ def fla_names(config: SbevalConfig) -> Names:
     return names
 
 
-def read_forgetting(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
-    """Returns the format's name, this family's configuration and its tensors.
-
-    Raises:
-        UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
-    """
-    model_type = str(source["model_type"])
-    given = ConfigValues(source)
-    given.one_of("hidden_act", ("swish",), "swish")
-    fields = _shared_fields(given)
-    fields["intermediate_size"] = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
-    if model_type != FOX_SOFTMAX_TYPE:
-        qk_norm = given.get("qk_norm", bool, False)
-        fields |= {
-            "qk_norm": qk_norm,
-            "qk_norm_per_head": qk_norm,
-            "qk_norm_eps": _HEADS_NORM_EPS if qk_norm else None,
-            "attention_gate": given.get("use_output_gate", bool, False),
-        }
-    if model_type == FORGETTING_TYPE:
-        gates, ignored = "full", FLA_FORGETTING
-        fields |= {"attention": "forgetting", "bias": ["qkv"] if given.get("qkv_bias", bool, False) else []}
-    else:
-        gates, ignored = _add_fox_fields(fields, given, model_type)
-    config = SbevalConfig(**fields)
-    given.refuse_unread(ignored, whole=True)
-    tensors = _take(config, gates, model_type, weights)
-    if config.tie_word_embeddings:
-        weights.check_tied_head(tensors["model.embed_tokens.weight"])
-    weights.refuse_left_over(model_type)
-    package = "fla" if model_type == FORGETTING_TYPE else "fox"
-    return f"{package}:{model_type.removesuffix('-project_fox')}", config, tensors
-
-
 def _add_fox_fields(fields: dict[str, Any], given: ConfigValues, model_type: str) -> tuple[str, Ignored]:
     """Returns what kind of gates the authors' model has, and which keys change nothing of it."""
     fields["intermediate_size"] //= 2  # gate and up are one map
@@ -150,7 +130,7 @@ def _add_fox_fields(fields: dict[str, Any], given: ConfigValues, model_type: str
 
 
 def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -> dict[str, Tensor]:
-    names, fox = fla_names(config), model_type != FORGETTING_TYPE
+    names, fox = fla_names(config), model_type in _FOX_TYPES
     width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     shared_rows: dict[str, Tensor] = {}
     for layer in range(config.num_hidden_layers):

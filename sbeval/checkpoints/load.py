@@ -198,8 +198,7 @@ def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> No
 
     What it has by default counts too, as where the model type of another model is written.
     """
-    held = held_bytes(folder)
-    if not held:  # of the hub, or of another kind
+    if not (held := held_bytes(folder)):  # of the hub, or of another kind
         return
     asked, model_type = 0, ""
     with contextlib.suppress(Exception), quiet_transformers(), torch.device("meta"):  # loading says what is wrong

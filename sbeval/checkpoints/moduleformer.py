@@ -14,13 +14,8 @@ from sbeval.errors import UserError
 
 MODEL_TYPE = "moduleformer"
 
-_ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "silu": "silu",
-    "relu": "relu",
-}
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS |= {name: name for name in ("gelu", "silu", "relu")}
 _BUFFERS = ("attn.mask", "attn.cum_weight")
 
 
@@ -55,10 +50,8 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
     given.refuse_unread(MODULEFORMER, whole=True)
     if config.attention_width % config.num_attention_heads:
         raise UserError(f"att_hidden {config.attention_width} is no multiple of n_head {config.num_attention_heads}")
-    for chosen, experts in (
-        (config.attention_chosen, config.attention_experts),
-        (config.mlp_chosen, config.mlp_experts),
-    ):
+    of_attention = (config.attention_chosen, config.attention_experts)
+    for chosen, experts in (of_attention, (config.mlp_chosen, config.mlp_experts)):
         if chosen > experts:
             raise UserError(f"Expected at most as many experts chosen as there are, found {chosen} of {experts}")
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}

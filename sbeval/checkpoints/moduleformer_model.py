@@ -120,8 +120,8 @@ class ModuleFormerAttention(nn.Module):
         q_SI, probability_NT, assigned = self.q_proj.enter(hidden_BLE.flatten(0, 1))
         # query heads that share a key/value head lie side by side: [B, L, T, H, D] to [B, H * T, L, D]
         q = assigned.by_token(q_SI).view(batch, new, -1, self.heads, self.head_dim).permute(0, 3, 2, 1, 4).flatten(1, 2)
-        k = self.k_proj(hidden_BLE).view(batch, new, self.heads, self.head_dim).transpose(1, 2)
-        v = self.v_proj(hidden_BLE).view(batch, new, self.heads, self.head_dim).transpose(1, 2)
+        shape = (batch, new, self.heads, self.head_dim)
+        k, v = (mapped(hidden_BLE).view(shape).transpose(1, 2) for mapped in (self.k_proj, self.v_proj))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_index)
         options = self.kernels._asdict()

@@ -11,14 +11,8 @@ from sbeval.checkpoints.dolomite.config import BLOCK_TYPES, FLAT_TYPES, read_dol
 from sbeval.checkpoints.dolomite.tensors import read_dolomite
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
-from sbeval.checkpoints.fla import (
-    FORGETTING_TYPE,
-    FOX_SOFTMAX_TYPE,
-    FOX_TYPE,
-    STICKBREAKING_TYPE,
-    read_fla,
-    read_forgetting,
-)
+from sbeval.checkpoints.fla import MODEL_TYPES as FLA_TYPES
+from sbeval.checkpoints.fla import read_fla
 from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
 from sbeval.checkpoints.moduleformer import read_moduleformer
 from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
@@ -37,13 +31,11 @@ class CheckpointFormat:
     """A checkpoint format.
 
     Attributes:
-        name: as results and messages name it; the reader may add to it, such as dolomite's generation.
         model_types: entries `model_type` of `config.json` that mean this format.
         extendable: whether what it becomes can be trained and saved again.
         takes_kv_expand: whether one can choose how grouped heads share keys and values.
     """
 
-    name: str
     model_types: tuple[str, ...]
     read: CheckpointReader
     model_class: type[PreTrainedModel] = SbevalForCausalLM
@@ -53,21 +45,12 @@ class CheckpointFormat:
 
 FORMATS = (
     CheckpointFormat(
-        name="dolomite",
         model_types=(*FLAT_TYPES, *BLOCK_TYPES),
         read=lambda source, weights, kv_expand: read_dolomite(read_dolomite_config(source), weights, kv_expand),
         takes_kv_expand=True,
     ),
+    CheckpointFormat(model_types=FLA_TYPES, read=lambda source, weights, kv_expand: read_fla(source, weights)),
     CheckpointFormat(
-        name="fla", model_types=(STICKBREAKING_TYPE,), read=lambda source, weights, kv_expand: read_fla(source, weights)
-    ),
-    CheckpointFormat(
-        name="forgetting",
-        model_types=(FOX_TYPE, FOX_SOFTMAX_TYPE, FORGETTING_TYPE),
-        read=lambda source, weights, kv_expand: read_forgetting(source, weights),
-    ),
-    CheckpointFormat(
-        name="moduleformer",
         model_types=(MODULEFORMER_TYPE,),
         read=lambda source, weights, kv_expand: read_moduleformer(source, weights),
         model_class=ModuleFormerForCausalLM,

@@ -19,6 +19,18 @@ app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False}
 
 _Arguments = Annotated[list[str] | None, typer.Argument(metavar="OPTIONS")]
+_SWEPT = typer.Argument(metavar="SWEEP.yaml | CKPT...", help="A sweep file; with --suite, checkpoints.")
+_SUITES = "paper-nlp, paper-mmlu, paper-gsm8k, paper-appendix, paper-length, paper-ruler or long-context."
+_SUITE = typer.Option(help=_SUITES)
+_LENGTHS = typer.Option(metavar="L,L,...", help="With --suite: lengths in place of the suite's own.")
+_MODEL_ARGS = typer.Option(metavar="KEY=VALUE,...", help="With --suite: arguments of every model, as lm_eval's.")
+_METADATA = typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
+_RUN = typer.Option("--run", metavar="NAME", help="Run this one alone: CHECKPOINT/RUN, or a RUN of all.")
+_RAY = typer.Option(metavar="ADDRESS|local", help="Several at a time, on Ray (the extra sbeval[ray]).")
+_FOLLOW = typer.Option(metavar="DIR", help="Evaluate a training's checkpoints (DIR/checkpoint-*) as they appear.")
+_KV_EXPAND = typer.Option(help="How grouped heads of dolomite-engine share keys and values.")
+_DTYPE = typer.Option(help="Type of the weights written, such as bfloat16; auto keeps the source's.")
+_TEXT = typer.Option(help="File or folder to read in place of Python's standard library.")
 _Replace = Annotated[
     bool, typer.Option("--replace", help="Move what lies in the way to NAME.old-TIME beside it; nothing is deleted.")
 ]
@@ -46,37 +58,16 @@ def run(arguments: _Arguments = None) -> None:
 
 @app.command()
 def sweep(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SWEEP.yaml | CKPT...", help="A sweep file; with --suite, checkpoints."),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            help="paper-nlp, paper-mmlu, paper-gsm8k, paper-appendix, paper-length, paper-ruler or long-context."
-        ),
-    ] = None,
+    arguments: Annotated[list[str] | None, _SWEPT] = None,
+    suite: Annotated[str | None, _SUITE] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="With --suite: folder of all results.")] = None,
-    context_lengths: Annotated[
-        str | None, typer.Option(metavar="L,L,...", help="With --suite: lengths in place of the suite's own.")
-    ] = None,
+    context_lengths: Annotated[str | None, _LENGTHS] = None,
     limit: Annotated[float | None, typer.Option(help="With --suite: documents of a task.")] = None,
-    model_args: Annotated[
-        str | None, typer.Option(metavar="KEY=VALUE,...", help="With --suite: arguments of every model, as lm_eval's.")
-    ] = None,
-    metadata: Annotated[
-        str | None, typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Run this one alone: CHECKPOINT/RUN, or a RUN of all.")
-    ] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS|local", help="Several at a time, on Ray (the extra sbeval[ray]).")
-    ] = None,
-    follow: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Evaluate a training's checkpoints (DIR/checkpoint-*) as they appear."),
-    ] = None,
+    model_args: Annotated[str | None, _MODEL_ARGS] = None,
+    metadata: Annotated[str | None, _METADATA] = None,
+    only: Annotated[str | None, _RUN] = None,
+    ray: Annotated[str | None, _RAY] = None,
+    follow: Annotated[str | None, _FOLLOW] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
     replace: _Replace = False,
     workers: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -87,13 +78,13 @@ def sweep(
     """
     options: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
     options |= {"model_args": model_args, "metadata": metadata, "follow": follow, "workers": workers}
-    settings = _load("sbeval.sweep", "sweep_from_command")(arguments or [], suite=suite, **options)
+    settings = _load("sbeval.sweep.command", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
         check_run(_load("sbeval.commands.options", "asked")(config))
 
     go = functools.partial(
-        _load("sbeval.sweep", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
+        _load("sbeval.sweep.execute", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
     )
     following = settings.follow is not None
     if following and only is not None:
@@ -110,22 +101,12 @@ def launch(arguments: _Arguments = None) -> None:
 
 @app.command()
 def report(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Results files of lm-eval, or folders that hold some.")
-    ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for index.html, figures and tables.")] = Path(
-        "report"
-    ),
+    paths: Annotated[list[Path] | None, report_options.PATHS] = None,
+    output: Annotated[Path, report_options.OUTPUT] = Path("report"),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="OLD=NEW", help="Show the model OLD under the name NEW; repeatable.")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
-    ] = None,
+    label: Annotated[list[str] | None, report_options.LABEL] = None,
+    baseline: Annotated[str | None, report_options.BASELINE] = None,
+    only: Annotated[list[str] | None, report_options.ONLY] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Build again whenever a results file appears.")] = False,
     compare: Annotated[tuple[str, str] | None, report_options.COMPARE] = None,
     fail_if_worse: Annotated[bool, report_options.FAIL_IF_WORSE] = False,
@@ -186,13 +167,8 @@ def inspect(arguments: _Arguments = None) -> None:
 def convert(
     source: Annotated[str, typer.Argument(help="Folder or hub id of a checkpoint of any stick-breaking format.")],
     destination: Annotated[Path, typer.Argument(help="New or empty folder to write to.")],
-    kv_expand: Annotated[
-        Literal["auto", "interleave", "tile"],
-        typer.Option(help="How grouped heads of dolomite-engine share keys and values."),
-    ] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="Type of the weights written, such as bfloat16; auto keeps the source's.")
-    ] = "auto",
+    kv_expand: Annotated[Literal["auto", "interleave", "tile"], _KV_EXPAND] = "auto",
+    dtype: Annotated[str, _DTYPE] = "auto",
     replace: _Replace = False,
 ) -> None:
     """Write a released checkpoint out in this project's form, its tokenizer beside it."""
@@ -208,9 +184,7 @@ def convert(
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the page.")] = Path("report"),
     results: Annotated[Path, typer.Option(help="Folder for lm-eval's results files.")] = Path("results/demo"),
-    text: Annotated[
-        Path | None, typer.Option(help="File or folder to read in place of Python's standard library.")
-    ] = None,
+    text: Annotated[Path | None, _TEXT] = None,
     replace: _Replace = False,
 ) -> None:
     """Evaluate the two shipped checkpoints past their training length and build the page.

@@ -71,8 +71,7 @@ def _as_module(chosen: Any) -> Any:
 def _why(failures: Any) -> tuple[str, bool]:
     """Returns what the first process to fail said, or else how it ended; and whether other machines know of it."""
     # what a process of ours leaves holds a time; torch fills in for one that left nothing
-    left = [failure.error_file_data for failure in failures.values() if "timestamp" in failure.error_file_data]
-    if left:
+    if left := [failure.error_file_data for failure in failures.values() if "timestamp" in failure.error_file_data]:
         first_left = min(left, key=lambda said: said["timestamp"])
         return str(first_left["message"]), bool(first_left.get("on_the_board"))
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)

@@ -213,8 +213,7 @@ def _make_room(chosen: argparse.Namespace) -> None:
             lengths.update(as_counts(options.get("context_lengths")))
     if not lengths or "max_length" in wanted.metadata:
         return
-    longest = max(lengths)
-    if longest > (longest_input_tokens(wanted.model_args.get("pretrained")) or 0):
+    if (longest := max(lengths)) > (longest_input_tokens(wanted.model_args.get("pretrained")) or 0):
         chosen.model_args = {**wanted.model_args, "max_length": longest}
         logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest context length asked for", longest)
 

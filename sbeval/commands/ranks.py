@@ -106,11 +106,9 @@ def watch() -> None:
         _watch = _Watch()
 
 
-@contextlib.contextmanager
-def waiting() -> Iterator[None]:
+def waiting() -> contextlib.AbstractContextManager[None]:
     """Holds a step at which every process waits for the others."""
-    with contextlib.nullcontext() if _watch is None else _watch.waiting():
-        yield
+    return contextlib.nullcontext() if _watch is None else _watch.waiting()
 
 
 def fails() -> None:

@@ -148,8 +148,7 @@ def long_document_tokens(document: Document, tokenizer: Any, *, special_tokens: 
         encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=True, **_QUIET)
         piece = DocumentTokens.of(encoded["input_ids"], encoded["offset_mapping"], start)
         if before is not None:
-            joint = _joint(before, piece, start + _OVERLAP_CHARACTERS // 2)
-            if joint is None:
+            if (joint := _joint(before, piece, start + _OVERLAP_CHARACTERS // 2)) is None:
                 raise UserError(
                     f"Expected a document that can be encoded in pieces of {PIECE_CHARACTERS:,} characters, found "
                     f"{document.name!r} of {len(document.text):,}, whose tokens around character {start:,} depend on "

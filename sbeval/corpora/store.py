@@ -32,8 +32,7 @@ def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> Tokenized
     if layout.special_tokens and not adds_special_tokens(tokenizer):
         layout = layout._replace(special_tokens=False)
     corpus_hash, tokenizer_hash = corpus_sha256(corpus), tokenizer_sha256(tokenizer)
-    name = _name(corpus_hash, tokenizer_hash, layout)
-    if name not in _open:
+    if (name := _name(corpus_hash, tokenizer_hash, layout)) not in _open:
         path = _path(name)
         if not path.exists():
             _write(path, corpus, tokenizer, layout)

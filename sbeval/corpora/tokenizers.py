@@ -26,13 +26,11 @@ _THIS_PROCESS = uuid4().hex
 _hashes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def load_tokenizer(
-    source: str | Path, *, remedy: str = "give a folder or hub id that holds one", **options: Any
-) -> Any:
+def load_tokenizer(source: str | Path, **options: Any) -> Any:
     """Loads the tokenizer of a folder or hub id, with options of `AutoTokenizer.from_pretrained`.
 
     Raises:
-        UserError: none can be loaded; ends with the remedy.
+        UserError: none can be loaded.
     """
     from transformers import AutoTokenizer  # seconds, which a command that reads no text does without
 
@@ -41,7 +39,8 @@ def load_tokenizer(
             return AutoTokenizer.from_pretrained(source, **options)
     except Exception as error:  # a broken file is answered with any class, bare Exception among them
         raise UserError(
-            f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): {remedy}."
+            f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): give a folder or "
+            "hub id that holds one."
         ) from error
 
 

@@ -34,17 +34,12 @@ class TargetSums(NamedTuple):
     bytes: float
 
 
-class _Pieces:
-    """A long array held as consecutive memory-mapped pieces; slices within a piece are views."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def slice(self, start: int, stop: int) -> NDArray[np.int32]:
-        if not 0 <= start <= stop <= len(self._array):
-            raise ValueError(f"expected a range within {len(self._array)} tokens, found {start} to {stop}")
-        pieces: list[NDArray[np.int32]] = [piece.to_numpy() for piece in self._array.slice(start, stop - start).chunks]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.int32), *pieces])
+def _slice(array: Any, start: int, stop: int) -> NDArray[np.int32]:
+    """Returns a range of a long array held as consecutive memory-mapped pieces; within a piece it is a view."""
+    if not 0 <= start <= stop <= len(array):
+        raise ValueError(f"expected a range within {len(array)} tokens, found {start} to {stop}")
+    pieces: list[NDArray[np.int32]] = [piece.to_numpy() for piece in array.slice(start, stop - start).chunks]
+    return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.int32), *pieces])
 
 
 class _Counts(NamedTuple):
@@ -56,7 +51,7 @@ class _Counts(NamedTuple):
         of_page: [C] of the original page.
     """
 
-    of_tokens: _Pieces
+    of_tokens: Any
     of_text: NDArray[np.int64]
     of_page: NDArray[np.int64]
 
@@ -64,7 +59,7 @@ class _Counts(NamedTuple):
         """Returns the share of the original page that a range of tokens has; NaN where that is unknown."""
         if self.of_text[document] < 0:
             return float("nan")
-        counted = int(self.of_tokens.slice(start, stop).sum(dtype=np.int64))
+        counted = int(_slice(self.of_tokens, start, stop).sum(dtype=np.int64))
         return counted * float(self.of_page[document]) / max(int(self.of_text[document]), 1)
 
 
@@ -86,7 +81,7 @@ class TokenizedCorpus:
     starts: NDArray[np.int64]
     _words: _Counts
     _bytes: _Counts
-    _tokens: _Pieces
+    _tokens: Any
 
     @property
     def total_tokens(self) -> int:
@@ -115,7 +110,7 @@ class TokenizedCorpus:
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """Returns the tokens of a range; read-only where it lies in one piece of the file."""
-        return self._tokens.slice(start, stop)
+        return _slice(self._tokens, start, stop)
 
     def document_at(self, position: int) -> int:
         """Returns the document a token belongs to; a separator belongs to the document before it."""
@@ -150,8 +145,8 @@ def open_tokenized(path: Path, *, corpus_sha256: str, tokenizer_sha256: str, lay
     lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in table["tokens"].chunks]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))])
 
-    def pieces(column: str) -> _Pieces:
-        return _Pieces(pa.chunked_array([chunk.flatten() for chunk in table[column].chunks], pa.int32()))
+    def pieces(column: str) -> Any:
+        return pa.chunked_array([chunk.flatten() for chunk in table[column].chunks], pa.int32())
 
     def counts(unit: str) -> _Counts:
         return _Counts(pieces(f"token_{unit}"), table[f"text_{unit}"].to_numpy(), table[f"original_{unit}"].to_numpy())

@@ -75,8 +75,7 @@ def document_target_blocks(
     """
     rounds: list[list[tuple[int, int]]] = [[] for _ in range(blocks_per_document)]
     for document, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        candidates = (stop - start - longest) // targets
-        if candidates < 1:
+        if (candidates := (stop - start - longest) // targets) < 1:
             continue
         order = np.random.default_rng([seed, document]).permutation(candidates)[:blocks_per_document]
         for number, candidate in enumerate(order.tolist()):

@@ -123,17 +123,8 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: s
     tracker = EvaluationTracker(output_path=output)
     # lm-eval's own fourteen thousand task names take seconds to read and are not needed
     manager = TaskManager(include_path=str(plugin.tasks_folder()), include_defaults=False, metadata=metadata)
-    evaluated = simple_evaluate(
-        model=plugin.MODEL_NAME,
-        model_args=chosen,
-        tasks=[task.name],
-        device=device,
-        limit=task.blocks,
-        log_samples=True,
-        evaluation_tracker=tracker,
-        task_manager=manager,
-        metadata=metadata,
-    )
+    asked = {"tasks": [task.name], "device": device, "limit": task.blocks, "log_samples": True, "metadata": metadata}
+    evaluated = simple_evaluate(plugin.MODEL_NAME, chosen, **asked, evaluation_tracker=tracker, task_manager=manager)
     samples = evaluated.pop("samples")
     tracker.save_results_aggregated(results=evaluated, samples=samples)
     for name, rows in samples.items():

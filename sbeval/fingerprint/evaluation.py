@@ -73,19 +73,18 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
         folder = config.get("include_path")
         used = (config.get("output_path"), arguments.get("pretrained"))
         in_use, kept = (
-            [os.path.expanduser(str(place)) for place in places if place]
+            [os.path.expanduser(str(name)) for name in places if name]
             for places in (used, [arguments.get(key) for key in KEPT_IN])
         )
-        parts |= task_parts(
-            Path(os.path.expanduser(folder)) if folder else None, config.get("tasks") or [], in_use, kept
-        )
+        place = Path(os.path.expanduser(folder)) if folder else None
+        parts |= task_parts(place, config.get("tasks") or [], in_use, kept)
     except OSError as error:
         raise UserError(
             f"Expected to read what the run depends on, found that {error.filename} cannot be read "
             f"({error.strerror}): check its permissions."
         ) from error
     left_out = {"output_path", *_NAMING}
-    if folder and Path(os.path.expanduser(folder)).is_dir():
+    if place is not None and place.is_dir():
         left_out.add("include_path")
     return RunInputs(settings | {key: value for key, value in config.items() if key not in left_out}, parts)
 

@@ -215,15 +215,11 @@ def _description_lines(described: "Description") -> list[str]:
 
 def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("tokens", "one window", "fixed_target", "full batch", "generation", "each text more"),
-        *(
-            (
-                f"{row.length_tokens:,}",
-                *map(bytes_text, (row.all_targets, row.last_targets, row.batch, row.generation, row.further_text)),
-            )
-            for row in needs
-        ),
+        ("tokens", "one window", "fixed_target", "full batch", "generation", "each text more")
     ]
+    for row in needs:
+        sizes = (row.all_targets, row.last_targets, row.batch, row.generation, row.further_text)
+        rows.append((f"{row.length_tokens:,}", *map(bytes_text, sizes)))
     given = f"{bytes_text(room.memory_bytes)} of {room.place}, a tenth of it left free,"
     fits = (
         f"{given} hold the weights and one window of {room.longest_window_tokens:,} tokens, or one text of "
@@ -237,17 +233,11 @@ def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
 
 
 def _work_lines(works: "Sequence[TaskWork]", duration: "Duration | None", preparing_seconds: float | None) -> list[str]:
-    rows = [
-        ("task", "documents", "requests", "tokens", "new, at most", "in the model"),
-        *(
-            (
-                work.task,
-                *(f"{count:,}" for count in (work.documents, work.requests, work.tokens, work.new_tokens)),
-                "" if duration is None else time_text(duration.model_seconds[work.task]),
-            )
-            for work in works
-        ),
-    ]
+    rows: list[tuple[str, ...]] = [("task", "documents", "requests", "tokens", "new, at most", "in the model")]
+    for work in works:
+        counts = (work.documents, work.requests, work.tokens, work.new_tokens)
+        seconds = "" if duration is None else time_text(duration.model_seconds[work.task])
+        rows.append((work.task, *(f"{count:,}" for count in counts), seconds))
     width = max(len(row[0]) for row in rows) + 2
     lines = [f"{name:<{width}}" + "".join(f"{cell:>16}" for cell in cells) for name, *cells in rows]
     if duration is None:

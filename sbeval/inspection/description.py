@@ -14,13 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import str_to_torch_dtype
 
-from sbeval.checkpoints.facts import (
-    KvExpand,
-    checkpoint_format,
-    longest_input_tokens,
-    text_config,
-    training_length_tokens,
-)
+from sbeval.checkpoints import facts
 from sbeval.checkpoints.files import Weights, find_folder, read_config
 from sbeval.checkpoints.load import build, from_transformers
 from sbeval.checkpoints.quiet import quiet_transformers
@@ -29,15 +23,6 @@ from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError, shown
 from sbeval.inspection.memory import Sizes, experts_of, sizes_of
 from sbeval.models.learned_positions import learned_positions
-
-_LENGTH_KEYS = (
-    "training_length_tokens",
-    "original_max_position_embeddings",
-    "max_position_embeddings",
-    "n_positions",
-    "n_ctx",
-    "max_seq_len",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +71,7 @@ class Description:
     problems: tuple[str, ...]
 
 
-def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand = "auto") -> Description:
+def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: facts.KvExpand = "auto") -> Description:
     """Describes a checkpoint without reading a tensor; the options are those of `load_checkpoint`.
 
     Raises:
@@ -106,7 +91,7 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand
         except UserError as error:
             problems.append(str(error))
         tokenizer = _tokenizer(folder, problems)
-    config: Any = None if model is None else text_config(model.config)
+    config: Any = None if model is None else facts.text_config(model.config)
     if model is not None and wanted is not None:
         model.to(wanted)
     if tokenizer and config and tokenizer.highest_id >= config.vocab_size:
@@ -114,7 +99,7 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand
             f"the tokenizer's ids go up to {tokenizer.highest_id}, and the model has {config.vocab_size} embeddings: "
             "name the right one with tokenizer=... in --model_args"
         )
-    trained = None if config is None else training_length_tokens(model.config)  # type: ignore[union-attr]
+    trained = None if config is None else facts.training_length_tokens(model.config)  # type: ignore[union-attr]
     # Granite's hybrids have RoPE's parameters also where they give their layers no positions
     rotates = getattr(config, "position_embedding_type", "rope") == "rope"
     rope = getattr(config, "rope_parameters", None) if rotates else None
@@ -129,7 +114,7 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: KvExpand
         sizes=None if model is None else sizes_of(model),
         training_length_tokens=trained,
         training_length_from=_length_source(source, trained),
-        longest_input_tokens=longest_input_tokens(str(folder)),
+        longest_input_tokens=facts.longest_input_tokens(str(folder)),
         learned_positions=None if model is None else learned_positions(model),
         rope=dict(rope) if rope else None,
         tokenizer=tokenizer,
@@ -154,7 +139,7 @@ class Headers(Weights):
 
 
 def _assemble(
-    folder: Path, source: Mapping[str, Any], headers: Headers, kv_expand: KvExpand
+    folder: Path, source: Mapping[str, Any], headers: Headers, kv_expand: facts.KvExpand
 ) -> tuple[str, PreTrainedModel]:
     """Returns the format's full name and the model without its weights, put together as loading does it.
 
@@ -166,7 +151,7 @@ def _assemble(
         name, config, tensors = released.read(source, headers, kv_expand)
         return name, build(released.model_class, config, tensors, headers.dtype())
     model = from_transformers(str(folder), None, False, None, device_map="meta")
-    return checkpoint_format(model.config), model
+    return facts.checkpoint_format(model.config), model
 
 
 def _floating(dtype: str) -> Any:
@@ -181,7 +166,7 @@ def _evidence(source: Mapping[str, Any], headers: Headers) -> list[str]:
     model_type = source.get("model_type")
     told = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
     released = format_of_type(str(model_type))
-    if released is None or released.name != "dolomite":
+    if released is None or not released.takes_kv_expand:
         return told
     blocks = "sequence_mixer_blocks" in source
     told.append("its list sequence_mixer_blocks" if blocks else "no list of blocks in it")
@@ -215,7 +200,7 @@ def _length_source(source: Mapping[str, Any], length_tokens: int | None) -> str 
     text = source["text_config"] if isinstance(source.get("text_config"), dict) else source
     scalings = (key for key in ("rope_parameters", "rope_scaling") if isinstance(text.get(key), dict))
     places = [("", text), *((f" of {key}", text[key]) for key in scalings)]
-    for name in _LENGTH_KEYS:
+    for name in ("training_length_tokens", *facts.LENGTH_KEYS):
         for place, values in places:
             if values.get(name) == length_tokens:
                 return f"{name}{place} in config.json"

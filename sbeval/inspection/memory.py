@@ -178,9 +178,8 @@ def _first(config: Any, *names: str) -> int | None:
 def _key_windows(config: Any, layers: int) -> tuple[int | None, ...]:
     window = _whole(config, "sliding_window") if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
-    return tuple(
-        window if "sliding" in kind else None for kind in kinds if not any(name in kind for name in _NO_KEYS_KEPT)
-    )
+    keeping = [kind for kind in kinds if not any(name in kind for name in _NO_KEYS_KEPT)]
+    return tuple(window if "sliding" in kind else None for kind in keeping)
 
 
 def _whole(config: Any, name: str) -> int | None:
@@ -263,14 +262,10 @@ def room_of(sizes: Sizes, memory_bytes: int | None, learned_positions: int | Non
         device = device_here()
         place = torch.cuda.get_device_name() if device == "cuda" else "the CPU of this machine"
         memory_bytes = _free_bytes(device)
-    window, text = longest_tokens(sizes, memory_bytes, device)
-    return Room(
-        place=place,
-        device=device,
-        memory_bytes=memory_bytes,
-        longest_window_tokens=min(window, learned_positions or window),
-        longest_text_tokens=min(text, learned_positions or text),
-    )
+    longest = longest_tokens(sizes, memory_bytes, device)
+    window, text = (min(tokens, learned_positions or tokens) for tokens in longest)
+    longest_of = {"longest_window_tokens": window, "longest_text_tokens": text}
+    return Room(place=place, device=device, memory_bytes=memory_bytes, **longest_of)
 
 
 def _free_bytes(device: str) -> int:

@@ -165,9 +165,8 @@ def measure(
     from lm_eval.api.registry import get_model  # after the plugin, which registers `sb`
 
     started = time.perf_counter()
-    lm = get_model("sb").create_from_arg_obj(
-        dict(arguments), {"batch_size": "auto", "max_batch_size": None, "device": device}
-    )
+    others = {"batch_size": "auto", "max_batch_size": None, "device": device}
+    lm = get_model("sb").create_from_arg_obj(dict(arguments), others)
     loading = time.perf_counter() - started
     model_seconds, ran = {}, 0
     started = time.perf_counter()
@@ -175,9 +174,8 @@ def measure(
         count = functools.partial(count_work, name, encode=encode, share=share)
         chosen = _sample(task.instances, SAMPLE_TOKENS[device], count)
         whole, sample = count(task.instances), count(chosen)
-        shortest = [
-            min(of_kind, key=lambda instance: count([instance]).tokens) for of_kind in _by_type(chosen).values()
-        ]
+        kinds = _by_type(chosen).values()
+        shortest = [min(of_kind, key=lambda instance: count([instance]).tokens) for of_kind in kinds]
         first = _seconds(lm, shortest)
         spent = _seconds(lm, chosen)
         ran += sample.documents

@@ -27,19 +27,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from sbeval.models.config import SbevalConfig
 from sbeval.models.decoder import SbevalForCausalLM, SbevalModel
 from sbeval.models.presets import preset
-from sbeval.models.rope import RopeFrequencies, held_rope_frequencies
-from sbeval.rope_parameters import parse_rope_scaling
 
 AutoConfig.register("sbeval", SbevalConfig, exist_ok=True)
 AutoModel.register(SbevalConfig, SbevalModel, exist_ok=True)
 AutoModelForCausalLM.register(SbevalConfig, SbevalForCausalLM, exist_ok=True)
 
-__all__ = [
-    "RopeFrequencies",
-    "SbevalConfig",
-    "SbevalForCausalLM",
-    "SbevalModel",
-    "held_rope_frequencies",
-    "parse_rope_scaling",
-    "preset",
-]
+__all__ = ["SbevalConfig", "SbevalForCausalLM", "SbevalModel", "preset"]

@@ -89,9 +89,7 @@ class SoftmaxMixer(nn.Module):
         self.head_dim = config.head_dim
         self.forgets = config.attention == "forgetting"
         self.skip_threshold: float | None = None
-        self.bias: AlibiBias | FireBias | None = None
-        if config.attention in BIASED:
-            self.bias = BIASED[config.attention](config.num_attention_heads)
+        self.bias = BIASED[config.attention](config.num_attention_heads) if config.attention in BIASED else None
 
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
@@ -147,28 +145,22 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_dim
-        query_width = config.num_attention_heads * config.head_dim
-        key_width = config.num_key_value_heads * config.head_dim
+        width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        query_width, key_width = heads * config.head_dim, groups * config.head_dim
         qkv_bias = "qkv" in config.bias
-        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, key_width, bias=qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, key_width, bias=qkv_bias)
-        self.o_proj = nn.Linear(query_width, config.hidden_size, bias="output" in config.bias)
-        self.q_norm, self.k_norm = (norm_of_queries(config, heads) for heads in (query_width, key_width))
-        self.output_norm = None
-        if config.output_norm:
-            self.output_norm = OwnHeadsNorm(config.num_attention_heads, config.head_dim, config.norm_eps)
-        self.key_shift, self.value_shift = (
-            TokenShift(config.hidden_size, config.num_key_value_heads, bias=False) if shifts else None
-            for shifts in (config.key_shift, config.value_shift)
-        )
-        self.forget_gate = None
-        if config.attention == "forgetting":
-            self.forget_gate = ForgetGate(config.hidden_size, config.num_attention_heads)
+        self.q_proj = nn.Linear(width, query_width, bias=qkv_bias)
+        self.k_proj = nn.Linear(width, key_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(width, key_width, bias=qkv_bias)
+        self.o_proj = nn.Linear(query_width, width, bias="output" in config.bias)
+        self.q_norm, self.k_norm = (norm_of_queries(config, count) for count in (heads, groups))
+        self.output_norm = OwnHeadsNorm(heads, config.head_dim, config.norm_eps) if config.output_norm else None
+        self.key_shift = TokenShift(width, groups, bias=False) if config.key_shift else None
+        self.value_shift = TokenShift(width, groups, bias=False) if config.value_shift else None
+        self.forget_gate = ForgetGate(width, heads) if config.attention == "forgetting" else None
         self.looks_back = bool(config.key_shift or config.value_shift or self.forget_gate)
-        self.members = config.num_attention_heads // config.num_key_value_heads
+        self.members = heads // groups
         self.scale = config.attention_scale
-        self.head_gate = nn.Linear(config.hidden_size, query_width, bias=qkv_bias) if config.attention_gate else None
+        self.head_gate = nn.Linear(width, query_width, bias=qkv_bias) if config.attention_gate else None
         self.exclusive = config.exclusive_self_attention
         self.rotates = config.attention in ("rope", "forgetting")
         self.head_norm = HeadNorm(config) if config.head_norm else None
@@ -178,9 +170,8 @@ class Attention(nn.Module):
     def forward(self, hidden_BQE: Tensor, positions: Positions, past_key_values: Cache | None) -> Tensor:
         """[B, Q, hidden_size] to the same."""
         heads = (*hidden_BQE.shape[:2], -1, self.head_dim)
-        q_BHQD = self.q_proj(hidden_BQE).view(heads).transpose(1, 2)
-        k_BGQD = self.k_proj(hidden_BQE).view(heads).transpose(1, 2)
-        v_BGQD = self.v_proj(hidden_BQE).view(heads).transpose(1, 2)
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        q_BHQD, k_BGQD, v_BGQD = (mapped(hidden_BQE).view(heads).transpose(1, 2) for mapped in maps)
         older_keys, older_values = cached_last(past_key_values, self.layer_index) if self.looks_back else (None, None)
         plain_k, plain_v = k_BGQD, v_BGQD
         if self.key_shift is not None:
@@ -214,7 +205,7 @@ class Attention(nn.Module):
             k_BGKD, v_BGKD = k_BGKD[..., : k_BGQD.shape[3]], v_BGKD[..., : v_BGQD.shape[3]]
             seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
         if self.rotates and positions.extrapolated is not None:
-            texts: dict[str, Any] = {"seq_start_B": seq_start_B, "packed_lengths": positions.packed_lengths}
+            texts: dict[str, Any] = {"seq_start_B": seq_start_B, "lengths": positions.packed_lengths}
             mixed_BHQD = positions.extrapolated(q_BHQD, k_BGKD, v_BGKD, scale=self.scale, **texts)
         else:
             mixed_BHQD = self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B)

@@ -18,6 +18,8 @@ NORMS = ("rmsnorm", "layernorm")
 GATED_ACTIVATIONS = ("swiglu", "geglu")
 PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu", "silu", "relu")
 BIASES = ("qkv", "output", "mlp")
+_ACTIVATIONS = GATED_ACTIVATIONS + PLAIN_ACTIVATIONS
+_WORDS = {"attention": ATTENTIONS, "remainder": REMAINDERS, "norm": NORMS, "activation": _ACTIVATIONS}
 
 # transformers calls the length before scaling an unknown key of these; here every kind of scaling may state it
 _KINDS_WITHOUT_ORIGINAL_LENGTH = ("default", "linear", "dynamic")
@@ -139,8 +141,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        unknown = sorted(set(kwargs) - _TRANSFORMERS_KEYS)
-        if unknown:
+        if unknown := sorted(set(kwargs) - _TRANSFORMERS_KEYS):
             raise UserError(
                 f"the configuration of an sbeval model holds unknown keys: {', '.join(unknown)}; "
                 "remove them or correct their spelling"
@@ -188,8 +189,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 
     def of_layer(self, index: int) -> "SbevalConfig":
         """Returns the configuration of one layer, which is this one unless the layer overrides a field."""
-        overrides = self.layer_overrides[index] if self.layer_overrides else {}
-        if not overrides:
+        if not self.layer_overrides or not (overrides := self.layer_overrides[index]):
             return self
         layer = copy.copy(self)
         for name, value in overrides.items():
@@ -245,14 +245,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             raise UserError(f"a layer may have attention stickbreaking, rope or nope, got {shown(sorted(unlike)[0])}")
 
     def _check_meaning(self) -> None:
-        for name, allowed in (
-            ("attention", ATTENTIONS),
-            ("remainder", REMAINDERS),
-            ("norm", NORMS),
-            ("activation", GATED_ACTIVATIONS + PLAIN_ACTIVATIONS),
-        ):
-            value = getattr(self, name)
-            if value not in allowed:
+        for name, allowed in _WORDS.items():
+            if (value := getattr(self, name)) not in allowed:
                 raise UserError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
         if not set(self.bias) <= set(BIASES):
             raise UserError(f"bias must be true, false or a list of {', '.join(BIASES)}, got {shown(self.bias)}")

@@ -50,9 +50,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            [DecoderBlock(config.of_layer(index), index) for index in range(config.num_hidden_layers)]
-        )
+        layers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList([DecoderBlock(config.of_layer(index), index) for index in layers])
         self.norm = make_norm(config)
         self.gradient_checkpointing = False
         self.held_rope_frequencies: RopeFrequencies | None = None
@@ -102,11 +101,15 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         if cu_seqlens is None:
             growing = isinstance(past_key_values, SlotCache)  # a step that is recorded must not be looked at
-            positions = self._positions(hidden, attention_mask, position_ids, past, rope_frequencies, growing=growing)
+            positions = self._positions(hidden, attention_mask, position_ids, past, growing)
         elif attention_mask is not None or position_ids is not None or use_cache or past:
             raise ValueError("cu_seqlens stands for positions and masks: give no attention_mask, position_ids or cache")
         else:
-            positions = self._packed_positions(cu_seqlens, rope_frequencies)
+            positions = self._packed_positions(cu_seqlens)
+        if self.config.rope_parameters is not None:
+            frequencies = rope_frequencies or self.held_rope_frequencies
+            frequencies = frequencies or self._own_frequencies(positions.packed_lengths, past, past + hidden.shape[1])
+            positions = self._rotating(positions, frequencies)
         if self.config.embedding_multiplier is not None:
             hidden = hidden * self.config.embedding_multiplier
         states = []
@@ -121,14 +124,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         )
 
     def _positions(
-        self,
-        hidden_BLE: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past: int,
-        frequencies: RopeFrequencies | None,
-        *,
-        growing: bool,
+        self, hidden_BLE: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int, growing: bool
     ) -> Positions:
         new = hidden_BLE.shape[1]
         seq_start = sequence_starts(attention_mask, keys=past + new, has_past=past > 0)
@@ -137,52 +133,34 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
         elif new > 1 and not growing and bool((position_ids.diff(dim=-1) < 0).any()):
             raise UserError("position_ids fall within a row: say where packed texts begin with cu_seqlens")
-        positions = Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
-        if self.config.rope_parameters is None:
-            return positions
-        frequencies = frequencies or self.held_rope_frequencies or self._own_frequencies(past, past + new)
-        return self._rotating(positions, frequencies)
+        return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
 
-    def _packed_positions(self, cu_seqlens: Tensor, frequencies: RopeFrequencies | None) -> Positions:
+    def _packed_positions(self, cu_seqlens: Tensor) -> Positions:
         lengths = cu_seqlens.diff()
         starts_T = cu_seqlens[:-1].repeat_interleave(lengths)
         position_ids = (torch.arange(len(starts_T), device=cu_seqlens.device) - starts_T)[None]
-        positions = Positions(
-            position_ids=position_ids,
-            seq_start=None,
-            cos_sin=None,
-            cu_seqlens=cu_seqlens,
-            packed_lengths=tuple(lengths.tolist()),
-        )
-        rope = self.config.rope_parameters
-        if rope is None:
-            return positions
-        frequencies = frequencies or self.held_rope_frequencies
-        if frequencies is None and rope["rope_type"] in LENGTH_DEPENDENT:
-            raise UserError(
-                f"RoPE of type {rope['rope_type']!r} depends on a text's length, and packed texts have several; hold "
-                "one set of frequencies with held_rope_frequencies"
-            )
-        frequencies = frequencies or self.rope_frequencies_for(max(positions.packed_lengths or ()))
-        return self._rotating(positions, frequencies)
+        return Positions(position_ids, None, None, cu_seqlens=cu_seqlens, packed_lengths=tuple(lengths.tolist()))
 
     def _rotating(self, positions: Positions, frequencies: RopeFrequencies) -> Positions:
         if self.held_extrapolation is not None:
             return positions._replace(extrapolated=ExtrapolatedAttention(self.held_extrapolation, frequencies))
         return positions._replace(cos_sin=cos_sin(frequencies, positions.position_ids))
 
-    def _own_frequencies(self, past: int, length: int) -> RopeFrequencies:
-        rope = self.config.rope_parameters
-        assert rope is not None
-        frequencies = self.rope_frequencies_for(length)
-        if past and rope["rope_type"] in LENGTH_DEPENDENT:
-            cached = self.rope_frequencies_for(past)
-            if not torch.equal(cached.inv_freq, frequencies.inv_freq):
-                raise UserError(
-                    f"RoPE of type {rope['rope_type']!r} depends on the request's length, and the cached keys were "
-                    f"rotated for {past} tokens, not {length}; pass rope_frequencies=model.rope_frequencies_for("
-                    "context length and new tokens) to every call"
-                )
+    def _own_frequencies(self, packed_lengths: tuple[int, ...] | None, past: int, length: int) -> RopeFrequencies:
+        rope_type = (self.config.rope_parameters or {})["rope_type"]
+        if packed_lengths is not None and rope_type in LENGTH_DEPENDENT:
+            raise UserError(
+                f"RoPE of type {rope_type!r} depends on a text's length, and packed texts have several; hold one set "
+                "of frequencies with held_rope_frequencies"
+            )
+        frequencies = self.rope_frequencies_for(length if packed_lengths is None else max(packed_lengths))
+        reused = past and rope_type in LENGTH_DEPENDENT
+        if reused and not torch.equal(self.rope_frequencies_for(past).inv_freq, frequencies.inv_freq):
+            raise UserError(
+                f"RoPE of type {rope_type!r} depends on the request's length, and the cached keys were rotated for "
+                f"{past} tokens, not {length}; pass rope_frequencies=model.rope_frequencies_for(context length and "
+                "new tokens) to every call"
+            )
         return frequencies
 
 
@@ -223,24 +201,14 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         the Trainer's `num_items_in_batch`. Logits are those of `logits_to_keep` last positions, or of these positions;
         0 means all.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            rope_frequencies=rope_frequencies,
-            cu_seqlens=cu_seqlens,
-            output_hidden_states=kwargs.pop("output_hidden_states", None),
-            output_attentions=kwargs.pop("output_attentions", None),
-            return_dict=True,
-        )
+        of_loss = {name: value for name, value in kwargs.items() if not name.startswith("output_")}
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, rope_frequencies)
+        outputs = self.model(*inputs, cu_seqlens=cu_seqlens, **kwargs, return_dict=True)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head_logits(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **of_loss)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )

@@ -32,7 +32,7 @@ TUNED_HEAD_DIM = 32
 """Largest size of a head for which the kernel's tiles were tuned."""
 
 BLOCKS_OF_ROWS = "going on with blocks of rows"
-_BLOCK = 128
+BLOCK_TOKENS = 128
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
 _TUNED_ON = (9, 0)  # compute capability
 _MOST_KINDS = 1024
@@ -41,7 +41,7 @@ _MOST_KINDS = 1024
 
 def whole_blocks(length: int) -> int:
     """Returns the length rounded up to whole blocks, which the kernel reads without a look at where a text ends."""
-    return -(-length // _BLOCK) * _BLOCK
+    return -(-length // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def listed_blocks(chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,19 +54,24 @@ def listed_blocks(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 def causal_blocks(length: int, sliding_window: int, device: torch.device) -> BlockMask:
     """Which blocks of 128 x 128 pairs are seen in full, in part, or not: keys with 0 <= j - i < window."""
-    blocks = -(-length // _BLOCK)
-    index = torch.arange(blocks, device=device)
+    index = torch.arange(-(-length // BLOCK_TOKENS), device=device)
     apart = (index[:, None] - index).clamp_min(-1)  # distances between blocks, -1 where the keys are newer
-    nearest, farthest = apart * _BLOCK - (_BLOCK - 1), apart * _BLOCK + (_BLOCK - 1)
+    nearest, farthest = (apart * BLOCK_TOKENS + sign * (BLOCK_TOKENS - 1) for sign in (-1, 1))
     full = (apart >= 0) & (nearest >= 0) & (farthest < sliding_window)
     partial = (apart >= 0) & (nearest < sliding_window) & ~full
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < sliding_window)
 
-    return BlockMask.from_kv_blocks(
-        *listed_blocks(partial), *listed_blocks(full), BLOCK_SIZE=_BLOCK, mask_mod=seen, seq_lengths=(length, length)
-    )
+    return mask_of_blocks(length, seen, listed_blocks(partial), listed_blocks(full))
+
+
+def mask_of_blocks(
+    length: int, seen: Callable[..., Tensor], partial: tuple[Tensor, Tensor], full: tuple[Tensor, Tensor]
+) -> BlockMask:
+    """Returns a mask from blocks seen in part and in full, as `listed_blocks` has them, and the pairs that are seen."""
+    lengths = (length, length)
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK_TOKENS, mask_mod=seen, seq_lengths=lengths)
 
 
 def flex_causal_attention(
@@ -91,17 +96,10 @@ def flex_causal_attention(
     windowed = sliding_window < length
     if block_mask is None:
         block_mask = _blocks(length + added, sliding_window if windowed else length + added, q_BHLD.device)
-    output: Tensor = (attention or flex_with_options)(
-        q_BHLD,
-        k_BGLD,
-        v_BGLD,
-        score_mod=score_mod,
-        block_mask=block_mask,
-        scale=scale,
-        enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
-        tuned=is_tuned(q_BHLD),
-        windowed=windowed,
-    )
+    grouped = q_BHLD.shape[1] != k_BGLD.shape[1]
+    options: dict[str, Any] = {"score_mod": score_mod, "block_mask": block_mask, "scale": scale, "enable_gqa": grouped}
+    options |= {"tuned": is_tuned(q_BHLD), "windowed": windowed}
+    output: Tensor = (attention or flex_with_options)(q_BHLD, k_BGLD, v_BGLD, **options)
     return output[:, :, :length]
 
 
@@ -112,18 +110,7 @@ def _padded(x_BHLD: Tensor, added: int) -> Tensor:
     return pad(x_BHLD, (0, 0, 0, added))
 
 
-def flex_with_options(
-    q_BHLD: Tensor,
-    k_BGLD: Tensor,
-    v_BGLD: Tensor,
-    *,
-    score_mod: ScoreMod | None,
-    block_mask: BlockMask,
-    scale: float,
-    enable_gqa: bool,
-    tuned: bool,
-    windowed: bool,
-) -> Tensor:
+def flex_with_options(*heads: Tensor, tuned: bool, windowed: bool, **others: Any) -> Tensor:
     """FlexAttention, of a length of whole blocks; `windowed` puts older keys out of sight.
 
     The options stand here as literals, since the compiler expects numbers that it is handed to change.
@@ -135,16 +122,7 @@ def flex_with_options(
         if not windowed:
             # with a window, a row may see no key of its first tile, and blocks that are seen in part lie apart
             options.update({"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True})
-    output: Tensor = flex_attention(
-        q_BHLD,
-        k_BGLD,
-        v_BGLD,
-        score_mod=score_mod,
-        block_mask=block_mask,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        kernel_options=options,
-    )
+    output: Tensor = flex_attention(*heads, **others, kernel_options=options)  # type: ignore[call-overload]
     return output
 
 

@@ -21,12 +21,8 @@ UNGATED = {"swiglu": "silu", "geglu": "gelu"}
 """What a gated activation applies to its gate."""
 
 
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": partial(gelu, approximate="tanh"),
-    "relu": relu,
-}
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "relu": relu}
+_FUNCTIONS["gelu_tanh"] = partial(gelu, approximate="tanh")
 
 
 def activate(name: str, x: Tensor) -> Tensor:
@@ -74,8 +70,8 @@ class Experts(nn.Module):
 
     def forward(self, x_SI: Tensor, end_X: Tensor) -> Tensor:
         """Maps rows to [S, O]; those of expert x end before row `end_X[x]` (int32) and begin where x - 1's end."""
-        width_bytes = [width * x_SI.element_size() for width in self.weight.shape[1:]]
-        if x_SI.dtype in _GROUPED_DTYPES and not any(width % _ROW_BYTES for width in width_bytes):
+        whole = not any(width * x_SI.element_size() % _ROW_BYTES for width in self.weight.shape[1:])
+        if x_SI.dtype in _GROUPED_DTYPES and whole:
             return grouped_mm(x_SI, self.weight.mT, offs=end_X)
         bounds = [0, *end_X.tolist()]
         ranges = zip(bounds[:-1], bounds[1:], self.weight, strict=True)

@@ -18,13 +18,13 @@ def make_norm(config: SbevalConfig) -> nn.Module:
     return kind(config.hidden_size, eps=config.norm_eps)
 
 
-def norm_of_queries(config: SbevalConfig, width: int) -> nn.Module | None:
-    """Returns the norm of queries or keys, `width` channels of all heads together; None where there is none."""
+def norm_of_queries(config: SbevalConfig, heads: int) -> nn.Module | None:
+    """Returns the norm of so many heads of queries or keys; None where there is none."""
     if not config.qk_norm:
         return None
     eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps
     if config.qk_norm_per_head:
-        return OwnHeadsNorm(width // config.head_dim, config.head_dim, eps)
+        return OwnHeadsNorm(heads, config.head_dim, eps)
     return nn.RMSNorm(config.head_dim, eps=eps)
 
 

@@ -38,39 +38,20 @@ class VarlenAttention(OptionalKernel):
         self._function = function
 
     def __call__(
-        self,
-        q_1HTD: Tensor,
-        k_1GTD: Tensor,
-        v_1GTD: Tensor,
-        lengths: Sequence[int],
-        *,
-        scale: float,
-        sliding_window: int | None,
-        cu_seqlens: Tensor | None = None,
+        self, *heads: Tensor, lengths: Sequence[int], cu_seqlens: Tensor, scale: float, sliding_window: int | None
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None where it does not run."""
+        q_1HTD, k_1GTD, v_1GTD = heads
         groups, longest = q_1HTD.shape[1] // k_1GTD.shape[1], max(lengths)
         # its window counts the keys left of the query, without the query's own
         seen = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
 
         def run() -> Tensor:
-            starts = cu_seqlens
-            if starts is None:
-                starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(q_1HTD.device)
             # not all versions take grouped heads
             keys = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k_1GTD, v_1GTD))
             query, key, value = (x[0].transpose(0, 1) for x in (q_1HTD, *keys))
-            output: Tensor = self._function(
-                query=query,
-                key=key,
-                value=value,
-                cu_seq_q=starts,
-                cu_seq_k=starts,
-                max_q=longest,
-                max_k=longest,
-                scale=scale,
-                window_size=(seen, 0),
-            )
+            texts = (cu_seqlens, cu_seqlens, longest, longest)
+            output: Tensor = self._function(query, key, value, *texts, scale=scale, window_size=(seen, 0))
             return output.transpose(0, 1)[None]
 
         return self.attempt(run)
@@ -94,31 +75,23 @@ def packed_softmax_attention(
     """Returns [1, H, T, D]: causal attention within each of S texts, otherwise as `softmax_attention`.
 
     `lengths` are S numbers of tokens, T together; a text may be empty. `cu_seqlens`, int32 [S + 1] on the tensors'
-    device, says where each text begins, if that is at hand.
+    device, says where each text begins; without it texts are mixed one by one.
     """
-    if suits_varlen(q_1HTD, bias):
-        output_1HTD = varlen_attention(
-            q_1HTD, k_1GTD, v_1GTD, lengths, scale=scale, sliding_window=sliding_window, cu_seqlens=cu_seqlens
-        )
+    heads = (q_1HTD, k_1GTD, v_1GTD)
+    options: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window}
+    if cu_seqlens is not None and suits_varlen(q_1HTD, bias):
+        output_1HTD = varlen_attention(*heads, lengths=lengths, cu_seqlens=cu_seqlens, **options)
         if output_1HTD is not None:
             return output_1HTD
-    options = {"scale": scale, "sliding_window": sliding_window, "bias": bias}
-    return text_by_text(q_1HTD, k_1GTD, v_1GTD, lengths, position_ids_1T, **options)
+    return text_by_text(*heads, lengths=lengths, position_ids=position_ids_1T, bias=bias, **options)
 
 
-def text_by_text(
-    q_1HTD: Tensor,
-    k_1GTD: Tensor,
-    v_1GTD: Tensor,
-    lengths: Sequence[int],
-    position_ids: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    """Returns [1, H, T, D], one text after the other; takes the options of `softmax_attention`."""
-    texts = [torch.split(x, list(lengths), dim=2) for x in (q_1HTD, k_1GTD, v_1GTD)]
+def text_by_text(*heads: Tensor, lengths: Sequence[int], position_ids: Tensor | None = None, **options: Any) -> Tensor:
+    """Returns [1, H, T, D], one text after the other; takes the heads and options of `softmax_attention`."""
+    texts = [torch.split(x, list(lengths), dim=2) for x in heads]
     positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
     # cuDNN plans anew for every length, which takes longer than a text
-    with sdpa_kernel(_WITHOUT_CUDNN) if q_1HTD.is_cuda else contextlib.nullcontext():
+    with sdpa_kernel(_WITHOUT_CUDNN) if heads[0].is_cuda else contextlib.nullcontext():
         mixed = [
             softmax_attention(q, k, v, position_ids_BQ=position_ids_BQ, **options)
             for q, k, v, position_ids_BQ in zip(*texts, positions, strict=True)

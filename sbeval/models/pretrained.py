@@ -103,8 +103,7 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         Raises:
             UserError: the model has no rotary embeddings.
         """
-        rope = self.config.rope_parameters
-        if rope is None:
+        if (rope := self.config.rope_parameters) is None:
             raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.scheme!r}")
         original = (
             original_length_tokens

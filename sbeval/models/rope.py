@@ -103,12 +103,8 @@ def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
     pairs, dtype = cos_B1LF.shape[-1], x_BHLD.dtype
     # bf16 times fp32 is computed in fp32: the inputs need no copy in that type
     first_BHLF, second_BHLF, rest = x_BHLD[..., :pairs], x_BHLD[..., pairs : 2 * pairs], x_BHLD[..., 2 * pairs :]
-    rotated = (
-        (first_BHLF * cos_B1LF - second_BHLF * sin_B1LF).to(dtype),
-        (second_BHLF * cos_B1LF + first_BHLF * sin_B1LF).to(dtype),
-        rest,
-    )
-    return torch.cat(rotated, dim=-1)
+    turned_BHLF = (first_BHLF * cos_B1LF - second_BHLF * sin_B1LF).to(dtype)
+    return torch.cat([turned_BHLF, (second_BHLF * cos_B1LF + first_BHLF * sin_B1LF).to(dtype), rest], dim=-1)
 
 
 def scaled_parameters(own: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -146,15 +142,15 @@ def held_rope_frequencies(
     with ExitStack() as held:
         for module in model.modules():
             if hasattr(module, "held_rope_frequencies") and module.config.rope_parameters is not None:
-                scaled_here = module.rope_frequencies_for(
-                    length_tokens, scaling, original_length_tokens=original_length_tokens
-                )
-                held.enter_context(_attributes(module, {"held_rope_frequencies": scaled_here}))
-                frequencies.append(scaled_here)
+                original = {"original_length_tokens": original_length_tokens}
+                scaled = module.rope_frequencies_for(length_tokens, scaling, **original)
+                changed = {"held_rope_frequencies": scaled}
             elif hasattr(module, "rope_type") and hasattr(module, "config"):
                 scaled, changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
-                held.enter_context(_attributes(module, changed))
-                frequencies.append(scaled)
+            else:
+                continue
+            held.enter_context(_attributes(module, changed))
+            frequencies.append(scaled)
         if scaling is not None and not frequencies:
             raise UserError(f"rope_scaling needs a model with rotary embeddings; {type(model).__name__} has none")
         yield frequencies

@@ -62,8 +62,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Writes [N, G, Q, D] of prompts or [B, G, Q, D] of a step, and returns what those positions attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        filling = self._of.filling
-        if filling is not None:
+        if (filling := self._of.filling) is not None:
             both = (self.keys, key_states), (self.values, value_states)
             seen_k, seen_v = (new if filling.begin == 0 else _after_earlier(room, new, filling) for room, new in both)
             for room, new in both:

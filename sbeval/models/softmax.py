@@ -70,8 +70,7 @@ def softmax_attention(
         # only the flash kernels take grouped heads without falling back to O(L^2) memory
         k_BGKD, v_BGKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
     if plain and queries in (1, keys):
-        long_BHQD = long_causal_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale)
-        if long_BHQD is not None:
+        if (long_BHQD := long_causal_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale)) is not None:
             return long_BHQD
         return scaled_dot_product_attention(
             q_BHQD, k_BGKD, v_BGKD, is_causal=queries == keys > 1, scale=scale, enable_gqa=heads != k_BGKD.shape[1]
@@ -81,13 +80,9 @@ def softmax_attention(
     learned = bias.parameters() if isinstance(bias, nn.Module) else ()
     if (by_distance or (seq_start_B is None and texts == 1)) and suits_flex(q_BHQD, k_BGKD, v_BGKD, *learned):
         position_Q = None if position_ids_BQ is None else position_ids_BQ[0]
+        score_mod = None if bias is None else bias.score_mod(position_Q, q_BHQD.device)
         output_BHQD = compiled_flex_attention(
-            q_BHQD,
-            k_BGKD,
-            v_BGKD,
-            scale=scale,
-            sliding_window=sliding_window,
-            score_mod=None if bias is None else bias.score_mod(position_Q, q_BHQD.device),
+            q_BHQD, k_BGKD, v_BGKD, scale=scale, sliding_window=sliding_window, score_mod=score_mod
         )
         if output_BHQD is not None:
             return output_BHQD

@@ -9,7 +9,11 @@ what was measured of it. The mean that the paper calls "Avg." is over all column
 
 import csv
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from pydantic import TypeAdapter
+
+Row = TypeVar("Row")
 
 
 class PublishedValue(NamedTuple):
@@ -54,28 +58,16 @@ class MeasuredColumn(NamedTuple):
 
 def published_values() -> list[PublishedValue]:
     """Returns every cell that is held here, in the order of the tables."""
-    return [
-        PublishedValue(int(row["table"]), row["row"], row["column"], float(row["value"]), row["source"])
-        for row in _rows("values.csv")
-    ]
+    return _read(PublishedValue, "values.csv")
 
 
 def measured_columns() -> list[MeasuredColumn]:
     """Returns what to measure for each column of Tables 2 to 5."""
-    return [
-        MeasuredColumn(
-            int(row["table"]),
-            row["column"],
-            row["task"],
-            row["metric"],
-            row["filter"],
-            int(row["shots"]) if row["shots"] else None,
-            float(row["scale"]),
-        )
-        for row in _rows("columns.csv")
-    ]
+    return _read(MeasuredColumn, "columns.csv")
 
 
-def _rows(name: str) -> list[dict[str, str]]:
-    text = files("sbeval.paper").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+def _read(kind: type[Row], name: str) -> list[Row]:
+    """Returns a file's rows, whose columns are the fields; what stands in none is None."""
+    lines = files("sbeval.paper").joinpath(name).read_text(encoding="utf-8").splitlines()
+    rows = [{column: cell or None for column, cell in row.items()} for row in csv.DictReader(lines)]
+    return TypeAdapter(list[kind]).validate_python(rows)  # type: ignore[valid-type]

@@ -130,8 +130,7 @@ class TokenScorer:
         self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor, after: Prefix | None
     ) -> tuple[Tensor, Tensor]:
         """Returns what `PendingScores` takes, on the device."""
-        splits = self._splits(input_ids_BL)
-        if splits:
+        if splits := self._splits(input_ids_BL):
             hidden_BLD = self._hidden(input_ids_BL) if after is None else self._hidden_after(after, input_ids_BL)
             device, skipped = hidden_BLD.device, 0
         else:

@@ -8,6 +8,7 @@ one, and for stick-breaking. Weights are computed for the last queries of a wind
 Shape suffixes: H query heads, G key/value heads, R queries of a block, K keys, D head dimension.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,8 +111,7 @@ def _recorded(model: nn.Module, queries: int, layers: list[Layer]) -> Iterator[N
         return
 
     def look(mixer: nn.Module, args: tuple[Any, ...]) -> None:
-        assert isinstance(mixer, StickBreakingMixer | SoftmaxMixer)
-        weights = _softmax(mixer) if isinstance(mixer, SoftmaxMixer) else _stick_breaking(mixer)
+        weights = functools.partial(_softmax if isinstance(mixer, SoftmaxMixer) else _stick_breaking, mixer)
         layers.append(_summary(args[0], args[1], queries, weights))
 
     handles = [mixer.register_forward_pre_hook(look) for mixer in mixers]
@@ -127,12 +127,9 @@ Weights = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, int]]
 [H, R, K], remaining sticks [H, R], and how many keys back from itself a query's newest key is."""
 
 
-def _stick_breaking(mixer: StickBreakingMixer) -> Weights:
-    def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
-        logs, log_rest = log_weights(q_1HRD, k_1GKD, mixer.scale, mixer.attend_current, None, None)
-        return logs[0].exp(), log_rest[0].exp(), 0 if mixer.attend_current else 1
-
-    return weights
+def _stick_breaking(mixer: Any, q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
+    logs, log_rest = log_weights(q_1HRD, k_1GKD, mixer.scale, mixer.attend_current, None, None)
+    return logs[0].exp(), log_rest[0].exp(), 0 if mixer.attend_current else 1
 
 
 def _distances(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor]:
@@ -141,16 +138,13 @@ def _distances(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tens
     return position_R, position_R[:, None] - torch.arange(k_1GKD.shape[2], device=q_1HRD.device)
 
 
-def _softmax(mixer: SoftmaxMixer) -> Weights:
-    def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
-        position_R, distance_RK = _distances(q_1HRD, k_1GKD, first)
-        seen_RK = distance_RK >= 0
-        if mixer.sliding_window is not None:
-            seen_RK &= distance_RK < mixer.sliding_window
-        added = 0.0 if mixer.bias is None else mixer.bias(position_R[None], distance_RK)[0]
-        return _softmax_weights(q_1HRD, k_1GKD, mixer.scale, seen_RK, added)
-
-    return weights
+def _softmax(mixer: Any, q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
+    position_R, distance_RK = _distances(q_1HRD, k_1GKD, first)
+    seen_RK = distance_RK >= 0
+    if mixer.sliding_window is not None:
+        seen_RK &= distance_RK < mixer.sliding_window
+    added = 0.0 if mixer.bias is None else mixer.bias(position_R[None], distance_RK)[0]
+    return _softmax_weights(q_1HRD, k_1GKD, mixer.scale, seen_RK, added)
 
 
 def _softmax_weights(

@@ -9,19 +9,3 @@
 - `ray_engine`: how do several run at a time?
 - `follow`: which checkpoints has a training left?
 """
-
-from sbeval.sweep.command import load_sweep, sweep_from_command
-from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
-from sbeval.sweep.execute import run_sweep
-from sbeval.sweep.suites import SUITES, suite_runs
-
-__all__ = [
-    "SUITES",
-    "Sweep",
-    "SweepCheckpoint",
-    "SweepRun",
-    "load_sweep",
-    "run_sweep",
-    "suite_runs",
-    "sweep_from_command",
-]

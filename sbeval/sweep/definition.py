@@ -136,8 +136,7 @@ def folder_name(name: str) -> str:
 
 
 def _check_distinct(names: list[str], what: str, field: Literal["label", "name"]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
             f"Expected {what} whose folders differ, found {', '.join(twice)} more than once: give each its own {field}."
         )
@@ -196,9 +195,7 @@ def _planned(
         "metadata": {**sweep.metadata, **run.metadata, **lengths, **label},
         "num_fewshot": run.num_fewshot,
         "limit": sweep.limit if run.limit is None else run.limit,
-        "batch_size": sweep.batch_size,
-        "device": sweep.device,
-        "include_path": sweep.include_path,
+        **{name: getattr(sweep, name) for name in ("batch_size", "device", "include_path")},
         "output_path": str(folder),
         "log_samples": True,
     }

@@ -134,12 +134,7 @@ def _what_is_not_seen(folder: str, seen: str) -> str | None:
 
 
 def _attempt(
-    place: tuple[str, str],
-    run: PlannedRun,
-    *,
-    launcher: Sequence[str] | None,
-    replace: bool,
-    threads: str | None,
+    place: tuple[str, str], run: PlannedRun, *, launcher: Sequence[str] | None, replace: bool, threads: str | None
 ) -> Outcome:
     """Tries a run on the node where this is called."""
     if (sentence := _what_is_not_seen(*place)) is not None:

@@ -38,8 +38,7 @@ def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
     Raises:
         UserError: an input of the run cannot be read.
     """
-    recorded = _inputs(run.inputs_file)
-    if recorded is None:
+    if (recorded := _inputs(run.inputs_file)) is None:
         return None
     current = json.loads(now or inputs_record(run))
     was, wanted = recorded["settings"], current["settings"]

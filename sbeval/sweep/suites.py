@@ -14,16 +14,12 @@ BABILONG_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 _RULER_ANSWER_TOKENS = 256
 # others count with tokenizers of their own, and without instructions and examples; a prompt must not be cut for that
 _ROOM = 2
+_INFINITEBENCH = tuple(f"infinitebench_{name}" for name in ("passkey", "number_string", "kv_retrieval"))
 # tasks whose answer may lie anywhere in their text: name of the run, tasks, tokens of a longest text and of an answer
 UNCUT = (
     ("graphwalks-128k", ("graphwalks_128k",), 131_072, 16_384),
     ("graphwalks-1m", ("graphwalks_1M",), 1_048_576, 16_384),
-    (
-        "infinitebench",
-        ("infinitebench_passkey", "infinitebench_number_string", "infinitebench_kv_retrieval"),
-        131_072,
-        128,
-    ),
+    ("infinitebench", _INFINITEBENCH, 131_072, 128),
 )
 
 
@@ -92,20 +88,15 @@ def _long_context(lengths: AskedLengths) -> tuple[SweepRun, ...]:
         for length in lengths or (None,)
     ]
     whole = [
-        SweepRun(
-            name=name,
-            tasks=tasks,
-            model_args={"max_length": _ROOM * text_tokens + answer_tokens, "truncation": "error"},
-        )
-        for name, tasks, text_tokens, answer_tokens in UNCUT
-        if lengths is None or lengths[-1] >= text_tokens
+        SweepRun(name=name, tasks=tasks, model_args={"max_length": _ROOM * text + answer, "truncation": "error"})
+        for name, tasks, text, answer in UNCUT  # the latter two in tokens
+        if lengths is None or lengths[-1] >= text
     ]
     return (*babilong, *cut, *whole)
 
 
 def _thousands(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    odd = [length for length in lengths if length % 1024]
-    if odd:
+    if odd := [length for length in lengths if length % 1024]:
         raise UserError(f"Expected lengths of BABILong in whole multiples of 1024 tokens, found {odd}.")
     return lengths
 

@@ -16,29 +16,24 @@ from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name
 from sbeval.keeping.writing import whole_file
 from sbeval.settings import Count, Settings, read_value
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
+from sbeval.sweep.execute import run_sweep
 from sbeval.training import own_text
+from sbeval.training import recipe as recipes
 from sbeval.training.arrays import load_arrays
 from sbeval.training.own_text import HELD_OUT_FILE
-from sbeval.training.recipe import (
-    RUN_FILES,
-    Documents,
-    Extension,
-    OptimizationSettings,
-    TrainRecipe,
-    merged,
-    read_mapping,
-)
+from sbeval.training.recipe import Extension, OptimizationSettings
+
+_RECIPE = "recipe file, or the name of a shipped recipe such as demo_rope (with --text: own_text if not given)"
+_REPORT = "evaluate the model on the text kept out, one token in 20, and build a page"
+_WARMUP = "until the peak (default: 150, at most a tenth of the steps)"
+_CHANGE = "change a setting: optimization.learning_rate=1e-3"
 
 
 def train_command(arguments: Sequence[str]) -> Path | None:
     """Command line of a training run; returns the results to report on where asked for one and training has ended."""
     parser = argparse.ArgumentParser(prog="sbeval train", description="One training run, resumed where it stopped.")
-    parser.add_argument(
-        "recipe",
-        nargs="?",
-        help="recipe file, or the name of a shipped recipe such as demo_rope (with --text: own_text if not given)",
-    )
+    parser.add_argument("recipe", nargs="?", help=_RECIPE)
     parser.add_argument("--out", type=Path, help="folder of the run (default: build/runs/<name>)")
     text = parser.add_argument_group("your own text")
     text.add_argument(
@@ -51,32 +46,22 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     text.add_argument("--text-field", help="field or column that holds the text (default: text)")
     text.add_argument("--dataset-config", help="configuration of the hub data set")
     text.add_argument("--dataset-split", help="split of the hub data set (default: train)")
-    text.add_argument(
-        "--report",
-        action="store_true",
-        help="evaluate the model on the text kept out, one token in 20, and build a page",
-    )
+    text.add_argument("--report", action="store_true", help=_REPORT)
     parser.add_argument("--data", type=Path, help="token arrays to read instead of the recipe's")
     parser.add_argument("--max-seconds", type=float, help="stop with a resumable state after this time")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting: optimization.learning_rate=1e-3",
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_CHANGE)
     parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
     parser.add_argument("--replace", action="store_true", help="move what else the folder holds to NAME.old-TIME")
     parser.add_argument("--fsdp", action="store_true", help="shard weights over the processes of accelerate launch")
     options = parser.parse_args(arguments)
     _check_text_options(options)
-    mapping, file = read_mapping(options.recipe or "own_text")
+    mapping, file = recipes.read_mapping(options.recipe or "own_text")
     changes = [*options.set, *(["data.allow_repeat=true"] if options.allow_repeat else [])]
     if options.text is None:
         folder, mapping = options.data, _with_changes(mapping, changes)
     else:
         folder, mapping = _with_own_text(options, mapping, changes)
-    recipe = TrainRecipe.read(mapping, place="the recipe", source=file.name)
+    recipe = recipes.TrainRecipe.read(mapping, place="the recipe", source=file.name)
     out = options.out or Path("build/runs") / recipe.name
     load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported
     from sbeval.training.train import train  # it is torch, behind what is refused without
@@ -124,15 +109,10 @@ def extend_command(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch-tokens", type=int, default=4_194_304, help="of one step (default: %(default)s)")
     parser.add_argument("--micro-batch-tokens", type=int, help="of one forward pass (default: one window)")
     parser.add_argument("--learning-rate", type=float, default=1.25e-4, help="at its peak (default: %(default)s)")
-    parser.add_argument(
-        "--warmup-steps",
-        type=int,
-        default=argparse.SUPPRESS,
-        help="until the peak (default: 150, at most a tenth of the steps)",
-    )
+    parser.add_argument("--warmup-steps", type=int, default=argparse.SUPPRESS, help=_WARMUP)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument(
-        "--documents", choices=get_args(Documents), default="separate", help="may documents see each other?"
+        "--documents", choices=get_args(recipes.Documents), default="separate", help="may documents see each other?"
     )
     parser.add_argument("--rope-scaling", help="scaling to train with, such as dynamic:4")
     parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
@@ -215,10 +195,10 @@ def _with_own_text(
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     folder = own_text.tokenised_text(text, tokenizer, holding_out=True)
     own_text.say_what_is_kept_out(folder)
-    if options.recipe is None and (name := own_text.name_of_text(options.text)).casefold() not in RUN_FILES:
+    if options.recipe is None and (name := own_text.name_of_text(options.text)).casefold() not in recipes.RUN_FILES:
         mapping = {**mapping, "name": name}
-    mapping = _with_changes(merged(mapping, own_text.settings_of_text(text, folder)), changes)
-    return folder, merged(mapping, own_text.one_epoch(mapping, folder))
+    mapping = _with_changes(recipes.merged(mapping, own_text.settings_of_text(text, folder)), changes)
+    return folder, recipes.merged(mapping, own_text.one_epoch(mapping, folder))
 
 
 def _with_changes(mapping: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

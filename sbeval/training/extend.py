@@ -19,8 +19,9 @@ from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import named
 from sbeval.hub_names import is_hub_id
-from sbeval.models import SbevalConfig, held_rope_frequencies
+from sbeval.models import SbevalConfig
 from sbeval.models.learned_positions import learned_positions
+from sbeval.models.rope import held_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
@@ -161,8 +162,7 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
     (separator,) = separator_ids(tokenizer, None)
     if (source / "tokens.npy").is_file():
         arrays = load_arrays(source)
-        theirs = tokenizer_sha256(load_tokenizer(arrays.tokenizer))
-        if theirs != (ours := tokenizer_sha256(tokenizer)):
+        if (theirs := tokenizer_sha256(load_tokenizer(arrays.tokenizer))) != (ours := tokenizer_sha256(tokenizer)):
             raise UserError(
                 f"Expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "
                 f"{source}; tokenise the text again or give the text itself"

@@ -6,6 +6,7 @@ together in one batch: padding on the right changes nothing under causal attenti
 if alone.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from sbeval.models import SbevalForCausalLM
 from sbeval.training.distributed import smallest_over_processes
 
 SHORTEST_BUCKET_TOKENS = 64
+Loss = Callable[[nn.Module, Tensor], Tensor]
+"""From a model and windows of tokens [windows, length + 1] to the loss."""
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:

@@ -141,8 +141,7 @@ def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
     # offsets are drawn within a window
     windows = (load_arrays(folder).record["unique_tokens"] - kept_out - length) // length
     filled = {}
-    total = optimization.get("total_tokens")
-    if total is None:
+    if (total := optimization.get("total_tokens")) is None:
         total = filled["total_tokens"] = max(0, windows * length // batch * batch)
     if optimization.get("warmup_steps", 0) is None and isinstance(total, int):
         filled["warmup_steps"] = usual_warmup_steps(total_tokens=total, batch_tokens=batch)
@@ -209,14 +208,8 @@ def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holdin
     np.save(folder / "tokens.npy", np.memmap(folder / "tokens", dtype=dtype, mode="r"))
     (folder / "tokens").unlink()
     np.save(folder / "recall.npy", np.empty((0, 1), dtype))
-    record = {
-        "source": corpus.name,
-        "detail": corpus.detail,
-        "corpus_sha256": content,
-        **counts,
-        "tokens_sha256": digest.hexdigest(),
-        "held_out": kept_out,
-    }
+    record: dict[str, Any] = {"source": corpus.name, "detail": corpus.detail, "corpus_sha256": content, **counts}
+    record |= {"tokens_sha256": digest.hexdigest(), "held_out": kept_out}
     (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-from torch import Tensor, nn
 from transformers import PrinterCallback
 
 from sbeval.checkpoints.quiet import without_bars
@@ -17,24 +16,11 @@ from sbeval.corpora.seen import keep_seen
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.keeping.writing import written_beside
+from sbeval.training import record
 from sbeval.training.distributed import prepare, process_count, whole_model
-from sbeval.training.losses import next_token_loss
+from sbeval.training.losses import Loss, next_token_loss
 from sbeval.training.recipe import TrainingSettings
-from sbeval.training.record import (
-    COMMANDS_FILE,
-    CURVE_FILE,
-    full_disk_named,
-    read_lines,
-    trim_log,
-    versions,
-    write_lines,
-)
-from sbeval.training.trainer import (
-    WindowTrainer,
-    last_complete_state,
-    schedule_factor,
-    training_arguments,
-)
+from sbeval.training.trainer import WindowTrainer, last_complete_state, schedule_factor, training_arguments
 from sbeval.training.watch import RunWatch
 from sbeval.training.windows import TrainingWindows
 
@@ -86,9 +72,7 @@ class TrainingRun:
                 f"tokens: that is {windows.epochs:.2f} epochs; give more text, {remedy}"
             )
 
-    def train(
-        self, model: Any, windows: TrainingWindows, loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss
-    ) -> Any | None:
+    def train(self, model: Any, windows: TrainingWindows, loss: Loss = next_token_loss) -> Any | None:
         """Trains from the newest state.
 
         Returns:
@@ -104,28 +88,27 @@ class TrainingRun:
         state = last_complete_state(self.out / "states")
         first_step = int(state.name.rpartition("-")[2]) if state else 0
         if is_first_process():
-            with full_disk_named(self.out):
-                trim_log(self.out / CURVE_FILE, first_step)
+            with record.full_disk_named(self.out):
+                record.trim_log(self.out / record.CURVE_FILE, first_step)
         earlier = [
             command | {"last_step": min(command["last_step"], first_step)}
-            for command in read_lines(self.out / COMMANDS_FILE)
+            for command in record.read_lines(self.out / record.COMMANDS_FILE)
         ]
 
         def note(step: int) -> None:
-            write_lines(self.out / COMMANDS_FILE, [*earlier, self._this_command(first_step, step)])
+            record.write_lines(self.out / record.COMMANDS_FILE, [*earlier, self._this_command(first_step, step)])
 
         kind, batch_tokens = type(model), optimization.batch_tokens
         watch = RunWatch(self.out, note, batch_tokens=batch_tokens, started=self.started, max_seconds=self.max_seconds)
+        shared = {"context_parallel": self.context_parallel}
         trainer = WindowTrainer(
             factor=schedule_factor(optimization),
             window_loss=loss,
             model=model,
-            context_parallel=self.context_parallel,
-            args=training_arguments(
-                self.settings, self.out / "states", fsdp=self.fsdp, context_parallel=self.context_parallel
-            ),
+            args=training_arguments(self.settings, self.out / "states", fsdp=self.fsdp, **shared),
             train_dataset=windows,
             callbacks=[watch],
+            **shared,
         )
         prepare(trainer, state)
         watch.trainer = trainer
@@ -133,12 +116,11 @@ class TrainingRun:
         if first_step >= steps and state is not None:
             model.load_state_dict(kind.from_pretrained(state).state_dict())
             return model
-        with full_disk_named(self.out), without_bars():
+        with record.full_disk_named(self.out), without_bars():
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
-            good = last_complete_state(self.out / "states")
-            kept, again = ("no state had been saved before", "")
-            if good:
+            kept, again = "no state had been saved before", ""
+            if good := last_complete_state(self.out / "states"):
                 kept, again = f"the last good state is kept in {good}", " with another --out"
             raise UserError(
                 f"Expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; {kept}: lower "
@@ -146,7 +128,7 @@ class TrainingRun:
             )
         if is_first_process():
             last_step = trainer.state.global_step
-            with full_disk_named(self.out):
+            with record.full_disk_named(self.out):
                 note(last_step)
             if watch.out_of_time:
                 print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
@@ -191,13 +173,13 @@ class TrainingRun:
             return
         if folder.exists():
             raise UserError(f"Expected nothing at {folder} yet, found a file or folder: move it away and run again")
-        with full_disk_named(self.out), without_bars(), written_beside(folder) as partial:
+        with record.full_disk_named(self.out), without_bars(), written_beside(folder) as partial:
             tokenizer.save_pretrained(partial)
             model.to(dtype).save_pretrained(partial)
-            commands = read_lines(self.out / COMMANDS_FILE)
+            commands = record.read_lines(self.out / record.COMMANDS_FILE)
             saved_tokenizer_sha256 = tokenizer_sha256(load_tokenizer(partial))
             keep_seen(windows.visited(), saved_tokenizer_sha256, partial, parent=parent)
-            record = {
+            written = {
                 **facts,
                 "parameters": model.num_parameters(),
                 "tokens_seen": self.settings.optimization.steps * self.settings.optimization.batch_tokens,
@@ -207,12 +189,12 @@ class TrainingRun:
                 "runs": commands,
                 "seconds": round(sum(command["seconds"] for command in commands), 1),
                 "gpus": sorted({command["gpu"] for command in commands if command["gpu"]}),
-                "versions": versions(),
+                "versions": record.versions(),
                 "data": data,
-                "loss_curve": read_lines(self.out / CURVE_FILE),
+                "loss_curve": record.read_lines(self.out / record.CURVE_FILE),
                 **measured(),
                 "tokenizer_sha256": saved_tokenizer_sha256,
             }
-            (partial / "training_record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+            (partial / "training_record.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
             for file in partial.iterdir():
                 file.chmod(0o644)

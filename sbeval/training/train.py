@@ -43,14 +43,8 @@ def train(
     run = TrainingRun(out, recipe, **options)
     arrays = load_arrays(data)
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
-    windows = TrainingWindows(
-        training_tokens,
-        arrays.recall,
-        length_tokens=recipe.length_tokens,
-        windows=run.windows,
-        recall_share=recipe.data.recall_share,
-        seed=recipe.data.seed,
-    )
+    seen: dict[str, Any] = {"windows": run.windows, "recall_share": recipe.data.recall_share, "seed": recipe.data.seed}
+    windows = TrainingWindows(training_tokens, arrays.recall, length_tokens=recipe.length_tokens, **seen)
     if not recipe.data.allow_repeat:
         remedy = "fewer total_tokens, or data.allow_repeat: true in the recipe (--allow-repeat)"
         run.check_epochs(windows, len(training_tokens), remedy=remedy)
@@ -63,17 +57,13 @@ def train(
             f"{model.config.vocab_size}; raise it or tokenise the text with fewer"
         )
     checkpoint = out / recipe.name
-    identity = {
-        "recipe": recipe.model_dump(mode="json"),
-        "tokens_sha256": arrays.record["tokens_sha256"],
-        "inputs": arrays_parts(arrays.tokenizer.parent),
-    }
+    identity = {"recipe": recipe.model_dump(mode="json"), "tokens_sha256": arrays.record["tokens_sha256"]}
+    identity["inputs"] = arrays_parts(arrays.tokenizer.parent)
     with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as ended:
         if ended:
             say(f"{checkpoint}: trained before")
             return checkpoint
-        model = run.train(model, windows)
-        if model is None:
+        if (model := run.train(model, windows)) is None:
             return None
 
         def validated() -> dict[str, Any]:

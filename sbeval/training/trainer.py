@@ -20,7 +20,7 @@ from sbeval.commands.ranks import is_first_process
 from sbeval.errors import UserError
 from sbeval.keeping.writing import set_aside
 from sbeval.training.distributed import each_batch_for_a_group, process_count, shared_loss, smallest_over_processes
-from sbeval.training.losses import next_token_loss
+from sbeval.training.losses import Loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 from sbeval.training.record import COMPLETE_MARK
 
@@ -37,17 +37,10 @@ class WindowTrainer(Trainer):
     """Trainer over a dataset that is already in training order."""
 
     def __init__(
-        self,
-        *,
-        factor: Callable[[int], float],
-        window_loss: Callable[[nn.Module, Tensor], Tensor] = next_token_loss,
-        context_parallel: int = 1,
-        **kwargs: Any,
+        self, *, factor: Callable[[int], float], window_loss: Loss, context_parallel: int, **rest: Any
     ) -> None:
-        super().__init__(data_collator=lambda window_tokens: {"window_tokens": window_tokens}, **kwargs)
-        self._factor = factor
-        self._context_parallel = context_parallel
-        self._window_loss = window_loss
+        super().__init__(data_collator=lambda window_tokens: {"window_tokens": window_tokens}, **rest)
+        self._factor, self._window_loss, self._context_parallel = factor, window_loss, context_parallel
         if context_parallel > 1:
             self._window_loss = shared_loss(self.model, context_parallel, self.args.device)
         # our loss is a mean over equal windows: accumulation steps weigh the same
@@ -129,9 +122,8 @@ def training_arguments(
 ) -> TrainingArguments:
     """Translates our settings into transformers' own."""
     optimization = settings.optimization
-    micro_windows, accumulation_steps = passes_of_a_step(
-        optimization, settings.length_tokens, process_count() // context_parallel
-    )
+    processes = process_count() // context_parallel
+    micro_windows, accumulation_steps = passes_of_a_step(optimization, settings.length_tokens, processes)
     shard: Any = True if fsdp else None  # declared as text, which is going away
     return TrainingArguments(
         output_dir=str(states),

@@ -27,13 +27,7 @@ class RunWatch(TrainerCallback):
     """
 
     def __init__(
-        self,
-        out: Path,
-        saved: Callable[[int], None],
-        *,
-        batch_tokens: int,
-        started: float,
-        max_seconds: float | None,
+        self, out: Path, saved: Callable[[int], None], *, batch_tokens: int, started: float, max_seconds: float | None
     ) -> None:
         self.trainer: WindowTrainer | None = None
         self.out_of_time = False
@@ -111,9 +105,8 @@ class RunWatch(TrainerCallback):
         if process_count() == 1:
             return left_seconds < 0
         # processes must stop at the same step: the first to run out of time decides; asking waits for the device
-        return (
-            step % STEPS_BETWEEN_CLOCKS == 0 and smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
-        )
+        due = step % STEPS_BETWEEN_CLOCKS == 0
+        return due and smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
 
     def _stop_broken(self, control: TrainerControl, *, weights_too: bool = False) -> bool:
         """Stops a run whose loss or weights are no longer finite, its state unsaved; returns whether it is one."""

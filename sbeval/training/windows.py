@@ -34,25 +34,17 @@ class TrainingWindows(Dataset[Tensor]):
                 f"Expected at least {2 * length_tokens} training tokens for windows of {length_tokens}, "
                 f"found {len(tokens)}; prepare more text or train at a shorter length"
             )
-        self._rows_per_recall_window = 1
-        if recall_share > 0:
-            self._rows_per_recall_window = length_tokens // max(1, recall.shape[1] - 1)
-        if recall_share > 0 and (
-            length_tokens != self._rows_per_recall_window * (recall.shape[1] - 1)
-            or len(recall) < self._rows_per_recall_window
-        ):
+        row_tokens = recall.shape[1] - 1 if recall_share > 0 else length_tokens
+        self._rows_per_recall_window = rows = length_tokens // max(1, row_tokens)
+        if length_tokens != rows * row_tokens or (recall_share > 0 and len(recall) < rows):
             raise UserError(
                 f"Expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
                 f"{list(recall.shape)}; tokenise the data again with --length {length_tokens}"
             )
         self.tokens = tokens
-        self._recall = recall
-        self._length_tokens = length_tokens
-        self._windows = windows
-        self._recall_share = recall_share
-        self._seed = seed
-        self._epoch = -1
-        self._offset = 0
+        self._recall, self._recall_share = recall, recall_share
+        self._length_tokens, self._windows = length_tokens, windows
+        self._seed, self._epoch, self._offset = seed, -1, 0
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
     def __len__(self) -> int:

@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sbeval.corpora.windows import Window, document_target_blocks, stream_target_blocks
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object
 from sbeval.results.records import ClusterSums, metric_key
 from sbeval.tasks.lengths import SettledLengths
 from sbeval.tasks.perplexity.longppl import LEAST_GAIN_NATS, LEAST_LOGPROB_NATS, key_tokens
+from sbeval.tasks.perplexity.metrics import WindowNll
 from sbeval.tasks.perplexity.options import MOST_TARGETS
 from sbeval.tasks.perplexity.task import PerplexityTask
 
@@ -82,18 +80,13 @@ class FixedTarget(PerplexityTask):
         """Refuses to continue a run with other targets than its own, or at a length that they have no room for."""
         if self._finished is None:
             return
-        expected, longest = (
-            f"{self.config.task}: expected the targets of {self.options.continues}",
-            self.lengths.scored[-1],
-        )
+        expected = f"{self.config.task}: expected the targets of {self.options.continues}"
+        longest = self.lengths.scored[-1]
         if targets_sha256 != self._finished.targets_sha256:
-            raise UserError(
-                f"{expected}, found others: give the same text, tokenizer, --limit and options as that run."
-            )
-        starts = [
-            0 if self.context == "stream" else self.corpus.starts[self.corpus.document_at(block["start"])]
-            for block in chosen
-        ]
+            remedy = "give the same text, tokenizer, --limit and options as that run"
+            raise UserError(f"{expected}, found others: {remedy}.")
+        places = [self.corpus.document_at(block["start"]) for block in chosen]
+        starts = [0 if self.context == "stream" else self.corpus.starts[place] for place in places]
         enough = sum(block["stop"] - longest > start for block, start in zip(chosen, starts, strict=True))
         if enough < len(chosen):
             lengths = json.dumps(sorted({*self._finished.lengths, *self.lengths.scored}))
@@ -115,17 +108,14 @@ class FixedTarget(PerplexityTask):
             return
         scored = self.lengths.scored
         if len(scored) < 2:
-            raise UserError(
-                f"{self.config.task}: expected two context_lengths or more for LongPPL, found {list(scored)}: "
-                "ask for a shorter one too."
-            )
+            expected = f"{self.config.task}: expected two context_lengths or more for LongPPL"
+            raise UserError(f"{expected}, found {list(scored)}: ask for a shorter one too.")
         blocks = [instance.doc for instance in self.instances if instance.idx == 0]
         windows = [[self.windows(block, length)[0] for length in (scored[0], scored[-1])] for block in blocks]
         pairs = [(self.request(short), self.request(long)) for short, long in windows]
         dtype = str(self.config.metadata.get("dtype") or "auto").removeprefix("torch.")
-        masks = key_tokens(
-            evaluator, pairs, tokenizer=self.tokenizer, tokenizer_hash=self.corpus.tokenizer_sha256, dtype=dtype
-        )
+        written_in = {"tokenizer": self.tokenizer, "tokenizer_hash": self.corpus.tokenizer_sha256}
+        masks = key_tokens(evaluator, pairs, dtype=dtype, **written_in)
         self._key_tokens = {block["start"]: mask for block, mask in zip(blocks, masks, strict=True)}
         self.metrics.longppl = True
         self.config.metadata["sbeval"]["longppl"] = {
@@ -137,7 +127,7 @@ class FixedTarget(PerplexityTask):
             "least_logprob_nats": LEAST_LOGPROB_NATS,
         }
 
-    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+    def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
         """Adds the rows of the block's key tokens."""
         sample = super().logged(doc, nll)
         if self.metrics.longppl:
@@ -157,8 +147,6 @@ def _read_finished(path: Path, task: str) -> _Finished:
     values: Any = [record.get(name) if isinstance(record, dict) else None for name in _Finished._fields]
     *numbers, digest, lengths = values
     if not fits(numbers, list[int]) or min(numbers) < 1 or not fits(digest, str) or not fits(lengths, list[int]):
-        raise UserError(
-            f"Expected {path} to record which targets {task} scored, found that it does not: name the results file of "
-            "that task, written by this version."
-        )
+        remedy = "name the results file of that task, written by this version"
+        raise UserError(f"Expected {path} to record which targets {task} scored, found that it does not: {remedy}.")
     return _Finished(*values)

@@ -6,19 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from sbeval.corpora import (
-    Corpus,
-    TokenizedCorpus,
-    adds_bos,
-    hub_corpus,
-    hub_text,
-    local_corpus,
-    prefix_token_id,
-    split_wikitext_pages,
-    stdlib_corpus,
-    text_name,
-    wikitext_corpus,
-)
+from sbeval import corpora
+from sbeval.corpora import TokenizedCorpus
 from sbeval.corpora.seen import seen_documents
 from sbeval.corpora.split import split_corpus
 from sbeval.corpora.windows import Window
@@ -30,7 +19,7 @@ from sbeval.tasks.perplexity.options import HUB_DATASETS, CorpusOptions
 _WIKITEXT_WORDS_SHA256 = "06f8f4136de90fcf1b32ffda9136ecab621b3e437c370b5cdd27b37e9e9e9efc"
 
 
-def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> Corpus:
+def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> corpora.Corpus:
     """Returns the corpus of this name, or what `data_path` or `dataset` name, under a name of its own.
 
     Raises:
@@ -41,36 +30,36 @@ def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> Corpus:
     return corpus if options.split is None else split_corpus(corpus, options.split, tokenizer)
 
 
-def _whole_corpus(name: str, options: CorpusOptions) -> Corpus:
+def _whole_corpus(name: str, options: CorpusOptions) -> corpora.Corpus:
     if name == "wikitext":
         path = options.data_path
         read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else _local_name(path)
-        return wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext, name=read)
+        return corpora.wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext, name=read)
     if options.data_path is not None:
         name = _local_name(options.data_path)
-        return local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
+        return corpora.local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
     if name == "stdlib" and options.dataset is None:
-        return stdlib_corpus()
-    source = hub_text(
+        return corpora.stdlib_corpus()
+    source = corpora.hub_text(
         options.dataset or HUB_DATASETS[name],
         config=options.dataset_config,
         split=options.dataset_split,
         text_field=options.text_field,
     )
-    return hub_corpus(source, name=options.dataset or name)
+    return corpora.hub_corpus(source, name=options.dataset or name)
 
 
 def _local_name(path: Path) -> str:
     """Returns the name of a file or folder, with its parent's where it would be taken for a corpus known here."""
     place = local_path(path).resolve()
-    name = text_name(place)
+    name = corpora.text_name(place)
     return f"{place.parent.name}/{name}" if name in (*HUB_DATASETS, "stdlib", "text") else name
 
 
 def words_sha256(path: Path) -> str:
     """Returns the hash over the words of a local text, single spaces between them."""
     digest, between = sha256(), b""
-    for document in local_corpus(path).documents():
+    for document in corpora.local_corpus(path).documents():
         digest.update(between + " ".join(document.text.split()).encode("utf-8", "surrogatepass"))
         between = b" "
     return digest.hexdigest()
@@ -98,10 +87,10 @@ def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: 
 
 def _wikitext_pages(options: CorpusOptions) -> Iterator[str]:
     if options.data_path is None:
-        yield from (page for _, page in hub_text(HUB_DATASETS["wikitext"]).texts())
+        yield from (page for _, page in corpora.hub_text(HUB_DATASETS["wikitext"]).texts())
         return
-    for document in local_corpus(options.data_path).documents():
-        yield from split_wikitext_pages(document.text)
+    for document in corpora.local_corpus(options.data_path).documents():
+        yield from corpora.split_wikitext_pages(document.text)
 
 
 def _detokenize_wikitext(page: str) -> str:
@@ -132,9 +121,9 @@ class LeadIn:
         Raises:
             UserError: BOS was asked for, and the tokenizer has none.
         """
-        policy = asked or ("window" if adds_bos(tokenizer) else "text")
+        policy = asked or ("window" if corpora.adds_bos(tokenizer) else "text")
         if policy == "text":
-            return cls(policy=policy, token=separator[-1] if separator else prefix_token_id(tokenizer))
+            return cls(policy=policy, token=separator[-1] if separator else corpora.prefix_token_id(tokenizer))
         if tokenizer.bos_token_id is None:
             raise UserError(f'{task}: expected a tokenizer with a BOS token for bos "window", found none: use "text".')
         return cls(policy=policy, token=int(tokenizer.bos_token_id))

@@ -33,15 +33,11 @@ LEAST_LOGPROB_NATS = -2.0
 OWN_DTYPE = "auto"
 """The type that a checkpoint's own configuration names."""
 _LEAD_TOKENS = 16
+Pair = tuple[TokenLogprobsRequest, TokenLogprobsRequest]
 
 
 def key_tokens(
-    evaluator: str,
-    pairs: Sequence[tuple[TokenLogprobsRequest, TokenLogprobsRequest]],
-    *,
-    tokenizer: Any,
-    tokenizer_hash: str,
-    dtype: str = OWN_DTYPE,
+    evaluator: str, pairs: Sequence[Pair], *, tokenizer: Any, tokenizer_hash: str, dtype: str = OWN_DTYPE
 ) -> list[NDArray[np.bool_]]:
     """Returns, for each pair of requests with the same targets, which targets are key tokens.
 
@@ -52,12 +48,10 @@ def key_tokens(
         UserError: the evaluator does not load, or has another tokenizer, and one that tells no character offsets.
     """
     judge = _Evaluator(evaluator, tokenizer_hash, dtype)
-    masks = [
-        _need_context(judge.logprobs(short), judge.logprobs(long))
-        if judge.same_tokenizer
-        else judge.matched(short, long, tokenizer)
-        for short, long in pairs
-    ]
+    if judge.same_tokenizer:
+        masks = [_need_context(judge.logprobs(short), judge.logprobs(long)) for short, long in pairs]
+    else:
+        masks = [judge.matched(short, long, tokenizer) for short, long in pairs]
     judge.cache.write()
     return masks
 
@@ -107,9 +101,8 @@ class _Evaluator:
 
     def logprobs(self, request: TokenLogprobsRequest) -> NDArray[np.float64]:
         """Returns the log-probabilities of a request's scored targets, float64 [scored]."""
-        return self.cache.kept(
-            request, lambda: self._computed(request.lead_in, resolve_tokens(request.key), request.scored)
-        )
+        lead_in, key, scored = request.lead_in, request.key, request.scored
+        return self.cache.kept(request, lambda: self._computed(lead_in, resolve_tokens(key), scored))
 
     def matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
         """Returns which targets lie inside key tokens of the evaluator's own, bool [scored]."""
@@ -173,10 +166,8 @@ class _Evaluator:
 
     def _does_not_load(self, error: Exception) -> UserError:
         reason = first_line(error.__cause__ if isinstance(error, UserError) and error.__cause__ else error)
-        return UserError(
-            f"Expected an evaluator model for LongPPL at {self._name!r}, found none that loads ({reason}): "
-            "correct longppl_evaluator."
-        )
+        expected = f"Expected an evaluator model for LongPPL at {self._name!r}"
+        return UserError(f"{expected}, found none that loads ({reason}): correct longppl_evaluator.")
 
 
 Named = tuple[Any, ...]
@@ -228,10 +219,9 @@ class EvaluatorCache:
             with closing(sqlite3.connect(self._path, timeout=_SECONDS_TO_WAIT)) as connection, connection:
                 yield connection
         except (OSError, sqlite3.Error) as error:
-            raise UserError(
-                f"Expected to keep a LongPPL evaluator's log-probabilities in {str(self._path)!r}, found that this "
-                f"fails ({error}): set SBEVAL_CACHE to a folder with space that you may write to, or remove the file."
-            ) from error
+            expected = f"Expected to keep a LongPPL evaluator's log-probabilities in {str(self._path)!r}"
+            remedy = "set SBEVAL_CACHE to a folder with space that you may write to, or remove the file"
+            raise UserError(f"{expected}, found that this fails ({error}): {remedy}.") from error
 
 
 def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:

@@ -19,6 +19,9 @@ from sbeval.errors import UserError
 from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.results.records import ClusterSums, metric_key
 
+WindowNll = Mapping[Window, NDArray[np.float64]]
+"""NLL in nats of each window's scored targets, float64 [scored]."""
+
 
 def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -> NDArray[np.float64]:
     """Returns the NLL in nats of a window's scored targets, float64 [scored], from an answer with `logprobs`.
@@ -41,20 +44,16 @@ def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -
     return -logprobs
 
 
-def document_rows(
-    corpus: TokenizedCorpus, windows: Iterable[Window], nll: Mapping[Window, NDArray[np.float64]]
-) -> list[ClusterSums]:
-    """Adds the scored targets of some windows up by source document; `nll` in nats, float64 [scored] a window."""
+def document_rows(corpus: TokenizedCorpus, windows: Iterable[Window], nll: WindowNll) -> list[ClusterSums]:
+    """Adds the scored targets of some windows up by source document."""
     sums: dict[int, list[float]] = {}
     for window in windows:
         for document_sums in corpus.document_sums(window.stop - window.scored, nll[window]):
             row = sums.setdefault(document_sums.document, [0.0, 0.0, 0.0, 0.0])
             for column, value in enumerate(document_sums[1:]):
                 row[column] += value
-    return [
-        ClusterSums(corpus.names[document], nats, int(tokens), words, size)
-        for document, (nats, tokens, words, size) in sums.items()
-    ]
+    named = ((corpus.names[document], row) for document, row in sums.items())
+    return [ClusterSums(name, nats, int(tokens), words, size) for name, (nats, tokens, words, size) in named]
 
 
 RATIOS: dict[str, tuple[str, Callable[[float], float]]] = {
@@ -148,9 +147,8 @@ class PerplexityMetrics:
     def _nll(self, length: int, samples: list[Any]) -> Any:
         nll_nats, *sizes = cluster_sums(samples, 1 + len(UNITS))
         tokens, *_ = sizes
-        estimates = {
-            unit: ratio_interval(nll_nats, size, seed=self.seed) for unit, size in zip(UNITS, sizes, strict=True)
-        }
+        ratios = [ratio_interval(nll_nats, size, seed=self.seed) for size in sizes]
+        estimates = dict(zip(UNITS, ratios, strict=True))
         values: dict[str, Any] = {"tokens": int(tokens.sum()), "clusters": int((tokens > 0).sum())}
         for metric, (unit, transform) in RATIOS.items():
             values[metric] = _finite(transform, estimates[unit].estimate)

@@ -45,15 +45,11 @@ class CorpusOptions(TaskOptions):
                 "--metadata: use sb_text with the same values for another dataset."
             )
         if corpus == "wikitext" and self.split is not None:
-            raise UserError(
-                "Expected no split for wikitext, whose documents are its pages, found one in --metadata: use sb_text "
-                "with data_path or dataset."
-            )
+            expected = "Expected no split for wikitext, whose documents are its pages"
+            raise UserError(f"{expected}, found one in --metadata: use sb_text with data_path or dataset.")
         if self.data_path is None and self.dataset is None and corpus not in (*HUB_DATASETS, _STDLIB):
-            raise UserError(
-                'Expected a text to read, found none: name one with --metadata \'{"data_path": "..."}\' or '
-                '\'{"dataset": "owner/name"}\'.'
-            )
+            remedy = 'name one with --metadata \'{"data_path": "..."}\' or \'{"dataset": "owner/name"}\''
+            raise UserError(f"Expected a text to read, found none: {remedy}.")
 
 
 class PerplexityOptions(CorpusOptions):
@@ -93,9 +89,7 @@ class PerplexityOptions(CorpusOptions):
             UserError: as for every task, and for a protocol, which is part of a task's name.
         """
         if "protocol" in metadata:
-            raise UserError(
-                f"{task}: expected the protocol in the task's name, found protocol {metadata['protocol']!r} in "
-                "--metadata: name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or "
-                "position."
-            )
+            expected = f"{task}: expected the protocol in the task's name"
+            remedy = "name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or position"
+            raise UserError(f"{expected}, found protocol {metadata['protocol']!r} in --metadata: {remedy}.")
         return super().of_task(task, metadata, definition)

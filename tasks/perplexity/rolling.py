@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from numpy import float64
-from numpy.typing import NDArray
-
 from sbeval.corpora import prefix_token_id
 from sbeval.corpora.windows import Window, rolling_windows
 from sbeval.results.records import ClusterSums
 from sbeval.tasks.lengths import Limit, SettledLengths, settle_lengths
 from sbeval.tasks.perplexity.inputs import LeadIn
+from sbeval.tasks.perplexity.metrics import WindowNll
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -35,35 +33,22 @@ class Rolling(PerplexityTask):
         defaults = self.options.default_lengths
         enough = next((length for length in defaults if length >= longest), defaults[-1])
         whole = Limit(enough, f"no document is longer than {longest} tokens", "give longer documents")
-        return settle_lengths(
-            self.config.task, self.options.context_lengths, defaults, hard=self.model_limits(), by_default=[whole]
-        )
+        hard, asked = self.model_limits(), self.options.context_lengths
+        return settle_lengths(self.config.task, asked, defaults, hard=hard, by_default=[whole])
 
     def blocks(self) -> list[dict[str, Any]]:
         """One document is one block."""
         bounds = zip(self.corpus.starts[:-1].tolist(), self.corpus.stops.tolist(), strict=True)
-        return [
-            {"document": index, "start": start, "stop": stop}
-            for index, (start, stop) in enumerate(bounds)
-            if stop > start
-        ]
+        listed = [{"document": index, "start": start, "stop": stop} for index, (start, stop) in enumerate(bounds)]
+        return [block for block in listed if block["stop"] > block["start"]]
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Cuts the document as lm-eval does."""
         return rolling_windows(block["start"], block["stop"], context_length)
 
-    def rows(
-        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[float64]]
-    ) -> list[ClusterSums]:
+    def rows(self, doc: Mapping[str, Any], context_length: int, nll: WindowNll) -> list[ClusterSums]:
         """Returns the document's one row; its words and bytes are the whole page's."""
-        windows = self.windows(doc, context_length)
-        index = doc["document"]
-        return [
-            ClusterSums(
-                self.corpus.names[index],
-                float(sum(nll[window].sum() for window in windows)),
-                sum(window.scored for window in windows),
-                float(self.corpus.original_words[index]),
-                float(self.corpus.original_bytes[index]),
-            )
-        ]
+        windows, corpus, index = self.windows(doc, context_length), self.corpus, doc["document"]
+        nats, tokens = float(sum(nll[window].sum() for window in windows)), sum(window.scored for window in windows)
+        size = (float(corpus.original_words[index]), float(corpus.original_bytes[index]))
+        return [ClusterSums(corpus.names[index], nats, tokens, *size)]

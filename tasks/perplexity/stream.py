@@ -14,7 +14,7 @@ from sbeval.corpora.windows import Window, disjoint_windows, position_bins, slid
 from sbeval.errors import UserError
 from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.tasks.lengths import SettledLengths
-from sbeval.tasks.perplexity.metrics import Shown, cluster_sums
+from sbeval.tasks.perplexity.metrics import Shown, WindowNll, cluster_sums
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -44,15 +44,9 @@ class Stream(PerplexityTask):
             regions = [(0, self.corpus.total_tokens)]
         else:
             regions = list(zip(self.corpus.starts[:-1].tolist(), self.corpus.stops.tolist(), strict=True))
-        turns = [
-            (turn, first, first + turn * longest)
-            for first, stop in regions
-            for turn in range((stop - first) // longest)
-        ]
-        return [
-            {"block": index, "region": first, "start": start, "stop": start + longest}
-            for index, (_, first, start) in enumerate(sorted(turns))
-        ]
+        turns = sorted((turn, first) for first, stop in regions for turn in range((stop - first) // longest))
+        starts = enumerate((first, first + turn * longest) for turn, first in turns)
+        return [{"block": i, "region": first, "start": start, "stop": start + longest} for i, (first, start) in starts]
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Cuts the block into disjoint windows."""
@@ -100,7 +94,7 @@ class Position(Stream):
         lengths = self.settle_full_windows(targets=0)
         return lengths._replace(scored=lengths.scored[-1:])
 
-    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+    def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
         """Adds the rows of every bin by source document under `position_nll`."""
         (window,) = self.windows(doc, self.lengths.scored[0])
         return super().logged(doc, nll) | {"position_nll": self._bin_rows(window, nll[window])}
@@ -112,10 +106,8 @@ class Position(Stream):
             sums = [cluster_sums(rows, 2) for rows in zip(*samples, strict=True)]
             self._estimates = [ratio_interval(nats, tokens, seed=self.options.seed) for nats, tokens in sums]
             bins = position_bins(self.lengths.scored[0])
-            return Shown(
-                [first, last, ratio.estimate, int(tokens.sum())]
-                for (first, last), ratio, (_, tokens) in zip(bins, self._estimates, sums, strict=True)
-            )
+            values = zip(bins, self._estimates, [int(tokens.sum()) for _, tokens in sums], strict=True)
+            return Shown([*ends, ratio.estimate, count] for ends, ratio, count in values)
 
         def intervals(samples: list[Any]) -> Shown:
             return Shown(None if ratio.low is None else [ratio.low, ratio.high] for ratio in self._estimates)

@@ -8,26 +8,17 @@ from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from numpy.typing import NDArray
 
-from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
+from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_share, targets_by_document, targets_sha256
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.lengths import (
-    Limit,
-    SettledLengths,
-    document_limit,
-    interval_limits,
-    model_limits,
-    settle_lengths,
-    stream_limit,
-)
+from sbeval.tasks.lengths import Limit, SettledLengths, interval_limits, model_limits, settle_lengths, text_limit
 from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions, trained_on
-from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, checked_nll, document_rows
+from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, WindowNll, checked_nll, document_rows
 from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.tokens import model_tokenizer
 
@@ -71,14 +62,11 @@ class PerplexityTask(BaseTask):
 
     def settle_full_windows(self, *, targets: int) -> SettledLengths:
         """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
+        hard = [text_limit(self.corpus, self.context, targets=targets), *self.model_limits()]
+        defaults, name = self.options.default_lengths, self.config.task
         streams = self.context == "stream"
-        text = (stream_limit if streams else document_limit)(self.corpus, targets=targets)
-        hard = [text, *self.model_limits()]
-        defaults = self.options.default_lengths
         by_default = [] if streams else interval_limits(self.corpus, targets=targets, shortest=defaults[0])
-        return settle_lengths(
-            self.config.task, self.options.context_lengths, defaults, hard=hard, by_default=by_default
-        )
+        return settle_lengths(name, self.options.context_lengths, defaults, hard=hard, by_default=by_default)
 
     @property
     def context(self) -> str:
@@ -140,17 +128,14 @@ class PerplexityTask(BaseTask):
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
         self.keep_documents(blocks)
         joint = None if self.lead_in.policy == "hf" else tokenizer.decode(list(separator))
-        self.keep_record(self._record(source, joint), tokenizer)
-
-    def _record(self, source: Corpus, separator: str | None) -> TaskRecord:
-        return TaskRecord(
+        record = TaskRecord(
             family="perplexity",
             corpus=source.name,
             corpus_sha256=self.corpus.corpus_sha256,
             corpus_detail=source.detail,
             protocol=self.protocol,
             context=self.context,
-            separator=separator,
+            separator=joint,
             bos=self.lead_in.policy,
             lengths=list(self.lengths.scored),
             dropped_lengths=list(self.lengths.dropped),
@@ -161,26 +146,21 @@ class PerplexityTask(BaseTask):
             seed=self.options.seed,
             lm_eval_version=importlib.metadata.version("lm_eval"),
         )
+        self.keep_record(record, tokenizer)
 
     def build_all_requests(self, *, limit: int | None = None, samples: list[int] | None = None, **kwargs: Any) -> None:
         """Builds the requests of this process, and records what the whole run scores."""
         chosen = [block for _, block in self.doc_iterator(rank=0, limit=limit, samples=samples, world_size=1)]
         processes = int(kwargs.get("world_size", 1))
         if len(chosen) < processes:
-            raise UserError(
-                f"{self.config.task}: expected at least one block for each of {processes} processes, found "
-                f"{len(chosen)} at context length {self.lengths.scored[-1]}: use fewer processes, a larger --limit, "
-                "or shorter context_lengths."
-            )
+            expected = f"{self.config.task}: expected at least one block for each of {processes} processes"
+            remedy = "use fewer processes, a larger --limit, or shorter context_lengths"
+            raise UserError(f"{expected}, found {len(chosen)} at context length {self.lengths.scored[-1]}: {remedy}.")
         starts, record = self.corpus.starts, self.config.metadata["sbeval"]
-        windows = {
-            length: [window for block in chosen for window in self.windows(block, length)]
-            for length in self.lengths.scored
-        }
-        record["own_document_share"] = {
-            str(length): own_document_share(of_length, starts, lead_in=self.lead_in.policy != "window")
-            for length, of_length in windows.items()
-        }
+        windows = {n: [window for block in chosen for window in self.windows(block, n)] for n in self.lengths.scored}
+        leads = self.lead_in.policy != "window"
+        shares = {str(n): own_document_share(of_length, starts, lead_in=leads) for n, of_length in windows.items()}
+        record["own_document_share"] = shares
         record["targets_sha256"] = targets_sha256(windows[self.lengths.scored[-1]])
         self.check_targets(chosen, record["targets_sha256"])
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]
@@ -227,13 +207,11 @@ class PerplexityTask(BaseTask):
         }
         return SampleMetrics(self.logged(doc, nll), self.aggregation())
 
-    def logged(self, doc: Mapping[str, Any], nll: Mapping[Window, NDArray[np.float64]]) -> dict[str, Any]:
+    def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
         """Returns what a block's sample holds, given the NLL in nats of each window's scored targets."""
         return {metric_key("nll", length): self.rows(doc, length, nll) for length in self.lengths.scored}
 
-    def rows(
-        self, doc: Mapping[str, Any], context_length: int, nll: Mapping[Window, NDArray[np.float64]]
-    ) -> list[ClusterSums]:
+    def rows(self, doc: Mapping[str, Any], context_length: int, nll: WindowNll) -> list[ClusterSums]:
         """Adds a block's targets at one length up by source document."""
         return document_rows(self.corpus, self.windows(doc, context_length), nll)
 

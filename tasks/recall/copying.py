@@ -162,9 +162,7 @@ class SelectiveTask(CopyTask):
     def use_tokenizer(self, name: str) -> None:
         """Finds the words, and the tokens around marked ones."""
         super().use_tokenizer(name)
-        self._mark, self._end_of_mark, self._question = (
-            self.words.inside(text) for text in (_MARK, _END_OF_MARK, _QUESTION)
-        )
+        self._mark, self._end_of_mark, self._question = map(self.words.inside, (_MARK, _END_OF_MARK, _QUESTION))
 
     def copied(self, length: int, *name: object) -> list[Copied]:
         """Places one word in each of as many parts of the text as there are words."""

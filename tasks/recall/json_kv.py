@@ -39,10 +39,8 @@ class JsonKvGenerator(NiahGenerator):
         super().__init__(options, task=task, **setting)
         self._block_tokens: list[NDArray[np.int64]] = []
         if options.type_haystack != "needle" or not self.asks_one:
-            raise UserError(
-                f"{task} asks for one value in an object of pairs: leave type_haystack, num_needle_q and num_needle_v "
-                "out."
-            )
+            remedy = "leave type_haystack, num_needle_q and num_needle_v out"
+            raise UserError(f"{task} asks for one value in an object of pairs: {remedy}.")
 
     def steps(self, length: int) -> None:
         """Returns None: NVIDIA's scripts have no such task."""
@@ -83,11 +81,8 @@ class JsonKvGenerator(NiahGenerator):
 
     def _make_haystack(self, index: int) -> Haystack:
         """Orders the pairs block by block, so that a longer haystack begins with a shorter one."""
-        orders = [
-            number * BLOCK_PAIRS + seeded_order(BLOCK_PAIRS, *self._name, index, "haystack", number)
-            for number in range(len(self._block_tokens))
-        ]
-        order = np.concatenate(orders)
+        name, blocks = (*self._name, index, "haystack"), range(len(self._block_tokens))
+        order = np.concatenate([i * BLOCK_PAIRS + seeded_order(BLOCK_PAIRS, *name, i) for i in blocks])
         totals = running_totals(np.concatenate(self._block_tokens)[order])
         return LineHaystack(pool=self._lines[0], order=order, cumulative_tokens=totals)
 

@@ -88,10 +88,8 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
     fields = ("text", source.label_field)
     for name, rows in splits.items():
         if not set(fields) <= set(rows.column_names):
-            raise UserError(
-                f"Expected the columns {' and '.join(fields)} in {name} of {where}, found "
-                f"{', '.join(rows.column_names)}: rename the columns of the file."
-            )
+            expected = f"Expected the columns {' and '.join(fields)} in {name} of {where}"
+            raise UserError(f"{expected}, found {', '.join(rows.column_names)}: rename the columns of the file.")
     asked_split = next((name for name in (source.asked, "test", "validation") if name in splits), None)
     shots, questions = (
         [
@@ -134,17 +132,15 @@ def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
     place = local_path(path)
     kind = {".jsonl": "json"}.get(place.suffix, place.suffix[1:])
     if not place.is_dir() and not (place.is_file() and kind in ("json", "csv", "parquet")):
-        raise UserError(
-            f"Expected labelled texts at {path}, found {'another kind of file' if place.is_file() else 'nothing'}: "
-            f"name a .jsonl, .json, .csv or .parquet file, or a folder of them, with {source.key} in --metadata."
-        )
+        expected = f"Expected labelled texts at {path}"
+        remedy = f"name a .jsonl, .json, .csv or .parquet file, or a folder of them, with {source.key} in --metadata"
+        raise UserError(f"{expected}, found {'another kind of file' if place.is_file() else 'nothing'}: {remedy}.")
     try:
         splits = datasets.load_dataset(str(place)) if place.is_dir() else datasets.load_dataset(kind, data_files=path)
     except Exception as error:  # the reader raises many unrelated classes for files it cannot read
-        raise UserError(
-            f"Expected rows of text and label at {path}, found what cannot be read ({first_line(error)}): write one "
-            "JSON object a line."
-        ) from error
+        expected = f"Expected rows of text and label at {path}"
+        remedy = "write one JSON object a line"
+        raise UserError(f"{expected}, found what cannot be read ({first_line(error)}): {remedy}.") from error
     if "train" not in splits:
         raise UserError(f"Expected train among the files of {path}, found {', '.join(splits)}: name one train.jsonl.")
     return dict(splits)

@@ -91,10 +91,8 @@ class ManyShotGenerator(Generator):
 
     def _order(self, rounds: int, *name: object) -> NDArray[np.int64]:
         """Returns which text comes when; a label whose texts run out begins with them again."""
-        columns = [
-            texts[seeded_order(len(texts), *name, "texts", label)][np.arange(rounds) % len(texts)]
-            for label, texts in enumerate(self._of_label)
-        ]
+        texts = [of[seeded_order(len(of), *name, "texts", label)] for label, of in enumerate(self._of_label)]
+        columns = [of_label[np.arange(rounds) % len(of_label)] for of_label in texts]
         ranks = seeded_ranks(np.arange(rounds * len(columns)), *name, "rounds").reshape(rounds, -1)
         return np.take_along_axis(np.stack(columns, axis=1), ranks.argsort(axis=1), axis=1).ravel()
 
@@ -151,9 +149,8 @@ class ManyShotTask(RulerTask):
     def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes a request for each place where labels part, at each length; with most tokenizers that is one."""
         end = f"a{frame.middle}{CUE}{frame.tail}"
-        alone, *behind = self.counter.encode(
-            [end, *(f"{end} {number}" for number in self.generator.numbers)], special_tokens=False
-        )
+        ended = [end, *(f"{end} {number}" for number in self.generator.numbers)]
+        alone, *behind = self.counter.encode(ended, special_tokens=False)
         shared, trunk = shared_start([alone, *behind]), behind[0][: shared_start(behind)]
         self.tree = LabelTree([tuple(tokens[len(trunk) :]) for tokens in behind])
         sequences = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from sbeval.checkpoints.facts import local_config
 from sbeval.errors import UserError
-from sbeval.tasks.draws import seeded_random, short_nouns
+from sbeval.tasks.draws import distinct, seeded_random, short_nouns
 from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions, MqrarTextOptions
 from sbeval.tasks.recall.sequences import Mqrar, with_other_values
 from sbeval.tasks.recall.task import Asked, Condition, Passage, TextRecallTask, WithRetrievalGain
@@ -40,10 +40,8 @@ class MqrarTask(OverPairs):
         super().prepare(name)
         known = local_config(self.config.metadata.get("pretrained")).get("vocab_size")
         if isinstance(known, int) and known < self.options.vocabulary:
-            raise UserError(
-                f"{name} uses {self.options.vocabulary} token ids and the model has {known}: run it on a model trained "
-                "on it, or set vocabulary; sb_mqrar_text is for pretrained models."
-            )
+            remedy = "run it on a model trained on it, or set vocabulary; sb_mqrar_text is for pretrained models"
+            raise UserError(f"{name} uses {self.options.vocabulary} token ids and the model has {known}: {remedy}.")
 
     def _setting(self, condition: Condition) -> Mqrar:
         length, pairs, vocabulary = condition.context_length, condition.pairs or 1, self.options.vocabulary
@@ -115,10 +113,7 @@ class MqrarTextTask(OverPairs, TextRecallTask):
 
 def _number(rng: random.Random, taken: Sequence[str]) -> str:
     """Draws a number that is none of some others."""
-    while True:
-        number = str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS))
-        if number not in taken:
-            return number
+    return distinct(1, lambda: str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS)), taken)[0]
 
 
 class FlipFlopTask(TextRecallTask):

@@ -43,10 +43,8 @@ class SpanTask(BaseTask):
         self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator, False))
         longest, total = self.lengths[-1], self.corpus.total_tokens
         if total < longest:
-            raise UserError(
-                f"{name} expected text for {longest} tokens, and found {total}; ask for shorter context_lengths or "
-                "give a longer text with data_path."
-            )
+            remedy = "ask for shorter context_lengths or give a longer text with data_path"
+            raise UserError(f"{name} expected text for {longest} tokens, and found {total}; {remedy}.")
         blocks = min(options.num_samples, total // longest)
         record = TaskRecord(
             family="span",
@@ -66,10 +64,8 @@ class SpanTask(BaseTask):
         """Returns one request for each length, all ending at the same token."""
         keys = [token_key(self.corpus, doc["stop"] - length, doc["stop"]) for length in self.lengths]
         asked = [(key, length, self.queries) for key, length in zip(keys, self.lengths, strict=True)]
-        return [
-            Instance(ATTENTION_SPAN, doc, arguments, place, metadata=kwargs["metadata"])
-            for place, arguments in enumerate(asked)
-        ]
+        metadata = kwargs["metadata"]
+        return [Instance(ATTENTION_SPAN, doc, each, place, metadata=metadata) for place, each in enumerate(asked)]
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Rows]) -> dict[str, Any]:
         """Returns the rows at every length, and their means."""

@@ -109,23 +109,12 @@ class RecallTask(BaseTask):
             seed=self.options.seed,
         )
 
-    def build_all_requests(
-        self,
-        *,
-        limit: int | None = None,
-        samples: list[int] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        apply_chat_template: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def build_all_requests(self, *, apply_chat_template: bool = False, **kwargs: Any) -> None:
         """Builds the sequences of this process's samples."""
         if self.config.num_fewshot or apply_chat_template:
-            raise UserError(
-                f"{self.config.task} has neither examples nor chats; run it without --num_fewshot and "
-                "--apply_chat_template."
-            )
-        selected = self.chosen_samples(rank=rank, limit=limit, samples=samples, world_size=world_size)
+            remedy = "run it without --num_fewshot and --apply_chat_template"
+            raise UserError(f"{self.config.task} has neither examples nor chats; {remedy}.")
+        selected = self.chosen_samples(kwargs)
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
         for _, doc in selected:
@@ -157,9 +146,8 @@ class RecallTask(BaseTask):
 
     def means(self) -> dict[str, bool]:
         """Returns the metrics of all conditions."""
-        return {
-            condition.key(metric): more for condition in self.all_conditions for metric, more in self.metrics().items()
-        }
+        ways = self.metrics().items()
+        return {condition.key(metric): more for condition in self.all_conditions for metric, more in ways}
 
 
 class WithRetrievalGain(RecallTask):
@@ -259,9 +247,8 @@ class TextRecallTask(TokenizedRecallTask):
             places += (answer - 1).tolist()
             counts.append(len(answer))
         positions = np.array(places, dtype=np.int64)
-        return Asked(
-            TargetSequence(tokens[:length], positions, tokens[positions + 1]), np.array(counts, dtype=np.int64)
-        )
+        sequence = TargetSequence(tokens[:length], positions, tokens[positions + 1])
+        return Asked(sequence, np.array(counts, dtype=np.int64))
 
 
 def split_answers(result: TargetLogprobs, answer_tokens: NDArray[np.int64], *, null: bool = False) -> Scored:

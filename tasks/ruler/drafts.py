@@ -165,10 +165,8 @@ class HaystackDraft(Draft):
         """Returns the inserts as they are counted."""
         if not self.haystack.inline:
             return {LINES: [insert.text for insert in self.inserts]}
-        return {
-            WORDS: [" " + insert.text for insert in self.inserts],
-            LINE_START: [insert.text for insert in self.inserts[:1]],
-        }
+        texts = [insert.text for insert in self.inserts]
+        return {WORDS: [" " + text for text in texts], LINE_START: texts[:1]}
 
     @functools.cached_property
     def _insert_tokens(self) -> list[int]:
@@ -239,9 +237,8 @@ class Frame:
 
 def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
     """Returns the whole prompt."""
-    return "".join(
-        [frame.head, *draft.opening, draft.body(units), draft.closing, frame.middle, draft.answer_prefix, frame.tail]
-    )
+    prompt = (*draft.opening, draft.body(units), draft.closing, frame.middle, draft.answer_prefix)
+    return "".join([frame.head, *prompt, frame.tail])
 
 
 def rendered_frame(render: Callable[[str], str]) -> Frame:
@@ -254,10 +251,9 @@ def rendered_frame(render: Callable[[str], str]) -> Frame:
     """
     text = render(PREFIX_MARK)
     if text.count(PROMPT_MARK) != 1 or text.count(PREFIX_MARK) != 1:
-        raise UserError(
-            "Expected the chat template to show the user's message and the start of the answer once each, found "
-            f"{text.count(PROMPT_MARK)} and {text.count(PREFIX_MARK)}; run without --apply_chat_template."
-        )
+        expected = "Expected the chat template to show the user's message and the start of the answer once each"
+        remedy = "run without --apply_chat_template"
+        raise UserError(f"{expected}, found {text.count(PROMPT_MARK)} and {text.count(PREFIX_MARK)}; {remedy}.")
     head, rest = text.split(PROMPT_MARK)
     middle, tail = rest.split(PREFIX_MARK)
     return Frame(head=head, middle=middle, tail=tail)

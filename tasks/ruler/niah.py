@@ -60,11 +60,9 @@ class HaystackGenerator(Generator):
 
     def _depths(self, rng: random.Random, count: int) -> list[float]:
         """Draws relative depths: some of RULER's own in essays, any elsewhere."""
-        return (
-            [depth / 100 for depth in rng.sample(DEPTHS, count)]
-            if self._inline
-            else [rng.random() for _ in range(count)]
-        )
+        if self._inline:
+            return [depth / 100 for depth in rng.sample(DEPTHS, count)]
+        return [rng.random() for _ in range(count)]
 
     @functools.cached_property
     def _shared_haystack(self) -> Haystack:
@@ -221,11 +219,9 @@ class VtGenerator(HaystackGenerator):
         rng.shuffle(turns)
         rest = [list(chain) for chain in chains]
         placed = [(rest[turn].pop(0), turn == 0) for turn in turns]
-        texts = [text.strip() + "." if self._inline else text + "\n" for text, _ in placed]
-        return [
-            Insert(text=text, fraction=fraction, asked=asked)
-            for text, fraction, (_, asked) in zip(texts, fractions, placed, strict=True)
-        ]
+        ended = [(text.strip() + "." if self._inline else text + "\n", asked) for text, asked in placed]
+        pairs = zip(ended, fractions, strict=True)
+        return [Insert(text=text, fraction=fraction, asked=asked) for (text, asked), fraction in pairs]
 
     @functools.cached_property
     def _demonstration_units(self) -> int:

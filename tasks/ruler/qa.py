@@ -95,15 +95,9 @@ def _hotpotqa(data: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Questi
     shown = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in data]
     documents = sorted({document for entry in shown for document in entry})
     number = {document: i for i, document in enumerate(documents)}
-    questions = [
-        Question(
-            text=entry["question"],
-            answers=(entry["answer"],),
-            gold=tuple(dict.fromkeys(number[document] for document in documents_shown)),
-        )
-        for entry, documents_shown in zip(data, shown, strict=True)
-    ]
-    return documents, questions
+    golds = [tuple(dict.fromkeys(number[document] for document in of_entry)) for of_entry in shown]
+    entries = zip(data, golds, strict=True)
+    return documents, [Question(entry["question"], (entry["answer"],), gold) for entry, gold in entries]
 
 
 def _read_file(path: Path) -> bytes:

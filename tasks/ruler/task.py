@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lm_eval.api.filter import Filter, FilterEnsemble
@@ -24,6 +24,7 @@ from sbeval.tasks.tokens import TokenCounter, load_counter
 
 log = logging.getLogger(__name__)
 
+_AROUND = ("system_instruction", "apply_chat_template", "chat_template")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 Fits = Mapping[int, Mapping[int, Fit]]
 """How samples fill lengths, by length and sample."""
@@ -72,9 +73,8 @@ class RulerTask(BaseTask):
 
     def make_generator(self, name: str) -> Generator:
         """Returns the generator of this task's samples; options and counter are set."""
-        return self.generator_class(
-            self.options, task=name, counter=self.counter, generated_tokens=self.generated_tokens
-        )
+        setting: dict[str, Any] = {"counter": self.counter, "generated_tokens": self.generated_tokens}
+        return self.generator_class(self.options, task=name, **setting)
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
@@ -106,23 +106,16 @@ class RulerTask(BaseTask):
         """Returns the references."""
         return list(doc.get("references") or [])
 
-    def build_all_requests(
-        self,
-        *,
-        limit: int | None = None,
-        samples: list[int] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        system_instruction: str | None = None,
-        apply_chat_template: bool = False,
-        chat_template: Callable[..., str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the prompts of this process's samples at every length."""
         if self.config.num_fewshot:
             raise UserError(f"{self.config.task} has its own demonstrations; run it without --num_fewshot.")
-        selected = self.chosen_samples(rank=rank, limit=limit, samples=samples, world_size=world_size)
-        frame = self._frame(system_instruction, chat_template if apply_chat_template else None)
+        selected = self.chosen_samples(kwargs)
+        around = {name: kwargs[name] for name in _AROUND if name in kwargs}
+        # lm-eval renders system text and chat template around a prompt
+        frame = rendered_frame(
+            lambda prefix: str(ConfigurableTask.fewshot_context(self, {"index": 0}, 0, gen_prefix=prefix, **around))
+        )
         indices = [int(doc["index"]) for _, doc in selected]
         if (frame, self.generated_tokens) != self._prepared_for:
             self._prepare(frame)
@@ -142,9 +135,8 @@ class RulerTask(BaseTask):
 
     def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
         """Returns the whole prompts of a sample at every length."""
-        return [
-            prompt_text(self.generator.draft(index, length), fit[index].units, frame) for length, fit in fits.items()
-        ]
+        drafts = [self.generator.draft(index, length) for length in fits]
+        return [prompt_text(draft, fit[index].units, frame) for draft, fit in zip(drafts, fits.values(), strict=True)]
 
     def _prepare(self, frame: Frame) -> None:
         """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
@@ -172,22 +164,6 @@ class RulerTask(BaseTask):
         for length, tokens in short.items():
             log.warning("%s leaves out %d tokens: with this tokenizer it needs at least %d", name, length, tokens)
         self.keep_record(self.record(), self.counter.tokenizer)
-
-    def _frame(self, system_instruction: str | None, chat_template: Callable[..., str] | None) -> Frame:
-        """Lets lm-eval render system text and chat template around a prompt."""
-        return rendered_frame(
-            lambda prefix: str(
-                ConfigurableTask.fewshot_context(
-                    self,
-                    {"index": 0},
-                    0,
-                    system_instruction=system_instruction,
-                    apply_chat_template=chat_template is not None,
-                    chat_template=chat_template,
-                    gen_prefix=prefix,
-                )
-            )
-        )
 
     def _row(self, index: int, fits: Sequence[Fit]) -> dict[str, Any]:
         draft = self.generator.draft(index, self.lengths[0])
@@ -244,9 +220,8 @@ def averages(metric: str) -> list[dict[str, object]]:
 
     lm-eval averages the metrics that a group lists, and passes over listed ones that no task has.
     """
-    return [
-        {"metric": metric_key(metric, length), "aggregation": "mean", "weight_by_size": False} for length in LENGTHS
-    ]
+    plain = {"aggregation": "mean", "weight_by_size": False}
+    return [{"metric": metric_key(metric, length), **plain} for length in LENGTHS]
 
 
 AVERAGES = averages("score")

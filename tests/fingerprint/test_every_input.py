@@ -20,8 +20,8 @@ from sbeval.fingerprint import parts
 from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.fingerprint.tasks import data_sha256
 from sbeval.model_adapters.record import model_parts, stamp
-from sbeval.sweep import run_sweep
 from sbeval.sweep.definition import plan
+from sbeval.sweep.execute import run_sweep
 
 Change = Callable[[Path], None]
 

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
+from sbeval.sweep.execute import run_sweep
 from tests.fuzz.mutations import changed_bytes, damage, put_in_place_of
 from tests.fuzz.outcomes import Silent
 from tests.support import sweep_launcher

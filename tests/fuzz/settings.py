@@ -19,7 +19,7 @@ import yaml
 from sbeval.commands.options import asked, parse
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.models import SbevalConfig
-from sbeval.sweep import load_sweep
+from sbeval.sweep.command import load_sweep
 from sbeval.sweep.definition import plan
 from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.perplexity.options import PerplexityOptions

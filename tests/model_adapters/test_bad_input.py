@@ -21,8 +21,8 @@ from sbeval.checkpoints import load_checkpoint
 from sbeval.checkpoints.files import Weights, held_bytes
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
+from sbeval.model_adapters.loading import in_template
 from sbeval.model_adapters.options import check_early, check_shared_arguments
-from sbeval.model_adapters.templates import in_template
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
 from tests.model_adapters.small import Checkpoints, copied, instances, likelihoods, load_lm, save_lora, t5
 

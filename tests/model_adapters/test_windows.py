@@ -17,9 +17,8 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers
 from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, SlotLimits, run_in_batches
 from sbeval.model_adapters.rope import RequestRope
-from sbeval.model_adapters.scored import scored
+from sbeval.model_adapters.scored import rolling_windows, scored, window_of
 from sbeval.model_adapters.session import Meter, Session
-from sbeval.model_adapters.windows import rolling_windows, window_of
 from sbeval.scoring.scorer import PendingScores, TokenScorer
 
 

@@ -88,7 +88,7 @@ def test_a_failure_is_told_once_and_not_met_again_unless_memory_ran_out(
         raise error
 
     attention, heads, no_memory = kernel(fails), torch.randn(3, 1, 2, 5, 16), isinstance(error, torch.OutOfMemoryError)
-    own = {"score_mod": None} if kernel is CompiledFlexAttention else {"lengths": [2, 3]}
+    own = {"score_mod": None} if kernel is CompiledFlexAttention else {"lengths": [2, 3], "cu_seqlens": None}
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError) if no_memory else contextlib.nullcontext():
             assert attention(*heads, **own, scale=0.3, sliding_window=5) is None
@@ -136,7 +136,6 @@ DTYPE = torch.bfloat16 if ON_GPU else torch.float64
 
 
 def dense(
-    *,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -144,6 +143,7 @@ def dense(
     cu_seq_k: Tensor,
     max_q: int,
     max_k: int,
+    *,
     scale: float,
     window_size: tuple[int, int],
 ) -> Tensor:
@@ -169,10 +169,9 @@ PACKED = VarlenAttention() if ON_GPU else VarlenAttention(dense)
     window=st.sampled_from([None, 1, 7, 1000]),
     heads=st.sampled_from([(2, 2), (4, 2)]),
     seed=st.integers(0, 100),
-    at_hand=st.booleans(),
 )
 def test_all_texts_at_once_are_the_texts_one_by_one(
-    lengths: list[int], window: int | None, heads: tuple[int, int], seed: int, at_hand: bool
+    lengths: list[int], window: int | None, heads: tuple[int, int], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(1, count, sum(lengths), 16) for count in (heads[0], heads[1], heads[1])]
@@ -181,8 +180,8 @@ def test_all_texts_at_once_are_the_texts_one_by_one(
         for parts in [[torch.randn(shape, generator=generator) for shape in shapes]] * 2
     )
     begins = torch.tensor([0, *lengths], dtype=torch.int32, device=DEVICE).cumsum(0, dtype=torch.int32)
-    found = PACKED(*at_once, lengths, scale=0.3, sliding_window=window, cu_seqlens=begins if at_hand else None)
-    expected = text_by_text(*one_by_one, lengths, scale=0.3, sliding_window=window)
+    found = PACKED(*at_once, lengths=lengths, scale=0.3, sliding_window=window, cu_seqlens=begins)
+    expected = text_by_text(*one_by_one, lengths=lengths, scale=0.3, sliding_window=window)
     near = {"rtol": 2e-2, "atol": 2e-2} if ON_GPU else {"rtol": 1e-9, "atol": 1e-9}
     assert_close(found, expected, **near)
     upstream = torch.randn(expected.shape, generator=generator).to(DEVICE, DTYPE)

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from sbeval.errors import UserError
-from sbeval.models import held_rope_frequencies, parse_rope_scaling
-from sbeval.models.rope import rope_frequencies
+from sbeval.models.rope import held_rope_frequencies, rope_frequencies
+from sbeval.rope_parameters import parse_rope_scaling
 from tests.models.small import small_model, tokens
 
 TRAINED = 16

@@ -144,7 +144,7 @@ def test_a_drawing_process_that_ends_says_why(
     (tmp_path / "process.py").write_text(f"import os, sys\n{code}")
     monkeypatch.setattr("sbeval.reports.figures.image_process.__file__", str(tmp_path / "process.py"))
     with ImageWriter(tmp_path) as writer:
-        writer.draw({}, "figure")
+        writer.publish({}, "figure")
         with pytest.raises(error, match=words):
             writer.svgs()
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import sweep_launcher
 import yaml
 
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 
 SHARD = b"weights" * 1000
 CODE = {"AutoModel": "someone/code--m.Model"}

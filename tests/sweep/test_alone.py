@@ -14,8 +14,9 @@ from fresh_process import run, run_code
 from sweep_inputs import stub_command, stub_sweep
 
 from sbeval.errors import UserError
-from sbeval.sweep import Sweep, SweepRun, run_sweep
 from sbeval.sweep.attempt import alone_in
+from sbeval.sweep.definition import Sweep, SweepRun
+from sbeval.sweep.execute import run_sweep
 
 NAMES = ("one", "two", "three")
 

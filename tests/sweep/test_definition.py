@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from sbeval.errors import UserError
-from sbeval.sweep import SUITES, Sweep, SweepCheckpoint, SweepRun, load_sweep, suite_runs
-from sbeval.sweep.command import sweep_from_command
-from sbeval.sweep.definition import plan
-from sbeval.sweep.suites import UNCUT
+from sbeval.sweep.command import load_sweep, sweep_from_command
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun, plan
+from sbeval.sweep.suites import SUITES, UNCUT, suite_runs
 
 RUN = {"name": "stream", "tasks": ["sb_stdlib_stream"]}
 

@@ -18,8 +18,8 @@ from sweep_inputs import TINY_TASK, stub_command
 from sweep_inputs import stub_sweep as sweep
 
 from sbeval.reports import build_report
-from sbeval.sweep import run_sweep
 from sbeval.sweep.definition import PlannedRun, plan
+from sbeval.sweep.execute import run_sweep
 from sbeval.sweep.results import what_is_missing
 
 

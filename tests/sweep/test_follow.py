@@ -15,7 +15,8 @@ from sweep_inputs import stub_command
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report
-from sbeval.sweep import Sweep, SweepCheckpoint, SweepRun, run_sweep
+from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
+from sbeval.sweep.execute import run_sweep
 from sbeval.sweep.follow import checkpoints_below, follow, is_complete
 from tests.reports.result_files import LENGTHS, model_record, perplexity_task, write_run
 

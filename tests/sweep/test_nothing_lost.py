@@ -11,7 +11,8 @@ from sweep_inputs import stub_sweep as sweep
 
 from sbeval.errors import UserError
 from sbeval.reports.read.files import Notes, find_result_files
-from sbeval.sweep import SweepCheckpoint, SweepRun, run_sweep
+from sbeval.sweep.definition import SweepCheckpoint, SweepRun
+from sbeval.sweep.execute import run_sweep
 
 
 def set_aside_runs(folder: Path) -> list[Path]:

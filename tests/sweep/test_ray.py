@@ -18,7 +18,8 @@ from folders import snapshot
 from sweep_inputs import stub_command, stub_sweep
 
 from sbeval.errors import UserError
-from sbeval.sweep import Sweep, SweepRun, run_sweep
+from sbeval.sweep.definition import Sweep, SweepRun
+from sbeval.sweep.execute import run_sweep
 
 ray = pytest.importorskip("ray", reason="the extra sbeval[ray] is not installed: make test-ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")

@@ -23,7 +23,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCau
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import weights_sha256
-from sbeval.models import SbevalForCausalLM, held_rope_frequencies
+from sbeval.models import SbevalForCausalLM
+from sbeval.models.rope import held_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.training.arrays import load_arrays
 from sbeval.training.command import extend_command

@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbeval.attention.impl.tiles import (
-    RowBlock,
-    Tiles,
-    in_threads,
-    log_of_least_stick,
-    most_row_blocks,
-    newest_first,
-    spent,
-)
+from sbeval.attention.impl.tiles import RowBlock, Tiles, in_threads, log_of_least_stick, most_row_blocks, spent
 
 
 def blockwise(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -38,7 +30,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns output, remainder, and how many tiles of keys each head and block of queries visited, int32 [N, X]."""
     tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal)
-    v_NKD = newest_first(v, tiles.k_NKD.dtype)
+    v_NKD = tiles.like_keys(v)
     output_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)
     remainder_NSQ = v_NKD.new_empty(tiles.q_NSQD.shape[:3])
     visited_NX = v_NKD.new_zeros((v_NKD.shape[0], most_row_blocks(q, k, cu_seqlens)), dtype=torch.int32)
@@ -90,7 +82,7 @@ def _backward(
     cu_seqlens_k: Tensor | None = None, causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal)
-    v_NKD = newest_first(v, tiles.k_NKD.dtype)
+    v_NKD = tiles.like_keys(v)
     d_output_NSQD = d_output.to(v_NKD.dtype).reshape(tiles.q_NSQD.shape)
     d_spent_NSQ = (d_remainder * remainder).to(v_NKD.dtype).reshape(tiles.q_NSQD.shape[:3])
     dq_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)

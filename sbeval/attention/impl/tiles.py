@@ -116,6 +116,10 @@ class Tiles:
             tile_keys,
         )
 
+    def like_keys(self, x_BGKD: Tensor) -> Tensor:
+        """Returns [N, K, D], laid out as the keys are."""
+        return newest_first(x_BGKD, self.k_NKD.dtype)
+
     def key_tiles(self, block: RowBlock) -> list[slice]:
         """Tiles of keys these rows may attend, newest first."""
         keys = self.k_NKD.shape[1]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from sbeval.checkpoints import ignored
 from sbeval.checkpoints.dolomite.layers import (
     MIXTURE_FLAT_TYPES,
     STICKBREAKING_FLAT_TYPES,
@@ -12,13 +13,6 @@ from sbeval.checkpoints.dolomite.layers import (
     block_layers,
     flat_layer,
     same_in_all_layers,
-)
-from sbeval.checkpoints.ignored import (
-    DOLOMITE_BLOCKS,
-    DOLOMITE_FLAT,
-    DOLOMITE_FLAT_MIXTURE,
-    DOLOMITE_ROPE,
-    DOLOMITE_YARN,
 )
 from sbeval.checkpoints.values import ConfigValues
 from sbeval.errors import UserError
@@ -87,11 +81,11 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
     if blocks:
         interleaved = model_type == "gpt_base" and any(key in config for key in _INTERLEAVED_SINCE)
         layers = block_layers(config, interleaved=interleaved)
-        ignored = DOLOMITE_BLOCKS
+        unread = ignored.DOLOMITE_BLOCKS
         max_positions = config.count("max_position_embeddings", default=1024)
     else:
         layers = [flat_layer(config, model_type)] * config.count("n_layer", "num_layers", default=12)
-        ignored = DOLOMITE_FLAT | (DOLOMITE_FLAT_MIXTURE if model_type in MIXTURE_FLAT_TYPES else {})
+        unread = ignored.DOLOMITE_FLAT | (ignored.DOLOMITE_FLAT_MIXTURE if model_type in MIXTURE_FLAT_TYPES else {})
         max_positions = config.count("n_positions", "max_position_embeddings", default=1024)
     mixers, mlps = [mixer for mixer, _ in layers], [mlp for _, mlp in layers]
     positions = config.one_of("position_embedding_type", _POSITIONS, "learned_absolute")
@@ -127,7 +121,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
         mlps=mlps,
         fields=fields,
     )
-    config.refuse_unread({**DOLOMITE_ROPE, **ignored}, whole=True)
+    config.refuse_unread({**ignored.DOLOMITE_ROPE, **unread}, whole=True)
     return read
 
 
@@ -180,7 +174,7 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
     theta = float(values.get("rope_theta", float, theta))
     kind = values.get("rope_type", str, None) or values.get("type", str, None)
     factor, original = values.get("factor", float, None), values.count("original_max_position_embeddings", default=None)
-    values.refuse_unread(DOLOMITE_YARN)
+    values.refuse_unread(ignored.DOLOMITE_YARN)
     if kind in (None, "default") and factor is None:
         return {"rope_type": "default", "rope_theta": theta}
     if factor is None or original is None:

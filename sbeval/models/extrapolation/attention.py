@@ -7,7 +7,7 @@ D head_dim, R rows of a block, C keys a block has in a zone.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,15 +15,18 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
+from sbeval.models import flex
 from sbeval.models.extrapolation.methods import Extrapolation, OfPosition, Zone
-from sbeval.models.flex import BLOCKS_OF_ROWS, compiled_once, listed_blocks, suits_flex, whole_blocks
 from sbeval.models.kernels.devices import OptionalKernel
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
 
-_BLOCK = 128
 Rotated = Callable[[Zone], tuple[Tensor, Tensor]]
 """From a zone to the queries [B, H, L, D] and keys [B, G, L, D] rotated for it."""
+
+
+WithSums = Callable[..., tuple[Tensor, Tensor]]
+"""As `flex_with_sums`."""
 
 
 class ExtrapolatedAttention(NamedTuple):
@@ -38,22 +41,20 @@ class ExtrapolatedAttention(NamedTuple):
 
     def __call__(
         self,
-        q_BHQD: Tensor,
-        k_BGKD: Tensor,
-        v_BGKD: Tensor,
-        *,
+        *heads: Tensor,
         scale: float,
         seq_start_B: Tensor | None = None,
-        packed_lengths: tuple[int, ...] | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """Returns [B, H, Q, D]; the queries are the last Q of the K positions, and neither they nor keys are rotated.
 
-        `seq_start_B` is the first key that is no padding; the outputs of rows before it mean nothing. `packed_lengths`
+        `seq_start_B` is the first key that is no padding; the outputs of rows before it mean nothing. `lengths`
         are the tokens of each of several texts in one row, which do not see each other.
         """
-        if packed_lengths is not None and len(packed_lengths) > 1:
-            texts = zip(*(torch.split(x, list(packed_lengths), dim=2) for x in (q_BHQD, k_BGKD, v_BGKD)), strict=True)
+        if lengths is not None and len(lengths) > 1:
+            texts = zip(*(torch.split(x, list(lengths), dim=2) for x in heads), strict=True)
             return torch.cat([self(*text, scale=scale) for text in texts], dim=2)
+        q_BHQD, k_BGKD, v_BGKD = heads
         queries, keys = q_BHQD.shape[2], k_BGKD.shape[2]
         # on the CPU, so that nobody waits for a GPU to know which keys a block of rows has
         position_BK = torch.arange(keys)[None]
@@ -72,7 +73,7 @@ class ExtrapolatedAttention(NamedTuple):
         zones = self.method.zones
         if len(zones) == 1:
             return softmax_attention(*rotated(zones[0]), v_BGKD, scale=scale, seq_start_B=seq_start_B)
-        if seq_start_B is None and suits_flex(q_BHQD, k_BGKD, v_BGKD):
+        if seq_start_B is None and flex.suits_flex(q_BHQD, k_BGKD, v_BGKD):
             output_BHQD = compiled_zones(self.method, rotated, v_BGKD, scale=scale)
             if output_BHQD is not None:
                 return output_BHQD
@@ -128,23 +129,15 @@ def _in_blocks(
 
 def zone_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
     """Which blocks of 128 x 128 pairs hold keys from `first` to before `stop` (int32), in full or in part."""
-    blocks = len(first_Q) // _BLOCK
-    first, stop = first_Q.view(blocks, _BLOCK), stop_Q.view(blocks, _BLOCK)
-    begin = torch.arange(blocks, device=first_Q.device) * _BLOCK
-    full = (first.amax(1)[:, None] <= begin) & (stop.amin(1)[:, None] >= begin + _BLOCK)
-    some = (first.amin(1)[:, None] < begin + _BLOCK) & (stop.amax(1)[:, None] > begin)
+    first, stop = first_Q.view(-1, flex.BLOCK_TOKENS), stop_Q.view(-1, flex.BLOCK_TOKENS)
+    begin = torch.arange(0, len(first_Q), flex.BLOCK_TOKENS, device=first_Q.device)
+    full = (first.amax(1)[:, None] <= begin) & (stop.amin(1)[:, None] >= begin + flex.BLOCK_TOKENS)
+    some = (first.amin(1)[:, None] < begin + flex.BLOCK_TOKENS) & (stop.amax(1)[:, None] > begin)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= first_Q[query]) & (key < stop_Q[query])
 
-    length = len(first_Q)
-    return BlockMask.from_kv_blocks(
-        *listed_blocks(some & ~full),
-        *listed_blocks(full),
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=seen,
-        seq_lengths=(length, length),
-    )
+    return flex.mask_of_blocks(len(first_Q), seen, flex.listed_blocks(some & ~full), flex.listed_blocks(full))
 
 
 @functools.lru_cache(maxsize=2)
@@ -158,34 +151,23 @@ def flex_with_sums(
 ) -> tuple[Tensor, Tensor]:
     """FlexAttention of a length of whole blocks, with the log-sum-exp [B, H, L] of each query's logits."""
     options: Any = {"IS_DIVISIBLE": True}  # which it cannot find out for a length of any number
+    heads, sums = (q_BHLD, k_BGLD, v_BGLD), AuxRequest(lse=True)
     output, others = flex_attention(
-        q_BHLD,
-        k_BGLD,
-        v_BGLD,
-        block_mask=block_mask,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        kernel_options=options,
-        return_aux=AuxRequest(lse=True),
+        *heads, None, block_mask, scale, enable_gqa, kernel_options=options, return_aux=sums
     )
     assert others.lse is not None
     return output, others.lse
 
 
 def flex_extrapolated(
-    method: Extrapolation,
-    rotated: Rotated,
-    v_BGLD: Tensor,
-    *,
-    scale: float,
-    attention: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float, attention: WithSums | None = None
 ) -> Tensor:
     """Returns [B, H, L, D] of a whole text without padding.
 
     `attention` is `flex_with_sums` compiled; None takes it as it is, which holds all pairs.
     """
     length = v_BGLD.shape[2]
-    added = whole_blocks(length) - length
+    added = flex.whole_blocks(length) - length
 
     def filled(x_BHLD: Tensor) -> Tensor:
         # no views, and always in one order of memory: for any other, a kernel would be compiled anew
@@ -206,10 +188,10 @@ def flex_extrapolated(
     return mixed.to(v_BGLD.dtype)
 
 
-_ZONES = OptionalKernel("PyTorch's FlexAttention", BLOCKS_OF_ROWS)
+_ZONES = OptionalKernel("PyTorch's FlexAttention", flex.BLOCKS_OF_ROWS)
 
 
 def compiled_zones(method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
     """Takes what `flex_extrapolated` takes; returns [B, H, L, D], or None where it cannot be compiled."""
-    options: dict[str, Any] = {"scale": scale, "attention": compiled_once(flex_with_sums)}
+    options: dict[str, Any] = {"scale": scale, "attention": flex.compiled_once(flex_with_sums)}
     return _ZONES.attempt(lambda: flex_extrapolated(method, rotated, v_BGLD, **options))

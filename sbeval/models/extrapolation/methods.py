@@ -168,8 +168,7 @@ class Extrapolation:
     @property
     def unchanged_tokens(self) -> int:
         """Longest text on which the method is plain attention."""
-        unchanged = _KINDS[self.method].unchanged
-        if unchanged is not None:
+        if (unchanged := _KINDS[self.method].unchanged) is not None:
             return unchanged(*self.numbers)
         assert self.training_length_tokens is not None
         return self.training_length_tokens

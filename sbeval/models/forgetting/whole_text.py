@@ -16,16 +16,16 @@ keys, or D and the extra channels.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
-from sbeval.models.flex import ScoreMod, compiled_flex_attention, suits_flex, whole_blocks
+from sbeval.models.flex import BLOCK_TOKENS, ScoreMod, compiled_flex_attention, mask_of_blocks, suits_flex, whole_blocks
 from sbeval.models.forgetting.layer import sums_in
 
-BLOCK_TOKENS = 128
 LARGEST_MASK = 1 << 27
 """Most pairs of blocks, over all heads: some 16 bytes each. Above it, none is skipped."""
 
@@ -75,49 +75,28 @@ def blocks_from(oldest_BHR: Tensor, length: int) -> BlockMask:
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    return BlockMask.from_kv_blocks(
-        torch.ones_like(full_BHR),
-        own_BHRC,
-        full_BHR,
-        full_BHRC,
-        BLOCK_SIZE=BLOCK_TOKENS,
-        mask_mod=seen,
-        seq_lengths=(length, length),
-    )
+    return mask_of_blocks(length, seen, (torch.ones_like(full_BHR), own_BHRC), (full_BHR, full_BHRC))
 
 
 def whole_text_attention(
-    q_BHLC: Tensor,
-    k_BGLC: Tensor,
-    v_BGLC: Tensor,
-    *,
-    head_dim: int,
-    scale: float,
-    sliding_window: int | None,
-    skip_threshold: float | None,
+    *heads: Tensor, head_dim: int, scale: float, sliding_window: int | None, skip_threshold: float | None
 ) -> Tensor | None:
     """Returns [B, H, L, D] of texts without padding, or None where another way is faster or this one does not run.
 
     The inputs are from `with_decay`; `head_dim` of their channels are not the bias. Within a `sliding_window` none is
     skipped. `skip_threshold` is the largest change of an output by skipped keys, as a share of the largest value.
     """
-    q_BHLD, k_BGLD, v_BGLD = (x[..., :head_dim] for x in (q_BHLC, k_BGLC, v_BGLC))
+    q_BHLD, k_BGLD, v_BGLD = (x[..., :head_dim] for x in heads)
+    k_BGLC = heads[1]
     if not suits_flex(q_BHLD, k_BGLD, v_BGLD, k_BGLC):
         return None
     length = q_BHLD.shape[2]
     sums_BHL = sums_in(k_BGLC, head_dim, q_BHLD.shape[1] // k_BGLD.shape[1], scale).contiguous()
-    oldest_BHR = None
+    options: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window or length}
     if skip_threshold and (sliding_window is None or sliding_window >= length):
         oldest_BHR = oldest_blocks(q_BHLD, k_BGLD, sums_BHL, scale=scale, threshold=skip_threshold)
-    return compiled_flex_attention(
-        q_BHLD,
-        k_BGLD,
-        v_BGLD,
-        scale=scale,
-        sliding_window=sliding_window or length,
-        score_mod=decay_score_mod(sums_BHL),
-        block_mask=None if oldest_BHR is None else blocks_from(oldest_BHR, whole_blocks(length)),
-    )
+        options["block_mask"] = None if oldest_BHR is None else blocks_from(oldest_BHR, whole_blocks(length))
+    return compiled_flex_attention(q_BHLD, k_BGLD, v_BGLD, score_mod=decay_score_mod(sums_BHL), **options)
 
 
 def decay_score_mod(sums_BHL: Tensor) -> ScoreMod:

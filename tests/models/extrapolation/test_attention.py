@@ -140,7 +140,7 @@ def test_the_last_queries_of_a_cache_are_the_last_rows_of_the_whole_text(
 @given(asked=METHODS, lengths=st.lists(st.integers(1, 15), min_size=1, max_size=4))
 def test_packed_texts_do_not_see_each_other(asked: tuple[str, tuple[int, ...]], lengths: list[int]) -> None:
     way, texts = made(*asked), heads(sum(lengths))
-    found = way(*texts, scale=SCALE, packed_lengths=tuple(lengths))
+    found = way(*texts, scale=SCALE, lengths=tuple(lengths))
     alone = [way(*text, scale=SCALE) for text in zip(*(x.split(lengths, dim=2) for x in texts), strict=True)]
     assert_close(found, torch.cat(alone, dim=2))
 
