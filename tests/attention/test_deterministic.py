@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from attention_problems import DEVICE, assert_kernels_within_budget, outputs_and_gradients, problem, relative_error
+from attention_problems import (
+    DEVICE,
+    assert_kernels_within_budget,
+    deterministic,
+    outputs_and_gradients,
+    problem,
+    relative_error,
+)
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -22,13 +29,11 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_atomics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # stripes of two blocks, so that small problems have several
     monkeypatch.setattr("sbeval.attention.impl.triton.deterministic.STRIPE_BLOCKS", 2)
-    # a warning alone where the reference has no deterministic form on a GPU
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    with deterministic(True):
+        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])

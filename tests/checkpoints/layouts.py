@@ -28,8 +28,7 @@ def tokens(length: int = 14) -> Tensor:
 
 @torch.no_grad()
 def logits(model: Any) -> Tensor:
-    output: Tensor = model(tokens() % model.config.vocab_size).logits[0]
-    return output
+    return model(tokens() % model.config.vocab_size).logits[0]
 
 
 def drawn(seed: int, size: float = 0.3) -> Callable[..., Tensor]:
@@ -231,3 +230,47 @@ def fla(*, qkv_bias: bool, qk_norm: bool, attend_current: bool, kv_heads: int | 
         t |= {f"{h}.mlp.{name}_proj.weight": rand(INNER, D) for name in ("gate", "up")}
         t[f"{h}.mlp.down_proj.weight"] = rand(D, INNER)
     return config, t
+
+
+EXPERTS, CHOSEN = 5, 2
+
+
+def with_experts(
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    *,
+    layers: tuple[int, ...] = tuple(range(LAYERS)),
+    chosen: int = CHOSEN,
+    shared: int | None = None,
+    **block: Any,
+) -> Made:
+    """Returns a checkpoint whose MLPs have become mixtures in these layers; `block` adds to their configuration."""
+    rand = drawn(7)
+    blocks = "mlp_blocks" in config
+    keys = {"num_experts": EXPERTS, "num_experts_per_tok": chosen} | block
+    tensors = dict(tensors)
+    if blocks:
+        keys |= {"mlp_type": "MoE", "shared_intermediate_size": shared}
+        config = {
+            **config,
+            "mlp_blocks": [one | keys if layer in layers else one for layer, one in enumerate(config["mlp_blocks"])],
+        }
+    else:
+        kind = "moe_stickbreaking" if config["model_type"] == "stickbreaking" else "moe_dolomite"
+        config = {**config, **keys, "model_type": kind, "shared_n_inner": shared}
+    for layer in layers:
+        old, new = (f"transformer.h.{layer}.{name}" for name in (("mlp_block",) * 2 if blocks else ("mlp", "moe")))
+        rows = tensors[f"{old}.c_fc.weight"].shape[0] // INNER
+        for name in [name for name in tensors if name.startswith(f"{old}.")]:
+            del tensors[name]
+        tensors[f"{new}.gate.weight"] = rand(EXPERTS, D)
+        if block.get("use_aux_free_moe"):
+            tensors[f"{new}.bias"] = rand(EXPERTS)
+        tensors[f"{new}.c_fc.weight"] = rand(EXPERTS, rows * INNER, D)
+        tensors[f"{new}.c_proj.weight"] = rand(EXPERTS, D, INNER)
+        if shared:
+            tensors[f"{new}.c_fc_shared.weight"] = rand(rows * shared, D)
+            tensors[f"{new}.c_proj_shared.weight"] = rand(D, shared)
+        if block.get("shared_expert_gating"):
+            tensors[f"{new}.shared_expert_gate.weight"] = rand(1, D)
+    return config, tensors

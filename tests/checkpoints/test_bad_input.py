@@ -15,10 +15,9 @@ from safetensors.torch import load_file
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.models import SbevalForCausalLM
-from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
-from tests.checkpoints.layouts import Made, dolomite, fla, save
-from tests.checkpoints.lm_engine import MOE, lm_engine
-from tests.checkpoints.mixtures import with_experts
+from tests.checkpoints.layouts import Made, dolomite, fla, save, with_experts
+from tests.checkpoints.test_forgetting import PRO, fla_forgetting, fox
+from tests.checkpoints.test_lm_engine import MOE, lm_engine
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
 from tests.models.small import small_config
 

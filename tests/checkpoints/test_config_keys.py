@@ -13,9 +13,8 @@ from other_machines import assert_equal_but_for_rounding
 from sbeval.checkpoints import ignored, load_checkpoint
 from sbeval.errors import UserError
 from tests.checkpoints.config_keys import KEYS_FILE, declared_keys
-from tests.checkpoints.forgetting import PRO, fla_forgetting, fox
-from tests.checkpoints.layouts import Made, dolomite, fla, logits, save
-from tests.checkpoints.mixtures import with_experts
+from tests.checkpoints.layouts import Made, dolomite, fla, logits, save, with_experts
+from tests.checkpoints.test_forgetting import PRO, fla_forgetting, fox
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
 
 DECLARED: dict[str, dict[str, str]] = json.loads(KEYS_FILE.read_text())

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sbeval.checkpoints.facts import training_length_tokens
 from sbeval.checkpoints.load import load_checkpoint, released_format
 from sbeval.checkpoints.registry import FORMATS
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
-from tests.checkpoints.forgetting import forgetting_logits
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save, tokens
+from tests.checkpoints.test_forgetting import forgetting_logits
 
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4}
@@ -86,22 +88,18 @@ def test_hugging_face_models_load_as_they_are(tmp_path: Path) -> None:
         assert_equal_but_for_rounding(loaded.model(tokens()).logits, model(tokens()).logits)
 
 
-def test_nothing_at_the_path_is_one_sentence(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="found nothing"):
         load_checkpoint(tmp_path / "nothing")
-    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"config\.json"):
-        load_checkpoint(tmp_path / "empty")
-    (tmp_path / "empty" / "config.json").write_text("{")
-    with pytest.raises(UserError, match="no JSON"):
-        load_checkpoint(tmp_path / "empty")
-    (tmp_path / "empty" / "config.json").write_text('{"model_type": "stickbreaking"}')
-    with pytest.raises(UserError, match=r"model\.safetensors"):
-        load_checkpoint(tmp_path / "empty")
-
-
-def test_an_unknown_model_type_is_one_sentence(tmp_path: Path) -> None:
+        load_checkpoint(tmp_path)
+    for config, words in (("{", "no JSON"), ('{"model_type": "stickbreaking"}', r"model\.safetensors")):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(UserError, match=words):
+            load_checkpoint(tmp_path)
     config, tensors = dolomite()
+    with pytest.raises(UserError, match="dtype"):
+        load_checkpoint(save(tmp_path, config, tensors), dtype="float99")
     with pytest.raises(UserError, match="transformers cannot load"):
         load_checkpoint(save(tmp_path, {**config, "model_type": "banana"}, tensors))
 
@@ -203,11 +201,6 @@ def test_a_loaded_model_remembers_where_its_tokenizer_is(tmp_path: Path) -> None
     assert model.name_or_path == model.config.name_or_path == str(tmp_path)
 
 
-def test_a_dtype_without_meaning_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="dtype"):
-        load_checkpoint(save(tmp_path, *dolomite()), dtype="float99")
-
-
 @pytest.mark.parametrize(
     "make", [lambda folder: own(folder), lambda folder: llama(folder), lambda folder: save(folder, *dolomite())]
 )
@@ -222,3 +215,25 @@ def test_weights_lie_where_products_of_matrices_want_them_wherever_the_file_has_
         model = load_checkpoint(tmp_path).model
         assert {weight.data_ptr() % 64 for weight in model.parameters()} == {0}
     assert places != {0}, "the files had their tensors there already"
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"model_type": "sbeval", "training_length_tokens": 40, "max_position_embeddings": 96}, 40),
+        ({"model_type": "sbeval", "training_length_tokens": None, "max_position_embeddings": 96}, None),
+        ({"max_position_embeddings": 96}, 96),
+        ({"n_positions": 96}, 96),
+        ({"rope_parameters": YARN, "max_position_embeddings": 96}, 24),
+        ({"rope_parameters": {"full_attention": YARN}, "max_position_embeddings": 96}, 24),
+        ({"original_max_position_embeddings": 24, "max_position_embeddings": 96}, 24),
+        ({"text_config": SimpleNamespace(max_position_embeddings=96)}, 96),
+        ({"max_position_embeddings": -1}, None),
+        ({}, None),
+    ],
+)
+def test_the_training_length_is_the_one_before_any_scaling(config: dict[str, Any], length: int | None) -> None:
+    assert training_length_tokens(SimpleNamespace(**config)) == length

@@ -110,13 +110,10 @@ def test_generation_with_the_cache_and_with_padding_equals_plain_generation(tmp_
     assert torch.equal(padded[0], cached[0])
 
 
-def test_moduleformer_is_for_evaluation_only(tmp_path: Path) -> None:
-    model = load_checkpoint(save(tmp_path / "theirs", *checkpoint("mlp"))).model
+def test_moduleformer_is_for_evaluation_only_and_an_unknown_gate_is_refused(tmp_path: Path) -> None:
+    config, tensors = checkpoint("mlp")
+    model = load_checkpoint(save(tmp_path / "theirs", config, tensors)).model
     with pytest.raises(UserError, match="evaluation only"):
         model.save_pretrained(tmp_path / "ours")
-
-
-def test_an_unknown_gate_is_refused(tmp_path: Path) -> None:
-    config, tensors = checkpoint("mlp")
     with pytest.raises(UserError, match="gate_type"):
         load_checkpoint(save(tmp_path, {**config, "gate_type": "hash"}, tensors))

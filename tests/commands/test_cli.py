@@ -1,13 +1,11 @@
 """The `sbeval` command: what it passes on, what it prints, and how it fails."""
 
 import importlib.metadata
-import json
 import sys
 from pathlib import Path
 
 import pytest
 from fresh_process import run, run_code
-from tiny_task import TINY_TASK
 
 from sbeval.commands.options import parse
 from sbeval.errors import UserError
@@ -25,17 +23,28 @@ OPTION_MODULES = (task_metadata, perplexity_options, recall_options, ruler_optio
 SBEVAL = Path(sys.executable).with_name("sbeval")
 
 
+def helped(*command: str) -> tuple[list[str], set[str]]:
+    """The lines of a command's help, and which heavy packages were imported for it."""
+    code = f"import sys\nfrom sbeval.__main__ import main\nsys.argv[1:] = {[*command, '--help']}\ntry:\n    main()\n"
+    *lines, imported = run_code(
+        f"{code}finally:\n    print(*{{'torch', 'transformers', 'lm_eval'}} & set(sys.modules))"
+    )
+    return lines, set(imported.split())
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
-    [([], ("run", "report", "demo", "train", "extend", "convert")), (["inspect"], ("--memory",))],
-    ids=["sbeval", "inspect"],
+    [
+        ([], ("run", "report", "demo", "train", "extend", "convert")),
+        *(([name], (f"usage: sbeval {name}",)) for name in ("train", "extend")),
+        (["inspect"], ("--memory",)),
+    ],
+    ids=str,
 )
 def test_help_names_what_there_is_without_importing_torch(command: list[str], words: tuple[str, ...]) -> None:
-    start = f"import sys\nfrom sbeval.__main__ import main\nsys.argv[1:] = {[*command, '--help']}\n"
-    end = "try:\n    main()\nfinally:\n    print('torch' in sys.modules, 'lm_eval' in sys.modules)"
-    lines = run_code(start + end)
+    lines, imported = helped(*command)
     assert all(any(word in line for line in lines) for word in words)
-    assert lines[-1] == "False False"
+    assert not imported
 
 
 def test_a_shell_completes_commands_and_options() -> None:
@@ -54,12 +63,8 @@ def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
     from sbeval.model_adapters.options import AdapterOptions
     from sbeval.tasks.asked import metadata_keys
 
-    code = (
-        "import sys\nfrom sbeval.__main__ import main\nsys.argv[1:] = ['run', '--help']\ntry:\n    main()\n"
-        "finally:\n    print('torch' in sys.modules, 'transformers' in sys.modules)"
-    )
-    lines = run_code(code)
-    assert lines[-1] == "False False"
+    lines, imported = helped("run")
+    assert not imported & {"torch", "transformers"}
     assert lines[0].startswith("usage: sbeval run")
     text = " ".join(" ".join(lines).split())
     assert "--include_path" in text
@@ -93,19 +98,30 @@ def test_an_unknown_option_of_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "model", "log_samples"),
+    ("arguments", "model", "log_samples", "batch_size"),
     [
-        (["--tasks", "tiny"], "sb", False),
-        (["--tasks", "tiny", "--output_path", "out"], "sb", True),
-        (["--tasks", "tiny", "-oout"], "sb", True),
-        (["--model", "hf", "--tasks", "tiny"], "hf", False),
+        (["--tasks", "tiny"], "sb", False, "auto"),
+        (["--tasks", "tiny", "--output_path", "out", "-b", "1"], "sb", True, "1"),
+        (["--tasks", "tiny", "-oout", "--batch_size", "3"], "sb", True, "3"),
+        (["--model", "hf", "--tasks", "tiny"], "hf", False, None),
+        (["--config", "run.yaml", "--tasks", "tiny"], "hf", True, None),
     ],
-    ids=["plain", "with output", "short option", "another model"],
+    ids=["plain", "with output", "short option", "another model", "a configuration file"],
 )
-def test_only_what_is_missing_is_added(arguments: list[str], model: str, log_samples: bool) -> None:
-    chosen = parse(arguments)
-    assert (chosen.model, getattr(chosen, "log_samples", False)) == (model, log_samples)
-    assert chosen.tasks == ["tiny"]
+def test_only_what_is_missing_is_added(
+    arguments: list[str],
+    model: str,
+    log_samples: bool,
+    batch_size: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("model: hf\noutput_path: out\n")
+    chosen = vars(parse(arguments))
+    assert (chosen["model"], chosen.get("log_samples", False)) == (model, log_samples)
+    assert chosen.get("batch_size") == batch_size
+    assert chosen["tasks"] == ["tiny"]
 
 
 @pytest.mark.parametrize(
@@ -131,28 +147,12 @@ def test_the_longest_length_asked_for_becomes_max_length(
     assert given["max_length"] == 99
 
 
-@pytest.mark.parametrize(
-    ("options", "batch_size"),
-    [([], "auto"), (["--batch_size", "3"], "3"), (["-b", "1"], "1"), (["--model", "hf"], None)],
-    ids=["none asked for", "some", "one", "another model"],
-)
-def test_batches_are_of_the_model_s_own_choosing_unless_asked_for(options: list[str], batch_size: str | None) -> None:
-    assert getattr(parse(["--tasks", "tiny", *options]), "batch_size", None) == batch_size
-
-
 @pytest.mark.parametrize("key", ["1", "true"])
 def test_a_key_of_a_configuration_that_no_results_file_can_hold_is_refused_first(key: str, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(f"tasks: [sb_stdlib_stream]\nmetadata: {{{key}: 3}}\n")
     with pytest.raises(UserError, match="text"):
         parse(["--config", str(config)])
-
-
-def test_a_configuration_file_counts_as_said(tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text("model: hf\noutput_path: out\n")
-    chosen = parse(["--config", str(config), "--tasks", "tiny"])
-    assert (chosen.model, chosen.log_samples) == ("hf", True)
 
 
 def test_lm_evals_own_tasks_are_left_unread_where_none_is_asked_for(tmp_path: Path) -> None:
@@ -166,33 +166,3 @@ def test_lm_evals_own_tasks_are_left_unread_where_none_is_asked_for(tmp_path: Pa
     for task, folders in (("sb_stdlib_stream", 1), ("sb_paper_nlp", 2)):
         process = run([sys.executable, "-c", code, task], environment=environment)
         assert process.stderr.splitlines()[-1] == f"{folders} folders"
-
-
-def test_run_is_lm_eval_with_any_of_its_models_and_tasks(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "tiny.yaml").write_text(TINY_TASK.format(data=tmp_path / "data.jsonl"))
-    out = tmp_path / "out"
-    process = run(
-        [
-            *(SBEVAL, "run", "--model", "dummy", "--tasks", "tiny"),
-            *("--include_path", tmp_path / "tasks", "--output_path", out),
-        ],
-        environment={"HF_HOME": str(tmp_path / "cache")},
-    )
-    assert process.returncode == 0, process.stderr
-    (results,) = out.rglob("results_*.json")
-    assert "tiny" in json.loads(results.read_text())["results"]
-    assert len(list(out.rglob("samples_tiny_*.jsonl"))) == 1
-    assert process.stdout.splitlines()[-1] == f"Next: sbeval report {out}"
-
-
-@pytest.mark.parametrize("command", ["train", "extend"])
-def test_help_of_training_imports_no_torch(command: str) -> None:
-    code = (
-        f"import sys\nfrom sbeval.__main__ import main\nsys.argv[1:] = ['{command}', '--help']\ntry:\n    main()\n"
-        "finally:\n    print('torch' in sys.modules, 'transformers' in sys.modules)"
-    )
-    lines = run_code(code)
-    assert lines[-1] == "False False"
-    assert f"usage: sbeval {command}" in lines[0]

@@ -46,7 +46,6 @@ def ended(body: str, *arguments: str | bytes) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signal.Signals) -> None:
     process = started("time.sleep(60)")
-    assert process.stdout is not None
     assert process.stdout.readline() == b"began\n"
     process.send_signal(number)
     words = process.communicate(timeout=30)[1].decode().splitlines()
@@ -167,9 +166,7 @@ def test_a_mistake_of_the_package_keeps_its_traceback() -> None:
 @pytest.mark.parametrize("body", ["print('x' * 10**6)", "print('x')", "time.sleep(0.5); print('x', flush=True)"])
 def test_a_closed_pipe_is_silent(body: str) -> None:
     process = started(body)
-    assert process.stdout is not None
     process.stdout.close()
-    assert process.stderr is not None
     assert process.stderr.read() == b"cleaned up\n"
     assert process.wait(timeout=30) == 1
 
@@ -188,7 +185,6 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     process = started(
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n        with told_in_one_sentence(): time.sleep(2)"
     )
-    assert process.stdout is not None
     process.stdout.readline()
     time.sleep(0.2)
     process.send_signal(signal.SIGHUP)

@@ -58,6 +58,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --verbosity loud": "Expected --verbosity such as INFO or ERROR, found 'LOUD'",
     f"{RUN} sb_stdlib --check_integrity": "Expected a run without --check_integrity",
     f"{RUN} sb_stdlib --config negative.yaml": "Expected a seed of numpy from 0 to 4294967295, found -1",
+    "run --config essays.yaml": "Expected essays as a .txt file or a folder of them at /no/such/place",
     f"{RUN} sb_stdlib --lmit 3": "unrecognized arguments: --lmit 3; did you mean --limit?",
     f"{RUN} sb_stdlib,,": "Expected names of tasks, found an empty one",
     f"{RUN} nope*": "Expected the name of a task, found 'nope*'",
@@ -108,8 +109,9 @@ PLAIN = {
     for command, sentence in SENTENCES.items()
     if command.startswith("run ") and not any(words in command for words in OTHERWISE)
 }
-# what lm-eval alone finds, with torch imported
+# what is found with torch imported, most of it by lm-eval alone
 LATER = {
+    f"convert {CHECKPOINT} trained": "trained holds something; choose another",
     f"{RUN} sb_stdlib --wandb_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",
@@ -151,21 +153,22 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     """Exit code, what was printed to stdout and stderr, and whether torch is imported, of each command."""
     folder = tmp_path_factory.mktemp("refused")
     (folder / "models").mkdir()
-    (folder / "trained" / "checkpoint").mkdir(parents=True)
-    (folder / "trained" / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "trained" / "1000").mkdir()
-    (folder / "trained" / "1000" / "config.json").write_text("{}")
-    (folder / "text.txt").write_text("a text")
-    (folder / "negative.yaml").write_text("seed: -1")
+    files = {
+        "trained/checkpoint/config.json": '{"model_type": "llama"}',
+        "trained/1000/config.json": "{}",
+        "text.txt": "a text",
+        "negative.yaml": "seed: -1",
+        "essays.yaml": "tasks: [sb_niah]\nmetadata: {essays: /no/such/place}\nmodel_args: pretrained=x",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    names = sorted(path.name for path in folder.iterdir())
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "SBEVAL_CACHE": str(folder / "cache")}
-    process = run(
-        [sys.executable, "-c", IN_TURN, json.dumps([*SENTENCES, *PLAIN, *LATER])],
-        folder=folder,
-        environment=environment,
-    )
-    assert sorted(path.name for path in folder.iterdir()) == ["models", "negative.yaml", "text.txt", "trained"]
-    found: dict[str, tuple[int, str, str, bool]] = json.loads(process.stdout.splitlines()[-1])
-    return found
+    commands = json.dumps([*SENTENCES, *PLAIN, *LATER])
+    process = run([sys.executable, "-c", IN_TURN, commands], folder=folder, environment=environment)
+    assert sorted(path.name for path in folder.iterdir()) == names
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("command", [*SENTENCES, *PLAIN])
@@ -178,7 +181,7 @@ def test_what_cannot_run_is_refused_before_torch_is_imported(
 
 
 @pytest.mark.parametrize("command", LATER)
-def test_what_lm_eval_finds_wrong_is_one_sentence_too(
+def test_what_is_found_wrong_later_is_one_sentence_too(
     command: str, ended: dict[str, tuple[int, str, str, bool]]
 ) -> None:
     if "wandb" in command:

@@ -72,11 +72,15 @@ def test_stdlib_of_this_interpreter_is_large_and_says_its_version() -> None:
     assert "3." in corpus.detail
 
 
-def test_text_file_is_one_document_and_jsonl_one_a_line(tmp_path: Path) -> None:
+def test_text_file_is_one_document_and_jsonl_one_a_line_and_hidden_files_are_none(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"one\r\ntwo")
-    (tmp_path / "a.jsonl").write_text('{"text": "x y"}\n\n"z"\n{"text": " "}\n')
-    documents = list(local_corpus(tmp_path).documents())
-    assert [(d.name, d.text) for d in documents] == [("a.jsonl:1", "x y"), ("a.jsonl:3", "z"), ("b.txt", "one\ntwo")]
+    (tmp_path / "a.jsonl").write_text('{"text": "x y"}\n\n"z"\n{"text": " "}\n"\\ud83d\\ude00"\n')
+    (tmp_path / ".git").mkdir()
+    for name in (".DS_Store", ".git/index"):
+        (tmp_path / name).write_bytes(b"\0\1")
+    *lines, text = ((document.name, document.text) for document in local_corpus(tmp_path).documents())
+    assert lines == [("a.jsonl:1", "x y"), ("a.jsonl:3", "z"), ("a.jsonl:5", "\U0001f600")]
+    assert text == ("b.txt", "one\ntwo")
 
 
 @pytest.mark.parametrize(
@@ -221,17 +225,3 @@ def test_files_that_are_not_what_their_name_says_or_not_there(tmp_path: Path) ->
         pq.write_table(pa.table({"text": values}), tmp_path / "c.parquet")
         with pytest.raises(UserError, match=r"values of type (int64|list)"):
             list(local_corpus(tmp_path / "c.parquet").documents())
-
-
-def test_a_pair_of_surrogates_is_one_character(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "\\ud83d\\ude00"}\n')
-    (document,) = local_corpus(tmp_path / "a.jsonl").documents()
-    assert (document.text, document.original_bytes) == ("\U0001f600", 4)
-
-
-def test_hidden_files_of_a_folder_are_no_text(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()
-    for name in (".DS_Store", ".git/index"):
-        (tmp_path / name).write_bytes(b"\0\1")
-    (tmp_path / "a.txt").write_text("one")
-    assert [document.name for document in local_corpus(tmp_path).documents()] == ["a.txt"]

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from corpus_problems import SIZES, byte_level_bpe
 
 from sbeval.demo import evaluation, extension
 from sbeval.errors import UserError
@@ -19,27 +18,12 @@ from sbeval.results.records import metric_key
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two untrained models that differ in attention only, with a byte-level tokenizer of few entries."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    end = "<|endoftext|>"
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator([], trainers.BpeTrainer(special_tokens=[end], initial_alphabet=letters))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end, bos_token=end)
+    folder, end = tmp_path_factory.mktemp("checkpoints"), "<|endoftext|>"
+    tokenizer = byte_level_bpe([], 300, adds_bos=False, bos_token=end, eos_token=end)
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1, "training_length_tokens": 64}
     for attention in evaluation.CHECKPOINTS:
         torch.manual_seed(0)
-        config = SbevalConfig(
-            attention=attention,
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            training_length_tokens=64,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
+        config = SbevalConfig(attention=attention, bos_token_id=0, eos_token_id=0, **sizes)
         SbevalForCausalLM(config).save_pretrained(folder / attention)
         tokenizer.save_pretrained(folder / attention)
     return [folder / attention for attention in evaluation.CHECKPOINTS]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from sbeval.fingerprint.checkpoint import checkpoint_parts
+from sbeval.fingerprint.checkpoint import checkpoint_parts, weight_files, weights_sha256
 from sbeval.fingerprint.parts import changes
 
 COMMIT = "c" * 40
@@ -109,3 +109,17 @@ def test_a_damaged_or_hostile_file_is_content_like_any_other(tmp_path: Path) -> 
         "adapter_config.json",
         "model.safetensors.index.json",
     }
+
+
+def test_the_hash_follows_the_names_of_weights_and_is_none_where_there_are_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    for folder in (tmp_path, tmp_path / "missing", tmp_path / "config.json"):
+        assert weight_files(folder) == []
+        assert weights_sha256(folder) is None
+    hashes = set()
+    for name in ("model.safetensors", "pytorch_model.bin", "model.gguf"):
+        (tmp_path / name).write_bytes(b"weights")
+        hashes.add(weights_sha256(tmp_path))
+        (tmp_path / name).unlink()
+    assert None not in hashes
+    assert len(hashes) == 3

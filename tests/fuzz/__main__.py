@@ -49,16 +49,8 @@ def _run(numbers: range, seed: int, group: str) -> int:
     }
     next_number = numbers.start
     while next_number < numbers.stop:
-        left = [
-            str(numbers.stop - next_number),
-            "--first",
-            str(next_number),
-            "--seed",
-            str(seed),
-            "--inner",
-            f"--kind={group}",
-        ]
-        command = [sys.executable, "-m", "tests.fuzz", *left]
+        left = f"{numbers.stop - next_number} --first {next_number} --seed {seed} --inner".split()
+        command = [sys.executable, "-m", "tests.fuzz", *left, f"--kind={group}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -68,13 +60,8 @@ def _run(numbers: range, seed: int, group: str) -> int:
                 if next_number % 1000 == 0:
                     print(f"{next_number - numbers.start} cases", file=sys.stderr, flush=True)
         if next_number < numbers.stop:
-            _count(
-                counts,
-                kind_of(next_number, group),
-                next_number,
-                "crash",
-                f"the process ended with {process.returncode}",
-            )
+            ended = f"the process ended with {process.returncode}"
+            _count(counts, kind_of(next_number, group), next_number, "crash", ended)
             next_number += 1
     _print_table(counts)
     return sum(counts[kind][outcome] for kind in counts for outcome in DEFECTS)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import peft
 import torch
 import transformers
+from corpus_problems import sharpened
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -30,7 +31,7 @@ from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.corpora.tokenizers import tokenizer_sha256
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.models import SbevalConfig
-from tests.checkpoints import forgetting, layouts, lm_engine, mixtures, test_moduleformer
+from tests.checkpoints import layouts, test_forgetting, test_lm_engine, test_moduleformer
 from tests.fuzz.mutations import Change, changed_bytes, damage, put_in_place_of, same_kind
 from tests.fuzz.outcomes import Silent, said
 from tests.model_adapters.small import instances
@@ -61,16 +62,6 @@ class Evaluated(NamedTuple):
     named_by: str
 
 
-def _with_scaled_weights(config: Any) -> Any:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8.0)
-    return model
-
-
 def _foreign(made: Callable[[], tuple[dict[str, Any], dict[str, torch.Tensor]]]) -> Callable[[Path], None]:
     def save(folder: Path) -> None:
         config, tensors = made()
@@ -84,7 +75,8 @@ def _of_transformers(config: Callable[[], Any], **options: Any) -> Callable[[Pat
         made = config()
         for name, value in _IDS.items():
             setattr(made, name, value)
-        _with_scaled_weights(made).save_pretrained(folder, **options)
+        torch.manual_seed(0)
+        sharpened(transformers.AutoModelForCausalLM.from_config(made), 8.0).save_pretrained(folder, **options)
 
     return save
 
@@ -114,15 +106,15 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
         lambda: layouts.dolomite(model_type="gpt_dolomite", mixer="softmax", flat=True, rope_theta=5000.0)
     ),
     "dolomite mixture": _foreign(
-        lambda: mixtures.with_experts(*layouts.dolomite(kv_heads=2, head_bias=True, head_norm=True), shared=16)
+        lambda: layouts.with_experts(*layouts.dolomite(kv_heads=2, head_bias=True, head_norm=True), shared=16)
     ),
     "lm-engine": _foreign(
-        lambda: lm_engine.lm_engine(mixer={"attention_gate": True, "sliding_window": 20}, mlp=lm_engine.MOE)
+        lambda: test_lm_engine.lm_engine(mixer={"attention_gate": True, "sliding_window": 20}, mlp=test_lm_engine.MOE)
     ),
     "fla": _foreign(lambda: layouts.fla(qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=2, tied=False)),
-    "fla forgetting": _foreign(lambda: forgetting.fla_forgetting(kv_heads=2, qkv_bias=True)),
-    "fox": _foreign(lambda: forgetting.fox(use_rope=True, **forgetting.PRO)),
-    "fox softmax": _foreign(lambda: forgetting.fox(model_type="transformer-project_fox", window_size=20)),
+    "fla forgetting": _foreign(lambda: test_forgetting.fla_forgetting(kv_heads=2, qkv_bias=True)),
+    "fox": _foreign(lambda: test_forgetting.fox(use_rope=True, **test_forgetting.PRO)),
+    "fox softmax": _foreign(lambda: test_forgetting.fox(model_type="transformer-project_fox", window_size=20)),
     "moduleformer": _foreign(_moduleformer),
     "stickbreaking": _of_transformers(
         lambda: SbevalConfig(attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES)

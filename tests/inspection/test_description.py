@@ -2,7 +2,6 @@
 
 import json
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ LAYOUTS: dict[str, Any] = {
 
 def check_as_loaded(folder: Path) -> Description:
     found, loaded = describe(folder), load_checkpoint(folder)
-    assert found.sizes is not None
     assert found.format == loaded.format
     assert found.attention == loaded.attention
     assert found.training_length_tokens == loaded.training_length_tokens
@@ -79,7 +77,6 @@ def test_a_model_of_transformers_is_described_as_it_loads(tmp_path: Path) -> Non
     assert found.format == "huggingface:llama"
     assert found.training_length_tokens == 48
     assert found.training_length_from == "original_max_position_embeddings of rope_parameters in config.json"
-    assert found.rope is not None
     assert found.rope["factor"] == 4.0
     assert found.learned_positions is None
 
@@ -90,14 +87,12 @@ def test_learned_positions_are_named_and_end_what_fits(tmp_path: Path) -> None:
     assert found.learned_positions == 40
     assert found.training_length_from in ("max_position_embeddings in config.json", "n_positions in config.json")
     room = inspect(str(tmp_path), memory="80GiB", check=lambda _: False, share=list).room
-    assert room is not None
     assert room.longest_window_tokens == room.longest_text_tokens == 40
 
 
 def test_the_tokenizer_is_described_and_compared_with_the_embeddings(tmp_path: Path) -> None:
     folder = shipped_checkpoints()[0]
     found = describe(folder)
-    assert found.tokenizer is not None
     assert found.tokenizer.tokens == 4096
     assert found.problems == ()
     small_model().save_pretrained(tmp_path)
@@ -140,51 +135,9 @@ def test_gigabytes_of_weights_are_described_without_being_read(name: str, tmp_pa
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = describe(tmp_path)
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    assert found.sizes is not None
     assert 0.99 * size < found.sizes.weight_bytes < size
     assert grown < size / 20
     assert bool(found.sizes.idle_parameters) == (name != "3b")
-
-
-HUGE = 10**9
-TOO_LARGE = {
-    "sbeval": (None, {"num_hidden_layers": HUGE}),
-    "dolomite, flat": (lambda: dolomite(), {"n_layer": HUGE}),
-    "dolomite, blocks": (lambda: dolomite(**HEADS, model_type="gpt_dolomite"), {"num_layers": HUGE}),
-    "fla": (LAYOUTS["fla:stickbreaking_attn"], {"num_hidden_layers": HUGE}),
-    "vocabulary": (None, {"vocab_size": HUGE * 1000}),
-    "negative": (None, {"hidden_size": -32}),
-    "wrong type": (None, {"num_attention_heads": "4"}),
-}
-
-
-@pytest.mark.parametrize("case", TOO_LARGE)
-def test_sizes_that_cannot_be_are_one_sentence_at_once(case: str, tmp_path: Path) -> None:
-    layout, changes = TOO_LARGE[case]
-    if layout is None:
-        small_model().save_pretrained(tmp_path)
-    else:
-        save(tmp_path, *layout())
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-    started = time.monotonic()
-    with pytest.raises(UserError, match=next(iter(changes))):
-        describe(tmp_path)
-    assert time.monotonic() - started < 10
-
-
-def test_a_missing_shard_an_index_that_leaves_its_folder_and_a_cut_header_are_one_sentence(tmp_path: Path) -> None:
-    small_model().save_pretrained(tmp_path)
-    whole = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(whole[:60])
-    with pytest.raises(UserError, match="truncated or damaged"):
-        describe(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    index = tmp_path / "model.safetensors.index.json"
-    for shard, said in (("model-00001-of-00002.safetensors", "missing"), ("../elsewhere.safetensors", "beside it")):
-        index.write_text(json.dumps({"weight_map": {"model.norm.weight": shard}}))
-        with pytest.raises(UserError, match=said):
-            describe(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["dolomite", "sbeval", "llama"])

@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+import datasets
+import pyarrow as pa
 import pytest
-from folders import snapshot
-from full_disk import room_for
+from folders import room_for, snapshot
 
 from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
+from sbeval.keeping.cache import cache_folder, keep_table, read_table
 from sbeval.keeping.locks import alone_in
 from sbeval.keeping.writing import set_aside, whole_file, written_beside
 
@@ -133,23 +134,13 @@ def test_a_file_that_is_to_be_first_is_in_place_before_any_other(tmp_path: Path)
     assert snapshot(tmp_path).keys() == {"a", "b", "b/mine", "kept", "z"}
 
 
-def a_file(parent: Path) -> Path:
-    (parent / "file").write_text("a file")
-    return parent / "file" / "out"
-
-
-def a_read_only_folder(parent: Path) -> Path:
-    return Path("/proc/sbeval/out")
-
-
-@pytest.mark.parametrize("place", [a_file, a_read_only_folder])
-def test_where_nothing_can_be_written_is_one_sentence(place: Callable[[Path], Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Expected a folder to write to"), written_beside(place(tmp_path)):
+@pytest.mark.parametrize("place", ["file/out", "/proc/sbeval/out"])
+def test_where_nothing_can_be_written_is_one_sentence(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(UserError, match="Expected a folder to write to"), written_beside(tmp_path / place):
         pass
-    with (
-        pytest.raises(UserError, match=r"cannot keep text .*: set SBEVAL_CACHE"),
-        whole_file(place(tmp_path) / "x", "text"),
-    ):
+    cannot = pytest.raises(UserError, match=r"cannot keep text .*: set SBEVAL_CACHE")
+    with cannot, whole_file(tmp_path / place / "x", "text"):
         pass
 
 
@@ -183,3 +174,23 @@ def test_a_folder_is_held_by_one_process_and_free_once_that_is_dead(tmp_path: Pa
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -signal.SIGKILL
     with alone_in(tmp_path):
         assert os.path.isdir(tmp_path)
+
+
+def test_the_folder_is_the_one_named_or_lies_beside_the_user_s_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBEVAL_CACHE", "~/kept")
+    assert cache_folder("targets") == Path.home() / "kept" / "targets"
+    monkeypatch.setenv("SBEVAL_CACHE", "~nobodyxx/kept")
+    with pytest.raises(UserError, match="Expected a home folder for '~nobodyxx', found none"):
+        cache_folder("targets")
+    monkeypatch.delenv("SBEVAL_CACHE")
+    assert cache_folder("ruler") == Path(datasets.config.HF_DATASETS_CACHE) / "sbeval" / "ruler"
+
+
+def test_a_table_that_cannot_be_kept_or_read_is_no_error(tmp_path: Path) -> None:
+    table = pa.table({"tokens": [1, 2]})
+    keep_table(tmp_path / "kept" / "table.arrow", table)
+    assert read_table(tmp_path / "kept" / "table.arrow") == table
+    (tmp_path / "file").touch()
+    keep_table(tmp_path / "file" / "table.arrow", table)
+    assert read_table(tmp_path / "file") is None
+    assert read_table(tmp_path / "nothing.arrow") is None

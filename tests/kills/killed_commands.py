@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import hashlib
 import json
 import re
@@ -11,6 +10,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -24,21 +24,15 @@ TINY = {
 _BUILT = re.compile(rb"Built [^.]*\.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """A command to be killed.
-
-    Attributes:
-        name: of the command.
-        arguments: behind `sbeval`, for a folder that holds what `prepare` put there.
-        prepare: fills a new folder.
-        left: what counts of what it leaves, by name.
-    """
+class Command(NamedTuple):
+    """A command to be killed."""
 
     name: str
     arguments: Callable[[Path], list[str]]
+    """Behind `sbeval`, for a folder that holds what `prepare` put there."""
     prepare: Callable[[Path], None]
     left: Callable[[Path], dict[str, str]]
+    """What counts of what it leaves, by name."""
 
 
 def sha256(content: bytes) -> str:
@@ -170,82 +164,52 @@ def earlier_report(work: Path) -> None:
     (work / "out" / "mine.txt").write_text("mine")
 
 
+def _evaluation(tasks: str, metadata: dict[str, object], limit: int) -> list[str]:
+    options = ["--model_args", f"pretrained={CHECKPOINT},dtype=float32", "--device", "cpu", "--limit", str(limit)]
+    return ["run", *options, "--tasks", tasks, "--metadata", json.dumps(metadata)]
+
+
 def _run(work: Path) -> list[str]:
-    options = {
-        "--model_args": f"pretrained={CHECKPOINT},dtype=float32",
-        "--tasks": "sb_text_stream",
-        "--metadata": json.dumps({"data_path": str(work / "text.txt"), "context_lengths": [64, 128]}),
-        "--limit": "4",
-        "--device": "cpu",
-        "--output_path": str(work / "out"),
-        "--use_cache": str(work / "answers"),
-    }
-    return ["run", *(part for option in options.items() for part in option)]
+    metadata = {"data_path": str(work / "text.txt"), "context_lengths": [64, 128]}
+    written = ["--output_path", str(work / "out"), "--use_cache", str(work / "answers")]
+    return [*_evaluation("sb_text_stream", metadata, 4), *written]
 
 
 def _caches(work: Path) -> list[str]:
     """A run whose tasks keep tokens, prompts, targets and an evaluator's answers."""
     metadata = {"data_path": str(work / "text.txt"), "context_lengths": [1024], "num_samples": 2}
     metadata["longppl_evaluator"] = str(CHECKPOINT.with_name("rope"))
-    options = {
-        "--model_args": f"pretrained={CHECKPOINT},dtype=float32",
-        "--tasks": "sb_text_stream,sb_text_long,sb_ruler_vt,sb_copy",
-        "--metadata": json.dumps(metadata),
-        "--limit": "1",
-        "--device": "cpu",
-    }
-    return ["run", *(part for option in options.items() for part in option)]
+    return _evaluation("sb_text_stream,sb_text_long,sb_ruler_vt,sb_copy", metadata, 1)
 
 
 def _extend(work: Path) -> list[str]:
     options = "--context 128 --batch-tokens 256 --steps 3 --warmup-steps 1 --save-every-steps 1 --documents joined"
     options += " --log-every-steps 1 --precision float32 --allow-repeat"
-    return [
-        "extend",
-        str(work / "parent"),
-        "--data",
-        str(work / "text.txt"),
-        "--out",
-        str(work / "out"),
-        *options.split(),
-    ]
+    places = ["--data", str(work / "text.txt"), "--out", str(work / "out")]
+    return ["extend", str(work / "parent"), *places, *options.split()]
+
+
+def _demo(work: Path) -> list[str]:
+    return ["demo", "-o", f"{work}/page", "--results", f"{work}/results", "--text", f"{work}/text.txt"]
 
 
 COMMANDS = {
     command.name: command
     for command in (
-        Command(name="run", arguments=_run, prepare=text, left=scores("out")),
+        Command("run", _run, text, scores("out")),
+        Command("sweep", lambda work: ["sweep", f"{work}/sweep.yaml"], sweep, scores("out")),
         Command(
-            name="sweep", arguments=lambda work: ["sweep", str(work / "sweep.yaml")], prepare=sweep, left=scores("out")
+            "train", lambda work: ["train", f"{work}/tiny.yaml", "--out", f"{work}/out"], recipe, whole("out/tiny")
         ),
+        Command("extend", _extend, parent, whole("out/checkpoint")),
+        Command("convert", lambda work: ["convert", str(CHECKPOINT), f"{work}/out"], lambda work: None, whole("out")),
         Command(
-            name="train",
-            arguments=lambda work: ["train", str(work / "tiny.yaml"), "--out", str(work / "out")],
-            prepare=recipe,
-            left=whole("out/tiny"),
+            "report",
+            lambda work: ["report", f"{work}/results", "-o", f"{work}/out", "--title", "The second"],
+            earlier_report,
+            whole("out"),
         ),
-        Command(name="extend", arguments=_extend, prepare=parent, left=whole("out/checkpoint")),
-        Command(
-            name="convert",
-            arguments=lambda work: ["convert", str(CHECKPOINT), str(work / "out")],
-            prepare=lambda work: None,
-            left=whole("out"),
-        ),
-        Command(
-            name="report",
-            arguments=lambda work: ["report", str(work / "results"), "-o", str(work / "out"), "--title", "The second"],
-            prepare=earlier_report,
-            left=whole("out"),
-        ),
-        Command(
-            name="demo",
-            arguments=lambda work: [
-                *("demo", "-o", str(work / "page"), "--results", str(work / "results")),
-                *("--text", str(work / "text.txt")),
-            ],
-            prepare=text,
-            left=demonstrated,
-        ),
-        Command(name="caches", arguments=_caches, prepare=text, left=kept),
+        Command("demo", _demo, text, demonstrated),
+        Command("caches", _caches, text, kept),
     )
 }

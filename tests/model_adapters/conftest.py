@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from corpus_problems import sharpened
 
 from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, tokenize_corpus
 from tests.model_adapters.small import ARCHITECTURES, Checkpoints, english, tiny_tokenizer
@@ -22,13 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
             torch.manual_seed(0)
             config = ARCHITECTURES[architecture](len(tokenizer))
             config.bos_token_id, config.eos_token_id, config.pad_token_id = 0, 1, 2
-            model = transformers.AutoModelForCausalLM.from_config(config)
-            # random weights of this size make every distribution alike: sharpen them so that the tokens matter
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.dim() > 1:
-                        parameter.mul_(8.0)
-            model.save_pretrained(folder)
+            sharpened(transformers.AutoModelForCausalLM.from_config(config), 8.0).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             made[key] = folder
         return made[key]

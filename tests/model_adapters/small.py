@@ -114,8 +114,7 @@ def load_lm(folder: Path | str, **options: Any) -> StickBreakingLM:
 
 def generated(lm: Any, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     """Answers to prompts, each with its setting."""
-    texts: list[str] = lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
-    return texts
+    return lm.generate_until(instances("generate_until", asked), disable_tqdm=True)
 
 
 def save_lora(folder: Path, base: Path, *modules: str, seed: int = 0) -> str:

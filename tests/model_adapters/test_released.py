@@ -1,18 +1,31 @@
-"""Checkpoints in released formats run through `sb` as the models they hold."""
+"""Checkpoints in released formats run as the models they hold, and `revision` picks among the versions on the hub."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
+import transformers
+from huggingface_hub import constants
+from lm_eval.models.huggingface import HFLM
 
 from sbeval.checkpoints import load_checkpoint
 from sbeval.errors import UserError
+from sbeval.model_adapters.record import run_settings
 from tests.checkpoints import test_moduleformer
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
-from tests.model_adapters.small import LINES, Checkpoints, instances, likelihoods, load_lm, tiny_tokenizer
+from tests.model_adapters.small import (
+    LINES,
+    Checkpoints,
+    instances,
+    likelihoods,
+    load_lm,
+    save_lora,
+    tiny_tokenizer,
+)
 
 GROUPED: dict[str, Any] = {"model_type": "gpt_dolomite", "kv_heads": 2, "head_bias": True, "head_norm": True}
 WORDS = [line.split(" ", 2) for line in LINES[:6]]
@@ -112,3 +125,79 @@ def test_arguments_without_a_meaning_for_the_format_are_refused(checkpoint: Chec
         load_lm(folder, load_in_8bit=True)
     with pytest.raises(UserError, match=r"kv_expand=tile for .*which is none"):
         load_lm(checkpoint("llama"), kv_expand="tile")
+
+
+COMMITS = {"main": "a" * 40, "trained-longer": "b" * 40}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """huggingface_hub's cache, without a network behind it."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def keep(cache: Path, name: str, revision: str, folder: Path) -> None:
+    """Puts a checkpoint where downloading it would."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, place / "snapshots" / COMMITS[revision])
+    (place / "refs").mkdir(exist_ok=True)
+    (place / "refs" / revision).write_text(COMMITS[revision])
+
+
+def retrained(folder: Path, parent: Path) -> Path:
+    model = transformers.AutoModelForCausalLM.from_pretrained(parent)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=False).save_pretrained(folder)
+    return folder
+
+
+def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]:
+    """Folders by revision."""
+    if kind == "dolomite":
+        return {
+            name: folder_with_tokenizer(place / name, *dolomite(**GROUPED), seed) for seed, name in enumerate(COMMITS)
+        }
+    return {"main": checkpoint("llama"), "trained-longer": retrained(place / "more", checkpoint("llama"))}
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "dolomite", "adapter"])
+def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(
+    kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path
+) -> None:
+    if kind == "adapter":
+        for seed, revision in enumerate(COMMITS):
+            save_lora(tmp_path / revision, checkpoint("llama"), "q_proj", seed=seed)
+    folders = {name: tmp_path / name for name in COMMITS} if kind == "adapter" else versions(kind, checkpoint, tmp_path)
+    for revision, folder in folders.items():
+        keep(cache, "someone/small", revision, folder)
+    stamps = []
+    for commit in COMMITS.values():
+        (cache / "models--someone--small" / "refs" / "main").write_text(commit)
+        lm = load_lm(checkpoint("llama"), peft="someone/small") if kind == "adapter" else load_lm("someone/small")
+        stamps.append(run_settings(lm)["inputs"]["peft: revision" if kind == "adapter" else "revision"])
+        if kind == "dolomite":
+            assert len(lm.get_model_info()["sbeval"]["checkpoint_sha256"]) == 64
+    assert stamps == list(COMMITS.values())
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
+def test_a_revision_is_the_one_asked_for(kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path) -> None:
+    folders = versions(kind, checkpoint, tmp_path)
+    for revision, folder in folders.items():
+        keep(cache, "someone/small", revision, folder)
+    found = {name: likelihoods(load_lm("someone/small", revision=name), PAIRS) for name in folders}
+    assert found["main"] == likelihoods(load_lm("someone/small"), PAIRS)
+    assert found["main"] != pytest.approx(found["trained-longer"], rel=1e-3)
+    for revision, folder in folders.items():
+        assert found[revision] == likelihoods(load_lm(folder), PAIRS)
+        if kind == "huggingface":
+            hf = HFLM("someone/small", revision=revision, device="cpu", dtype="float32")
+            assert found[revision] == pytest.approx(likelihoods(hf, PAIRS))
+    with pytest.raises(UserError, match="someone/small is no folder here, and cannot be loaded from the hub"):
+        load_lm("someone/small", revision="unknown")

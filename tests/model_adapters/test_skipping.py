@@ -1,11 +1,14 @@
-"""What `sb` skips when nobody says: keys of spent sticks, in stick-breaking models alone, and the run records it."""
+"""What `sb` does when nobody says: it skips keys of spent sticks, and limits slots where the user limits a batch."""
 
 from typing import Any
 
 import pytest
+import torch
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
+from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
 from sbeval.models.attention import StickBreakingMixer
 from tests.model_adapters.small import Checkpoints, load_lm
 
@@ -36,3 +39,26 @@ def test_stick_breaking_skips_by_default_and_the_run_records_it(
 def test_a_threshold_for_the_reference_is_refused(checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match="reference, which visits every key"):
         load_lm(checkpoint("stickbreaking"), kernels="reference", skip_threshold=1e-5)
+
+
+class OnGpu:
+    """An lm-eval model that says it is on a GPU."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, lm: StickBreakingLM) -> None:
+        self._lm = lm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lm, name)
+
+
+@pytest.mark.parametrize("tokens", [None, 300])
+@pytest.mark.parametrize("batch_size", ["auto", 5])
+def test_on_a_gpu_tokens_of_slots_are_limited_where_the_user_limits_a_batch(
+    batch_size: int | str, tokens: int | None, checkpoint: Checkpoints
+) -> None:
+    lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", batch_size=batch_size, max_batch_tokens=tokens)
+    session = Session.of(OnGpu(lm), lm.options)
+    assert session.slots.max_tokens == tokens
+    assert session.own_batches.max_tokens == (tokens or GPU_BATCH_TOKENS)

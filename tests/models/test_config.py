@@ -125,15 +125,12 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=False)
 
 
-def test_kernels_are_never_saved(tmp_path: Path) -> None:
+def test_kernels_are_never_saved_and_those_of_a_softmax_model_are_refused(tmp_path: Path) -> None:
     model = small_model()
     model.save_pretrained(tmp_path / "before")
     model.set_kernels(impl="reference", skip_threshold=None)
     model.save_pretrained(tmp_path / "after")
     assert (tmp_path / "before/config.json").read_text() == (tmp_path / "after/config.json").read_text()
-
-
-def test_kernels_of_a_softmax_model_are_refused() -> None:
     model = small_model(attention="rope")
     model.set_kernels()
     with pytest.raises(UserError, match="attention='rope'"):

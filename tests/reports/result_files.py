@@ -208,10 +208,11 @@ def _padded(sample: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any]:
     return first | middle | sample | {"arguments": prompt}
 
 
-def write_pair(folder: Path, protocol: str) -> Path:
+def write_pair(folder: Path, protocol: str, **task: Any) -> Path:
     """Writes one perplexity task of stick-breaking and of RoPE and returns the folder."""
     for attention in ("stickbreaking", "rope"):
-        write_run(folder / attention, model_record(attention), [perplexity_task(protocol, CURVES[attention])])
+        tasks = [perplexity_task(protocol, CURVES[attention], **task)]
+        write_run(folder / attention, model_record(attention), tasks)
     return folder
 
 

@@ -3,14 +3,24 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import CURVES, LENGTHS, model_record, perplexity_task, reported, write_run
+from result_files import (
+    CURVES,
+    LENGTHS,
+    model_record,
+    perplexity_task,
+    reported,
+    write_demo_pair,
+    write_pair,
+    write_run,
+)
 
-from sbeval.reports import build_report, load_results
+from sbeval.errors import UserError
+from sbeval.reports import build_report, load_results, watch
 from sbeval.reports.kinds.runs import run_facts
 from sbeval.reports.read.fields import in_words, name_list
 from sbeval.reports.section import Figure, Report
@@ -18,20 +28,14 @@ from sbeval.reports.section import Figure, Report
 PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
 
 
-def write_pair(folder: Path, *, documents: int = 60, lengths: int = len(LENGTHS), **record: Any) -> Path:
-    for attention in ("stickbreaking", "rope"):
-        curve = CURVES[attention][:lengths]
-        task = perplexity_task("fixed_target", curve, lengths=LENGTHS[:lengths], documents=documents)
-        write_run(folder / attention, model_record(attention, **record), [task])
-    return folder
-
-
 def figure_named(report: Report, words: str) -> Figure:
     return next(figure for section in report.sections for figure in section.figures if words in figure.caption.title)
 
 
 def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_cards(tmp_path: Path) -> None:
-    page = build_report([write_pair(tmp_path / "r")], tmp_path / "p", image_formats=()).read_text(encoding="utf-8")
+    page = build_report([write_pair(tmp_path / "r", "fixed_target")], tmp_path / "p", image_formats=()).read_text(
+        encoding="utf-8"
+    )
     places = [page.index(f'data-figure="f{index}"') for index in (0, 1)]
     assert max(places) < page.index('class="card ') < page.index("Numbers: ")
     contents = re.findall(r'<a href="#([^"]+)">', page[page.index('<nav class="contents"') : page.index("</nav>")])
@@ -40,7 +44,7 @@ def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_car
 
 
 def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(tmp_path: Path) -> None:
-    report = reported(write_pair(tmp_path))
+    report = reported(write_pair(tmp_path, "fixed_target"))
     spec = figure_named(report, ": difference").variants["nll"]
     rows = {(row["setting"], row["x"]): row for row in spec["data"]["values"]}
     for attention, label in (("stickbreaking", "demo-sb"), ("rope", "demo-rope")):
@@ -53,7 +57,7 @@ def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(t
 
 
 def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> None:
-    spec = figure_named(reported(write_pair(tmp_path)), ": difference").variants["nll"]
+    spec = figure_named(reported(write_pair(tmp_path, "fixed_target")), ": difference").variants["nll"]
     scale = spec["layer"][-1]["encoding"]["y"]["scale"]
     (low, high), constant = scale["domain"], scale["constant"]
 
@@ -67,7 +71,7 @@ def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> N
 def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_interval(
     tmp_path: Path, documents: int
 ) -> None:
-    report = reported(write_pair(tmp_path, documents=documents))
+    report = reported(write_pair(tmp_path, "fixed_target", documents=documents))
     card = next(finding for finding in report.findings if finding.label == "demo-rope")
     (headline,) = card.headlines
     assert float(headline.value) == pytest.approx(CURVES["rope"][-1] - CURVES["rope"][2], abs=0.05)
@@ -136,3 +140,66 @@ def test_the_longest_input_named_is_the_longest_context_scored(tmp_path: Path) -
     )
     ((run,),) = (model.runs for model in load_results([tmp_path]).models)
     assert run_facts(run)["longest input"] == "16,384 tokens"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    write_demo_pair(folder / "results")
+    return build_report([folder / "results"], folder / "report", title="Two small models")
+
+
+def test_a_report_is_one_page_with_figures_and_a_table(report: Path) -> None:
+    files = {path.name for path in (report.parent / "figures").iterdir()}
+    for ending in ("png", "svg", "pdf"):
+        assert f"stdlib-stream-6c6838-nll.{ending}" in files
+        assert f"stdlib-fixed_target-6c6838-token_perplexity.{ending}" in files
+    assert all((report.parent / "figures" / name).stat().st_size > 1000 for name in files)
+    assert report.name == "index.html"
+
+
+def test_the_table_holds_every_measured_number_once(report: Path) -> None:
+    table = pd.read_csv(report.parent / "results.csv")
+    nll = table[(table["metric"] == "nll") & (table["protocol"] == "stream") & (table["setting"] == "demo-rope")]
+    assert nll["context_length_tokens"].tolist() == LENGTHS
+    assert nll["value"].to_numpy() == pytest.approx(CURVES["rope"], abs=0.15)
+    assert (nll["ci95_low"] < nll["value"]).all()
+    assert (nll["value"] < nll["ci95_high"]).all()
+
+
+def test_the_page_refers_to_nothing_outside_itself(report: Path) -> None:
+    page = report.read_text(encoding="utf-8")
+    markup = page[: page.index('<script type="application/json"')]
+    assert 'src="http' not in markup
+    assert "<link" not in markup
+    assert "default-src 'none'" in markup
+
+
+@pytest.mark.parametrize(("place", "words"), [(".", "Expected result files of lm-eval"), ("nowhere", "does not exist")])
+def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        build_report([tmp_path / place], tmp_path / "report")
+    assert "\n" not in str(error.value)
+
+
+def test_a_report_is_rebuilt_only_when_a_result_file_appears_or_grows(tmp_path: Path) -> None:
+    builds: list[int] = []
+    sleeps: list[float] = []
+    steps = {
+        1: lambda: (tmp_path / "results_1.json").write_text("{}"),
+        3: lambda: (tmp_path / "results_2.json").write_text("{}"),
+        5: lambda: (tmp_path / "results_2.json").write_text("{ }"),
+    }
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        steps.get(len(sleeps), lambda: None)()
+
+    def build() -> Path:
+        builds.append(len(sleeps))
+        return tmp_path / "index.html"
+
+    pages = watch([tmp_path], build, interval_seconds=2.0, sleep=sleep)
+    assert [next(pages) for _ in range(3)] == [tmp_path / "index.html"] * 3
+    assert builds == [1, 3, 5]
+    assert set(sleeps) == {2.0}

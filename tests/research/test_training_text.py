@@ -6,7 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from research.training_text.decontamination import SpanIndex, near_duplicates
 from research.training_text.prepare import DataRecipe, prepare
 from research.training_text.tokenised import tokenise
 from sbeval.training.arrays import load_arrays
@@ -62,3 +65,27 @@ def test_text_goes_from_wheels_to_arrays_without_what_is_held_out(tmp_path, whee
     assert text in source_texts
     assert tokenizer("x = 4821973").input_ids[-7:] == [tokenizer.convert_tokens_to_ids(digit) for digit in "4821973"]
     assert tokenizer("x").input_ids[0] != tokenizer.bos_token_id
+
+
+SPAN = 5
+small_text = st.lists(st.integers(0, 2), max_size=60).map(lambda ids: np.array(ids, np.uint16))
+
+
+def spans(tokens: np.ndarray) -> list[tuple[int, ...]]:
+    return [tuple(tokens[start : start + SPAN].tolist()) for start in range(len(tokens) - SPAN + 1)]
+
+
+@given(held_out=st.lists(small_text, max_size=4), training=small_text)
+def test_shared_spans_are_those_a_plain_search_finds(held_out, training):
+    index = SpanIndex(held_out, SPAN)
+    known = {span for tokens in held_out for span in spans(tokens)}
+    assert len(index) == len(known)
+    assert index.shared_spans(training) == sum(span in known for span in spans(training))
+
+
+def test_later_copies_are_marked_and_the_first_stays():
+    draw = np.random.default_rng(1)
+    first, other = draw.integers(0, 4096, (2, 3000)).astype(np.uint16)
+    edited = first.copy()
+    edited[1500:1510] = 7
+    assert near_duplicates([first, other, edited, other[:1000]]).tolist() == [False, False, True, True]

@@ -1,5 +1,6 @@
 """What a run prints: few lines, every length once, and lm-eval's table for what has no lengths."""
 
+import math
 import re
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbeval.results.digits import change_text, time_text, with_interval
 from sbeval.results.records import metric_key
 from sbeval.results.terminal import compact_table
 
@@ -92,3 +94,43 @@ def test_any_values_give_columns_below_each_other(metric: str, values: dict[str,
         assert len({len(row) for row in rows}) == 1
     assert all(f"{length:,}" in table for length in lengths)
     assert "nan" not in table
+
+
+SIZES = st.floats(1e-5, 30) | st.floats(-30, -1e-5)
+
+
+@given(SIZES)
+def test_two_digits_of_a_difference_are_shown_however_small_it_is(difference: float) -> None:
+    text, *_ = change_text(difference)
+    assert abs(float(text) - difference) <= 0.051 * abs(difference) or len(text.split(".")[1]) == 6
+    assert float(text) != 0
+    assert text[0] == ("-" if difference < 0 else "+")
+
+
+@given(SIZES, st.floats(1e-5, 10))
+def test_an_interval_keeps_its_width(difference: float, width: float) -> None:
+    ends = [float(end) for end in change_text(difference, difference - width / 2, difference + width / 2)[1:]]
+    assert abs(ends[1] - ends[0] - width) <= max(0.11 * width, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((0.12, 0.1, 0.14), "+0.120 [+0.100, +0.140]"),
+        ((0.003, 0.001, 0.005), "+0.0030 [+0.0010, +0.0050]"),
+        ((-0.0031,), "-0.0031"),
+        ((3.43,), "+3.430"),
+        ((0.0,), "+0.000"),
+        ((math.nan,), "+nan"),
+    ],
+)
+def test_examples(numbers: tuple[float, ...], text: str) -> None:
+    assert with_interval(*numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.24, "0.2 s"), (57.4, "57 s"), (89.6, "90 s"), (90.0, "1.5 min"), (5399.0, "90.0 min"), (40_000.0, "11.1 h")],
+)
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text

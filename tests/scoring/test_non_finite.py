@@ -52,17 +52,13 @@ def test_a_step_asks_the_device_for_nothing() -> None:
     watch.note(torch.empty(2, 5, device="meta"), torch.empty((), dtype=torch.int64, device="meta"))
 
 
-def test_lengths_may_be_on_the_device() -> None:
-    watch = FiniteWatch(2, "cpu")
+def test_lengths_may_be_on_the_device_and_beams_are_their_prompts() -> None:
+    watch, beams = FiniteWatch(2, "cpu"), FiniteWatch(2, "cpu")
     watch.note(torch.full((2, 5), math.nan), torch.tensor(7))
     watch.note(torch.full((2, 5), math.nan), torch.tensor([3, 9]))
     assert watch.first_tokens(2) == [3, 7]
-
-
-def test_beams_are_their_prompts() -> None:
-    watch = FiniteWatch(2, "cpu")
-    watch(torch.zeros(6, 4, dtype=torch.int64), torch.tensor([[0.0], [0.0], [math.nan], [0.0], [0.0], [0.0]]))
-    assert watch.first_tokens(2) == [4, None]
+    beams(torch.zeros(6, 4, dtype=torch.int64), torch.tensor([[0.0], [0.0], [math.nan], [0.0], [0.0], [0.0]]))
+    assert beams.first_tokens(2) == [4, None]
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from corpus_problems import sharpened
 from written_out import stick_breaking
 
 from sbeval.errors import UserError
@@ -16,14 +17,6 @@ from tests.model_adapters.small import SIZES
 
 SIZES = {"vocab_size": 50, **SIZES}
 LENGTH, QUERIES = 40, 7
-
-
-def sharpened(model: Any) -> Any:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(6.0)
-    return model.eval()
 
 
 def looped(weights: list[float]) -> list[float]:
@@ -58,7 +51,7 @@ def test_the_entropy_of_weights_does_not_depend_on_their_sum_and_no_weight_has_n
 @pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
 def test_blocks_of_queries_of_any_size_give_the_same_numbers(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
-    model = sharpened(transformers.AutoModelForCausalLM.from_config(SbevalConfig(attention=attention, **SIZES)))
+    model = sharpened(transformers.AutoModelForCausalLM.from_config(SbevalConfig(attention=attention, **SIZES)), 6.0)
     tokens = torch.randint(50, (1, LENGTH))
     whole = attention_spans(model, tokens, QUERIES)
     monkeypatch.setattr("sbeval.scoring.spans._BLOCK_WEIGHTS", 1)
@@ -79,7 +72,7 @@ def test_spans_of_known_weights() -> None:
 def test_softmax_spans_equal_those_of_the_models_own_weights() -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SIZES)
-    model = sharpened(transformers.LlamaForCausalLM(config))
+    model = sharpened(transformers.LlamaForCausalLM(config), 6.0)
     tokens = torch.randint(50, (1, LENGTH))
     found = attention_spans(model, tokens, QUERIES)
     model.set_attn_implementation("eager")
@@ -98,7 +91,7 @@ def test_softmax_spans_equal_those_of_the_models_own_weights() -> None:
 def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bool) -> None:
     torch.manual_seed(1)
     config = SbevalConfig(attention="stickbreaking", attend_current=attend_current, **SIZES)
-    model = sharpened(transformers.AutoModelForCausalLM.from_config(config))
+    model = sharpened(transformers.AutoModelForCausalLM.from_config(config), 6.0)
     seen: list[Any] = []
     mixers = [module for module in model.modules() if isinstance(module, StickBreakingMixer)]
     handles = [
@@ -122,7 +115,7 @@ def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bo
 def test_every_softmax_scheme_of_the_family_is_seen(attention: str) -> None:
     torch.manual_seed(2)
     config = SbevalConfig(attention=attention, sliding_window=9, **SIZES)
-    model = sharpened(transformers.AutoModelForCausalLM.from_config(config))
+    model = sharpened(transformers.AutoModelForCausalLM.from_config(config), 6.0)
     found = attention_spans(model, torch.randint(50, (1, LENGTH)), QUERIES)
     assert len(found) == 8
     assert sum(isinstance(module, SoftmaxMixer) for module in model.modules()) == 2

@@ -12,8 +12,7 @@ from lm_eval import evaluate
 from lm_eval.api.model import LM
 from numpy.typing import NDArray
 from partial_model import PartialModel
-from ruler_problems import task_manager
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from ruler_problems import byte_level_bpe, task_manager
 
 from sbeval.corpora import Corpus, make_document, resolve_tokens
 from sbeval.scoring.requests import TokenLogprobs
@@ -27,26 +26,6 @@ WIKITEXT = WIKITEXT_FILE.read_text(encoding="utf-8")
 """Pages of several paragraphs written for these tests, in wikitext's raw form; `CRAWL` are some as a crawl has them."""
 CRAWL = [json.loads(line)["text"] for line in WIKITEXT_FILE.with_name("crawl.jsonl").read_text("utf-8").splitlines()]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "old", "towers", "keep", "bells"]
-
-
-def byte_level_bpe(
-    texts: list[str], vocabulary: int, *, adds_bos: bool, **special: str
-) -> transformers.PreTrainedTokenizerFast:
-    """Trains a tokenizer that begins and ends a text with <s> and </s>."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"bos_token": "<s>", "eos_token": "</s>", **special}
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[*special.values()],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    if adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 @functools.cache
@@ -101,11 +80,15 @@ class KnownLM(PartialModel):
 def tiny_llama(*, sharpness: float = 6.0) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(bos_token_id=BOS, eos_token_id=EOS, **SIZES)
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():  # sharper than random, so that tokens and context matter
+    return sharpened(transformers.LlamaForCausalLM(config), sharpness)
+
+
+def sharpened(model: Any, factor: float) -> Any:
+    """Makes the weights of a random model so large that tokens and context matter."""
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(sharpness)
+                parameter.mul_(factor)
     return model.eval()
 
 

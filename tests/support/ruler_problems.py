@@ -90,16 +90,31 @@ def write_labelled(path: Path, *, labels: int = 12, rows: int = 240) -> Path:
     return path
 
 
+def byte_level_bpe(
+    texts: list[str], vocabulary: int, *, adds_bos: bool, **special: str
+) -> transformers.PreTrainedTokenizerFast:
+    """Trains a tokenizer that begins and ends a text with <s> and </s>."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {"bos_token": "<s>", "eos_token": "</s>", **special}
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*special.values()],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
 def make_tokenizer(kind: str, texts: list[str]) -> transformers.PreTrainedTokenizerFast:
     """Builds a tokenizer: byte-level BPE, Unigram behind Metaspace that adds BOS, or one token a character."""
     if kind == "byte_level_bpe":
-        tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
-        tokenizer.train_from_iterator(texts, trainer)
-    elif kind == "sentencepiece":
+        return byte_level_bpe(texts, 700, adds_bos=False)
+    if kind == "sentencepiece":
         tokenizer = tokenizers.Tokenizer(models.Unigram())
         tokenizer.normalizer = normalizers.Replace("\n", " \u2424 ")
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -119,3 +119,15 @@ def sweep_over(folder: Path, **changes: Any) -> Sweep:
         launcher=(sys.executable, str(sweep_launcher.__file__), "write"),
         **{name: value for name, value in changes.items() if "." not in name},
     )
+
+
+TINY_TASK = """
+task: tiny
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: [a, b]
+doc_to_target: 0
+"""

@@ -58,8 +58,7 @@ def losses(out: Path) -> list[float]:
 
 
 def record_of(checkpoint: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((checkpoint / "training_record.json").read_text())
-    return record
+    return json.loads((checkpoint / "training_record.json").read_text())
 
 
 def tiny_model(attention: str, **changes: Any) -> SbevalForCausalLM:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 from fresh_process import run
-from sweep_inputs import stub_command
+from sweep_inputs import TINY_TASK, stub_command
 from sweep_inputs import stub_sweep as sweep
-from tiny_task import TINY_TASK
 
 from sbeval.reports import build_report
 from sbeval.sweep.definition import PlannedRun, plan
@@ -265,16 +264,18 @@ def test_a_real_sweep_of_lm_eval_ends_with_one_results_file_each_whose_label_rea
     assert process.returncode == 0, process.stdout
     assert "1 run: 1 done" in process.stdout
     (results_file,) = (tmp_path / "out").rglob("results_*.json")
-    assert results_file.is_relative_to(tmp_path / "out" / "my_own_name" / "tiny")
+    folder = tmp_path / "out" / "my_own_name" / "tiny"
+    assert results_file.is_relative_to(folder)
+    assert "tiny" in json.loads(results_file.read_text())["results"]
+    assert len(list(folder.rglob("samples_tiny_*.jsonl"))) == 1
+    assert f"Next: sbeval report {folder}\n" in (folder / "log.txt").read_text()
     build_report([tmp_path / "out"], tmp_path / "report")
     assert "my own name" in (tmp_path / "report" / "results.csv").read_text()
-    settings = json.loads((results_file.parents[1] / "inputs.json").read_text())["settings"]
+    settings = json.loads((folder / "inputs.json").read_text())["settings"]
     assert "metadata.label" not in settings, "no number depends on it"
     dry = run([*command, "--dry-run"], folder=tmp_path)
     assert "my_own_name/tiny: complete" in dry.stdout
     (tmp_path / "data.jsonl").write_text(json.dumps({"question": "r"}) + "\n")
     dry = run([*command, "--dry-run"], folder=tmp_path)
-    assert (
-        f"my_own_name/tiny: not run: its folder holds results of other settings ({tmp_path}/data.jsonl changed)"
-        in dry.stdout
-    )
+    other = f"my_own_name/tiny: not run: its folder holds results of other settings ({tmp_path}/data.jsonl changed)"
+    assert other in dry.stdout

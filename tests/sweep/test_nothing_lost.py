@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import sweep_launcher
-from folders import below, snapshot
-from full_disk import room_for
+from folders import below, room_for, snapshot
 from sweep_inputs import stub_sweep as sweep
 
 from sbeval.errors import UserError
@@ -20,65 +19,50 @@ def set_aside_runs(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "one").iterdir() if ".old-" in path.name)
 
 
-def of_other_settings_without_samples(folder: Path) -> str:
+def of_other_settings_without_samples(folder: Path) -> None:
     run_sweep(sweep(folder, limit=3))
     (samples,) = folder.rglob("samples_*.jsonl")
     samples.unlink()
-    return "results of other settings (limit was 3 and is not set)"
 
 
-def of_two_runs(folder: Path) -> str:
+def of_two_runs(folder: Path) -> None:
     run_sweep(sweep(folder))
     (results,) = folder.rglob("results_*.json")
     results.with_name("results_2025-09-09T09-09-09.000001.json").write_bytes(results.read_bytes())
-    return "results of several runs (model/results_2025-"
 
 
-def of_a_user(folder: Path) -> str:
-    sweep_launcher.write_results(folder / "one" / "t")
-    return "model/samples_t_2025-01-02T03-04-05.678901.jsonl, and no record (run.yaml)"
+def with_files(behaviour: str, files: dict[str, str]) -> Callable[[Path], None]:
+    """Files of a user's, beside what a run of that behaviour left, if there was one."""
+
+    def leave(folder: Path) -> None:
+        if behaviour:
+            run_sweep(sweep(folder, behaviour=behaviour))
+        (folder / "one" / "t").mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / "one" / "t" / name).write_text(text)
+
+    return leave
 
 
-def beside_a_record_that_cannot_be_read(folder: Path) -> str:
-    run_sweep(sweep(folder, behaviour="cut"))
-    (folder / "one" / "t" / "inputs.json").write_text("[[")
-    return "no record (inputs.json)"
+FOR_LM_EVAL = {"model": "hf", "model_args": {}, "tasks": ["t"], "output_path": "elsewhere", "log_samples": True}
+LEFT = {
+    "results of other settings (limit was 3 and is not set)": of_other_settings_without_samples,
+    "results of several runs (model/results_2025-": of_two_runs,
+    "model/samples_t_2025-01-02T03-04-05.678901.jsonl, and no record (run.yaml)": lambda folder: (
+        sweep_launcher.write_results(folder / "one" / "t")
+    ),
+    "no record (inputs.json)": with_files("cut", {"inputs.json": "[["}),
+    "notes.md, which no sweep put there": with_files("fail", {"notes.md": "mine"}),
+    "run.yaml, and no record": with_files("", {"run.yaml": "mine: true"}),
+    "log.txt, run.yaml, and no record (inputs.json)": with_files(
+        "", {"run.yaml": json.dumps(FOR_LM_EVAL), "log.txt": "mine"}
+    ),
+}
 
 
-def a_user_s_notes_beside_what_failed(folder: Path) -> str:
-    run_sweep(sweep(folder, behaviour="fail"))
-    (folder / "one" / "t" / "notes.md").write_text("mine")
-    return "notes.md, which no sweep put there"
-
-
-def a_user_s_own_settings(folder: Path) -> str:
-    (folder / "one" / "t").mkdir(parents=True)
-    (folder / "one" / "t" / "run.yaml").write_text("mine: true")
-    return "run.yaml, and no record"
-
-
-def a_user_s_own_settings_for_lm_eval(folder: Path) -> str:
-    (folder / "one" / "t").mkdir(parents=True)
-    config = {"model": "hf", "model_args": {}, "tasks": ["t"], "output_path": "elsewhere", "log_samples": True}
-    (folder / "one" / "t" / "run.yaml").write_text(json.dumps(config))
-    (folder / "one" / "t" / "log.txt").write_text("mine")
-    return "log.txt, run.yaml, and no record (inputs.json)"
-
-
-LEFT = [
-    of_other_settings_without_samples,
-    of_two_runs,
-    of_a_user,
-    beside_a_record_that_cannot_be_read,
-    a_user_s_notes_beside_what_failed,
-    a_user_s_own_settings,
-    a_user_s_own_settings_for_lm_eval,
-]
-
-
-@pytest.mark.parametrize("leave", LEFT)
-def test_what_a_sweep_did_not_leave_is_named_and_stays(leave: Callable[[Path], str], tmp_path: Path) -> None:
-    words = leave(tmp_path)
+@pytest.mark.parametrize("words", LEFT)
+def test_what_a_sweep_did_not_leave_is_named_and_stays(words: str, tmp_path: Path) -> None:
+    LEFT[words](tmp_path)
     before = snapshot(tmp_path)
     for dry_run in (True, False):
         (failure,) = run_sweep(sweep(tmp_path, behaviour="fail"), dry_run=dry_run)
@@ -88,11 +72,11 @@ def test_what_a_sweep_did_not_leave_is_named_and_stays(leave: Callable[[Path], s
 
 
 @pytest.mark.parametrize("behaviour", ["write", "fail"])
-@pytest.mark.parametrize("leave", LEFT)
+@pytest.mark.parametrize("words", LEFT)
 def test_what_is_replaced_is_moved_aside_whole(
-    leave: Callable[[Path], str], behaviour: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, behaviour: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    leave(tmp_path)
+    LEFT[words](tmp_path)
     before = below(snapshot(tmp_path), "one/t")
     failures = run_sweep(sweep(tmp_path, behaviour=behaviour), replace=True)
     assert bool(failures) == (behaviour == "fail")
@@ -118,15 +102,12 @@ def test_a_run_cut_off_is_moved_aside_and_run_again_and_attempts_without_results
 
 
 def test_a_run_killed_before_its_record_was_whole_goes_on(tmp_path: Path) -> None:
-    run_sweep(sweep(tmp_path, behaviour="fail"))
-    (tmp_path / "one" / "t" / "inputs.json").unlink()
-    (tmp_path / "one" / "t" / "log.txt").unlink()
-    assert run_sweep(sweep(tmp_path, behaviour="fail"))[0].reason.startswith("exit code 3")
-
-
-def test_a_run_killed_while_its_first_record_was_written_goes_on(tmp_path: Path) -> None:
     (tmp_path / "one" / "t").mkdir(parents=True)
     (tmp_path / "one" / "t" / "run.yaml.0123456789ab.part").write_text("model: s")
+    run_sweep(sweep(tmp_path, behaviour="fail"))
+    for name in ("inputs.json", "log.txt"):
+        (tmp_path / "one" / "t" / name).unlink()
+    assert run_sweep(sweep(tmp_path, behaviour="fail"))[0].reason.startswith("exit code 3")
     assert run_sweep(sweep(tmp_path)) == []
     assert not list(tmp_path.rglob("*.part"))
 

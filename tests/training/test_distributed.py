@@ -1,7 +1,11 @@
 """Two processes on CPUs, their weights sharded (FSDP) or not: the same training as in one process."""
 
+from collections.abc import Sequence
+from importlib import import_module
+
 import numpy as np
 import pytest
+from ranks import run_ranks
 from training_problems import (
     assert_same_weights,
     json_lines,
@@ -15,7 +19,6 @@ from training_problems import (
 from sbeval.errors import UserError
 from sbeval.training.command import extend_command
 from sbeval.training.extend import extend
-from tests.training.training_processes import run_processes
 
 RUN = ["--context", "128", "--micro-batch-tokens", "128", "--warmup-steps", "1", "--learning-rate", "3e-3"]
 RUN += ["--precision", "float32", "--log-every-steps", "1"]
@@ -78,3 +81,30 @@ def test_windows_that_cannot_be_shared_are_refused_before_anything_is_written(
     with pytest.raises(UserError, match=message):
         extend(tiny_extension(tmp_path, data_folder, **changes), tmp_path / "out", context_parallel=degree)
     assert not (tmp_path / "out").exists()
+
+
+def run_processes(module: str, *commands: Sequence[str], sharded: bool = False, processes: int = 2) -> None:
+    """Runs commands of a module of `sbeval.training`, one after the other, in several processes on CPUs."""
+    run_ranks(_run, module, sharded, commands, processes=processes)
+
+
+def _run(rank: int, module: str, sharded: bool, commands: Sequence[Sequence[str]]) -> None:
+    if sharded:
+        _shard_on_cpus()
+    main = getattr(import_module("sbeval.training.command"), f"{module}_command")
+    for command in commands:
+        main(list(command))
+
+
+def _shard_on_cpus() -> None:
+    from accelerate import state
+    from accelerate.utils import DistributedType
+
+    plain = state.PartialState.__init__
+
+    def with_accelerators(self: state.PartialState, *args: object, **kwargs: object) -> None:
+        plain(self, *args, **kwargs)
+        if self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.MULTI_XPU
+
+    state.PartialState.__init__ = with_accelerators

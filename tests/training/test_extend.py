@@ -96,6 +96,7 @@ SCHEMES = {
     "nope": {},
     "alibi": {},
     "fire": {},
+    "forgetting with shifts": {"key_shift": True, "value_shift": True},
 }
 
 

@@ -6,8 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from folders import below, snapshot, unchanged
-from full_disk import room_for
+from folders import below, room_for, snapshot, unchanged
 from training_problems import save_parent, tiny_extension, tiny_recipe
 
 from sbeval.checkpoints import convert_checkpoint

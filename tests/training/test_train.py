@@ -22,7 +22,6 @@ from sbeval.training.command import train_command
 from sbeval.training.record import COMPLETE_MARK, full_disk_named
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
-from tests.training.training_processes import run_processes
 
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):
@@ -88,15 +87,6 @@ def test_a_training_run_prints_its_steps_and_losses_with_the_time_left_and_no_ba
         assert re.fullmatch(rf"step {step}/12{'' if step % 5 else loss}{left}", line)
     assert "it/s" not in printed.err
     assert transformers_logging.is_progress_bar_enabled()
-
-
-def test_two_processes_train_what_one_does(tmp_path, data_folder):
-    recipe = tiny_recipe(steps=3)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    whole = train(recipe, tmp_path / "one", data_folder=data_folder)
-    arguments = [str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out", str(tmp_path / "two")]
-    run_processes("train", arguments)
-    assert_same_weights(tmp_path / "two" / "tiny_stickbreaking", whole, rtol=2e-2, atol=2e-4)
 
 
 def test_a_batch_that_processes_cannot_share_evenly_is_refused():

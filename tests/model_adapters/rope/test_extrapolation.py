@@ -17,7 +17,7 @@ from sbeval.models.extrapolation import Extrapolation, parse_extrapolation
 from sbeval.scoring.requests import ATTENTION_SPAN
 from tests.model_adapters.rope.test_rope_scaling import TEXTS, continuations, load, scores
 from tests.model_adapters.small import Checkpoints, instances
-from tests.models.extrapolation.definitions import definition
+from tests.models.extrapolation.test_attention import definition
 from tests.models.small import small_model, tokens
 from tests.models.test_rope import llama
 
@@ -50,8 +50,7 @@ def attention_of_definition(model: Any, input_ids: Tensor, asked: str) -> Tensor
     )
     hidden = embedded + own.o_proj(mixed.float().transpose(1, 2).flatten(2))
     hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden) if theirs else layer.post_attention_norm(hidden))
-    logits: Tensor = model.lm_head(model.model.norm(hidden))
-    return logits
+    return model.lm_head(model.model.norm(hidden))
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["llama", "this family"])
@@ -92,7 +91,6 @@ def test_answers_depend_on_no_other_request(architecture: str, asked: str, check
 def test_generation_goes_on_as_whole_texts_are_scored(architecture: str, asked: str, checkpoint: Checkpoints) -> None:
     lm = load(checkpoint, architecture, extrapolation=asked)
     prompt = torch.tensor([lm.tok_encode(TEXTS[2])])
-    assert lm.session is not None
     text = prompt
     with lm.session.rope.hold(1), torch.no_grad():
         options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -129,7 +127,6 @@ def test_a_method_goes_with_a_scaling(checkpoint: Checkpoints) -> None:
     lm = load(checkpoint, "rope", extrapolation="log_length", rope_scaling="linear:2")
     alone = load(checkpoint, "rope", extrapolation="log_length")
     assert scores(lm, TEXTS)[-1] != pytest.approx(scores(alone, TEXTS)[-1], rel=1e-5)
-    assert lm.session is not None
     with lm.session.rope.hold(1):
         held_inv_freq = lm.model.model.held_rope_frequencies.inv_freq
     assert_close(2 * held_inv_freq, lm.model.rope_frequencies_for(1).inv_freq)
@@ -174,12 +171,13 @@ def test_longropes_factors_fit_the_model_and_go_with_no_other_scaling(
         load(checkpoint, "llama", extrapolation=f"longrope:{file}", **options)
 
 
-def test_a_cache_with_room_behind_the_text_is_refused(checkpoint: Checkpoints) -> None:
+def test_a_cache_with_room_behind_the_text_and_attention_spans_are_refused(checkpoint: Checkpoints) -> None:
     lm = load(checkpoint, "llama", extrapolation="self_extend:3:8")
-    assert lm.session is not None
     tokens = torch.arange(12)[None]
     with lm.session.rope.hold(12), pytest.raises(UserError, match="leave cache_implementation out"):
         lm.model.generate(tokens, max_new_tokens=3, do_sample=False, cache_implementation="static")
+    with pytest.raises(UserError, match="attends as it was trained to"):
+        lm.attention_span(instances(ATTENTION_SPAN, []), disable_tqdm=True)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +198,6 @@ def test_models_that_do_not_suit_are_one_sentence(
 ) -> None:
     with pytest.raises(UserError, match=said):
         load(checkpoint, architecture, **arguments)
-
-
-def test_attention_spans_are_refused(checkpoint: Checkpoints) -> None:
-    lm = load(checkpoint, "rope", extrapolation="log_length")
-    with pytest.raises(UserError, match="attends as it was trained to"):
-        lm.attention_span(instances(ATTENTION_SPAN, []), disable_tqdm=True)
 
 
 def test_commas_are_read_where_a_command_line_lets_them_through() -> None:

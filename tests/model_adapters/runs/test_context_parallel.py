@@ -66,7 +66,6 @@ def prompts_of(rank: int) -> list[Any]:
 
 def generated(lm: StickBreakingLM, rank: int) -> dict[str, Any]:
     """Answers of a process, and how many tokens its model was given at most at once, and in all."""
-    assert lm.session is not None
     widths = [0]
     hook = lm.model.base_model.register_forward_pre_hook(
         lambda module, arguments, keywords: widths.append(keywords["input_ids"].shape[1]), with_kwargs=True
@@ -142,7 +141,6 @@ def test_windows_scored_together_have_the_log_probabilities_of_one_process(
     for index, answer in enumerate(expected):
         shared = found[index % PROCESSES][name][index // PROCESSES]
         np.testing.assert_allclose(shared, answer.logprobs, rtol=1e-6, atol=2e-6)
-    assert alone.session is not None
     assert sum(each[f"{name} tokens"] for each in found) == alone.session.meter.tokens
 
 

@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, english, generated, instances
@@ -52,3 +55,20 @@ def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint:
     prompts: list[tuple[Any, ...]] = [(line, {"until": ["e"], "max_gen_toks": 8}) for line in lines[:4]]
     prompts += [(english(), {"until": "\n", "max_gen_toks": 5, "do_sample": False})]
     assert generated(sb, prompts) == generated(hf, prompts)
+
+
+WINDOW = 64
+
+
+@pytest.mark.parametrize("architecture", ["llama", "granite", "gpt_neox"])
+@torch.no_grad()
+def test_log_probabilities_in_bf16_are_those_of_the_logits_in_fp64(architecture: str, checkpoint: Checkpoints) -> None:
+    folder = str(checkpoint(architecture))
+    lm = StickBreakingLM(folder, device="cpu", dtype="bfloat16", max_length=WINDOW)
+    (found,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(english(),)]), disable_tqdm=True)
+    model, exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval(), 0.0
+    windows = get_rolling_token_windows(lm.tok_encode(english()), 0, WINDOW, 1)
+    for context, targets in map(make_disjoint_window, windows):
+        logits = model(torch.tensor([(context + targets)[:-1]])).logits[0, -len(targets) :]
+        exact += float(logits.double().log_softmax(-1).gather(1, torch.tensor(targets)[:, None]).sum())
+    assert found == pytest.approx(exact, rel=1e-6)

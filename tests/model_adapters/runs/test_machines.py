@@ -79,8 +79,7 @@ def on_two_machines(
 
 def results(folder: Path) -> dict[str, object]:
     (file,) = folder.rglob("results_*.json")
-    found: dict[str, object] = json.loads(file.read_text())["results"]
-    return found
+    return json.loads(file.read_text())["results"]
 
 
 def test_two_machines_give_the_numbers_of_one_process_to_the_bit(evaluation: list[str], tmp_path: Path) -> None:

@@ -104,8 +104,7 @@ def load_tasks(folder: Path, names: list[str], non_finite: str) -> dict[str, Any
         include_defaults=False,
         metadata=metadata | {name: own[name] for name in names if name in own},
     )
-    found: dict[str, Any] = manager.load(names)
-    return found
+    return manager.load(names)
 
 
 def load(folder: Path, **options: Any) -> StickBreakingLM:

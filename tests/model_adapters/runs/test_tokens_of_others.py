@@ -73,28 +73,20 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.message for record in caplog.records if record.levelno == logging.WARNING)
 
 
-def test_a_tokenizer_that_fits_says_nothing(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tokenizer_of_another_size_or_other_special_tokens_is_doubted_and_one_that_fits_is_not(
+    checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for adds_bos in (False, True):
         load_lm(checkpoint("rope", adds_bos=adds_bos))
     assert said(caplog) == ""
-
-
-def test_a_tokenizer_much_smaller_than_the_model_is_doubted(
-    checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    load_lm(copied(checkpoint("rope"), tmp_path, bos_token_id=5, eos_token_id=[7, 9]))
+    assert "eos_token_id is 7 or 9 in the model's config.json and 1 in its tokenizer" in said(caplog)
     folder = shutil.copytree(checkpoint("rope"), tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(400)
     model.save_pretrained(folder)
     load_lm(folder)
     assert "the model has 400 embeddings, and its tokenizer 302 tokens" in said(caplog)
-
-
-def test_a_tokenizer_of_other_special_tokens_is_doubted(
-    checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    load_lm(copied(checkpoint("rope"), tmp_path, bos_token_id=5, eos_token_id=[7, 9]))
-    assert "eos_token_id is 7 or 9 in the model's config.json and 1 in its tokenizer" in said(caplog)
 
 
 @pytest.mark.parametrize("recorded", ["the same", "another", "another, by other software"])

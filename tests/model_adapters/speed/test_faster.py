@@ -2,18 +2,25 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import accelerate
 import pytest
 import torch
 import transformers
+from accelerate.hooks import attach_align_device_hook_on_blocks
 from torch import nn
+from transformers.generation import GenerationMixin
 
 from sbeval.model_adapters.speed.attention import FusedRotation, fuse_rotations
 from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.model_adapters.speed.generating import steps_without_plans
 from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
 from sbeval.model_adapters.speed.parts import FusedGatedMLP, fuse_mlps
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp import Mixture
+from sbeval.scoring.scorer import TokenScorer
 from tests.model_adapters.small import ARCHITECTURES, odd
 
 TOKENS = torch.arange(40)[None]
@@ -189,11 +196,69 @@ def refusing(model: nn.Module, *, when: Callable[[object], bool]) -> nn.Module:
     return model
 
 
-def test_a_model_is_compared_without_keeping_its_input() -> None:
+def test_a_model_is_compared_without_keeping_its_input_and_run_as_it_is_where_it_refuses_that() -> None:
     assert make_faster(refusing(odd("llama"), when=lambda use_cache: use_cache is not False))
-
-
-def test_a_model_that_refuses_the_sample_is_run_as_it_is() -> None:
     model = refusing(odd("llama"), when=lambda use_cache: True)
     assert not make_faster(model)
     assert not any(isinstance(module, AlignedLinear | FusedGatedMLP | nn.RMSNorm) for module in model.modules())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "stickbreaking"])
+@pytest.mark.parametrize("offloaded", [False, True])
+@torch.no_grad()
+def test_a_model_spread_over_devices_keeps_its_own_parts_and_results(
+    architecture: str, offloaded: bool, tmp_path: Path
+) -> None:
+    model = odd(architecture)
+    expected = model(TOKENS).logits
+    body = model.base_model_prefix
+    pieces = [f"{body}.{name}" for name, _ in model.base_model.named_children() if name != "layers"]
+    pieces += [f"{body}.layers.{index}" for index in range(len(model.base_model.layers))]
+    pieces += [name for name, _ in model.named_children() if name != body]
+    keys = getattr(model, "_skip_keys_device_placement", None)
+    if offloaded:
+        places = {piece: "disk" if ".layers." in piece else "cpu" for piece in pieces}
+        accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path, skip_keys=keys)
+    else:  # the hooks of a model on several devices, all of which are the CPU here
+        attach_align_device_hook_on_blocks(
+            model, dict.fromkeys(pieces, "cpu"), dict.fromkeys(pieces, False), skip_keys=keys
+        )
+    assert not make_faster(model)
+    assert torch.equal(model(TOKENS).logits, expected)
+    positions = torch.arange(20, 30)
+    found = TokenScorer(model).score(TOKENS, torch.zeros_like(positions), positions, positions + 1)
+    logprobs = expected[0, positions].log_softmax(-1).gather(1, positions[:, None] + 1)[:, 0]
+    torch.testing.assert_close(found.logprobs, logprobs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
+def test_a_faster_model_is_compiled_whole_and_once(architecture: str) -> None:
+    model = odd(architecture, head_dim=16)
+    expected = model(TOKENS[:, :24]).logits
+    assert make_faster(model)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(TOKENS[:, :24], use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
+    assert len(graphs) == 1
+
+
+def test_generation_with_a_static_cache_is_compiled_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = odd("llama", head_dim=16)
+    settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
+    expected = model.generate(TOKENS[:, :24], **settings)
+    make_faster(model)
+    monkeypatch.setattr(GenerationMixin, "_valid_auto_compile_criteria", lambda *_, **__: True)  # as on a GPU
+    torch._dynamo.reset()
+    compiling = transformers.CompileConfig(backend="eager", mode=None, fullgraph=False)
+    with steps_without_plans(model):
+        found = model.generate(TOKENS[:, :24], cache_implementation="static", compile_config=compiling, **settings)
+    assert torch.equal(found, expected)
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0

@@ -1,4 +1,4 @@
-"""The rotation kernel is the rotation written out, in any layout, and its gradient is the rotation back."""
+"""The rotation and the gated activation in one pass are those written out, and a gradient is the rotation back."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sbeval.models.config import PLAIN_ACTIVATIONS
+from sbeval.models.kernels.gated import kernel_gated
 from sbeval.models.kernels.rotary import kernel_rotate, rotate_in_one_pass
+from sbeval.models.mlp import activate
 from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the kernel runs in Triton's interpreter
@@ -127,3 +130,41 @@ def test_no_tokens_are_rotated_to_no_tokens() -> None:
     x = torch.empty(1, 2, 0, 8, device=DEVICE)
     cos, sin = angles(torch.empty(1, 0, dtype=torch.long, device=DEVICE), 4)
     assert kernel_rotate(x, cos[:, 0], sin[:, 0]).shape == x.shape
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    activation=st.sampled_from(PLAIN_ACTIVATIONS),
+    rows=st.integers(0, 3),
+    width=st.sampled_from([1, 51, 64, 1025]),
+    behind=st.integers(0, 70),
+    apart=st.integers(0, 3),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    scale=st.sampled_from([0.1, 2.0, 30.0]),
+    seed=st.integers(0, 99),
+)
+def test_a_gated_activation_is_the_definition_rounded_once(
+    activation: str, rows: int, width: int, behind: int, apart: int, dtype: torch.dtype, scale: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    both = scale * torch.randn(2, 2, rows, width + apart, generator=generator)
+    both[..., width:] = torch.nan  # what lies between rows is nobody's
+    gate, up = both.to(DEVICE, dtype)[..., :width]
+    found = kernel_gated(activation, gate, up, out_width=width + behind)
+    exact = activate(activation, gate.double()) * up.double()
+    assert found.dtype == dtype
+    assert found.shape == (2, rows, width + behind)
+    assert not bool(found[..., width:].any())
+    # fp32's error is relative to the gate: 1 + erf cancels where the gate is far below zero
+    near = ULPS * torch.finfo(dtype).eps * exact.abs() + 1e-6 * (gate * up.float()).double().abs()
+    near += torch.finfo(dtype).smallest_normal
+    if dtype == torch.float16:  # what overflows does so in PyTorch too
+        exact, found = exact.clamp(-65504, 65504), found.clamp(-65504, 65504)
+    assert bool(((found[..., :width].double() - exact).abs() <= near).all())
+
+
+@pytest.mark.parametrize("activation", PLAIN_ACTIVATIONS)
+def test_extreme_gates_give_what_pytorch_gives(activation: str) -> None:
+    gate = torch.tensor([-1e38, -200.0, -0.0, 0.0, 200.0, 1e38, torch.nan], device=DEVICE)
+    up = torch.ones_like(gate)
+    torch.testing.assert_close(kernel_gated(activation, gate, up), activate(activation, gate), equal_nan=True)

@@ -244,22 +244,6 @@ def test_the_command_is_the_recorded_one_where_the_file_keeps_it(tmp_path: Path)
     assert page.count("<dt>command</dt>") == page.count("<dt>command, rebuilt</dt>") == 1
 
 
-class Paper:
-    """A published table of two columns."""
-
-    class Cell:
-        def __init__(self, **fields: object) -> None:
-            self.__dict__.update(fields)
-
-    def published_values(self) -> list[Cell]:
-        return [self.Cell(table=2, row="SB 1B", column="PIQA", value=70.1, source="here")]
-
-    def measured_columns(self) -> list[Cell]:
-        piqa = {"task": "piqa", "metric": "acc", "filter": "none", "shots": None, "scale": 100.0}
-        mmlu = {"task": "mmlu", "metric": "acc", "filter": "none", "shots": 5, "scale": 100.0}
-        return [self.Cell(table=2, column="PIQA", **piqa), self.Cell(table=3, column="5-shot", **mmlu)]
-
-
 def test_the_papers_tables_stand_beside_all_that_was_measured_of_them(tmp_path: Path) -> None:
     normalised = {"arc_challenge": 0.2, "arc_easy": 0.4, "hellaswag": 0.3, "openbookqa": 0.3}
     plain = {"piqa": 0.6, "race": 0.3, "sciq": 0.5, "winogrande": 0.5}
@@ -274,11 +258,3 @@ def test_the_papers_tables_stand_beside_all_that_was_measured_of_them(tmp_path: 
     assert fifth.columns == ("ARC", "HellaSwag", "OBQA", "PIQA", "WinoGrande")
     assert fifth.published["28.6B Softmax"]["ARC"] == 76.8
     assert fifth.measured["demo-sb"]["ARC"] == pytest.approx(30.0)
-
-
-def test_published_values_stand_beside_measured_ones_in_the_same_unit(folder: Path) -> None:
-    measurements = pd.read_parquet(folder / "results.parquet")
-    (table,) = published_tables(measurements, paper=Paper())
-    assert table.columns == ("PIQA",)
-    assert table.published == {"SB 1B": {"PIQA": 70.1}}
-    assert table.measured["demo-sb"]["PIQA"] == pytest.approx(62.1)

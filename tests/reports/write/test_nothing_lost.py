@@ -1,11 +1,11 @@
 """A report takes the place of an earlier report's files alone: every folder is compared before and after."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
-from folders import snapshot, unchanged
-from full_disk import room_for
+from folders import room_for, snapshot, unchanged
 from result_files import CURVES, model_record, perplexity_task, write_run
 from typer.testing import CliRunner
 
@@ -31,9 +31,17 @@ def report(results: Path, folder: Path, title: str | None = None, *, replace: bo
 
 @pytest.fixture(scope="module")
 def written(results: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Names of all files of the report."""
+    """Names of all files of the report but figures and LaTeX, of which there are many: one of each."""
     folder = build_report([results], tmp_path_factory.mktemp("written"), image_formats=("svg",)).parent
-    return [name for name, (size, _) in snapshot(folder).items() if size >= 0]
+    names = [name for name, (size, _) in snapshot(folder).items() if size >= 0]
+    one_of_each = {name.partition("/")[0]: name for name in names if "/" in name}
+    return [*(name for name in names if "/" not in name), *one_of_each.values()]
+
+
+@pytest.fixture(scope="module")
+def first(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a report, to be copied."""
+    return report(results, tmp_path_factory.mktemp("first"), title="The first").parent
 
 
 def test_a_user_s_file_of_any_name_of_the_report_is_named_and_stays(
@@ -88,8 +96,10 @@ def test_a_manifest_that_no_report_wrote_is_neither_waited_for_nor_read(
     assert [path.name.partition(".old-")[0] for path in tmp_path.glob("*.old-*")] == [MANIFEST]
 
 
-def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_all_else(results: Path, tmp_path: Path) -> None:
-    report(results, tmp_path, title="The first")
+def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_all_else(
+    results: Path, first: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     mine = ["notes.md", "figures/mine.svg", "latex/mine.tex", "own/index.html"]
     for name in mine:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -105,9 +115,9 @@ def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_all_else(results:
 
 @pytest.mark.parametrize("name", ["index.html", "summary.md", "latex/speed.tex"])
 def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside_where_asked(
-    results: Path, name: str, tmp_path: Path
+    results: Path, first: Path, name: str, tmp_path: Path
 ) -> None:
-    report(results, tmp_path, title="The first")
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_text("mine")
     with unchanged(tmp_path), pytest.raises(UserError, match=f"{name}, which no report wrote, or which was changed"):
         report(results, tmp_path, title="The second")
@@ -119,11 +129,11 @@ def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside
 
 
 def test_a_disk_that_is_full_at_any_write_leaves_files_of_the_earlier_or_the_new_report(
-    results: Path, tmp_path: Path
+    results: Path, first: Path, tmp_path: Path
 ) -> None:
-    report(results, tmp_path, "The first")
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     (tmp_path / "mine.txt").write_text("mine")
-    first = snapshot(tmp_path)
+    before = snapshot(tmp_path)
     report(results, tmp_path, "The second")
     second, room, built = snapshot(tmp_path), 0, False
     while not built:
@@ -136,17 +146,17 @@ def test_a_disk_that_is_full_at_any_write_leaves_files_of_the_earlier_or_the_new
                 found = error
         assert built or no_room(found)
         now = snapshot(tmp_path)
-        assert now.keys() == first.keys()
-        assert now["mine.txt"] == first["mine.txt"]
-        assert {now[name] in (first[name], second[name]) for name in first if name.endswith(".tex")} == {True}
+        assert now.keys() == before.keys()
+        assert now["mine.txt"] == before["mine.txt"]
+        assert {now[name] in (before[name], second[name]) for name in before if name.endswith(".tex")} == {True}
         room += 4
     assert room > 8
 
 
 def test_a_report_that_fails_leaves_the_earlier_one_whole(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    results: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report(results, tmp_path)
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
 
     def fail(*_: object, **__: object) -> str:
         raise OSError(28, "No space left on device")

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from result_files import LENGTHS, model_record, ruler_task, write_pair, write_run
+from result_files import LENGTHS, model_record, reported, ruler_task, write_pair, write_run
 
 from sbeval.reports import build_report, load_results
-from sbeval.reports.build import assemble
 from sbeval.reports.kinds.answers import ANSWERS, SAMPLES_READ
 from sbeval.reports.section import Table
 from sbeval.results.records import metric_key
@@ -38,10 +37,8 @@ def write_answers(folder: Path, attention: str, samples: list[dict[str, Any]]) -
 
 
 def tables(folder: Path) -> dict[str, Table]:
-    report = assemble(load_results([folder]), baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
-    return {
-        table.stem: table for section in report.sections if section.identifier == "samples" for table in section.tables
-    }
+    sections = [section for section in reported(folder).sections if section.identifier == "samples"]
+    return {table.stem: table for section in sections for table in section.tables}
 
 
 def test_what_was_asked_expected_and_answered_stands_side_by_side(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_problems import KnownLM, run_task, tiny_tokenizer, write_folder
+from corpus_problems import WIKITEXT_FILE, KnownLM, run_task, tiny_tokenizer, write_folder
 from lm_eval.tasks import TaskManager
 
 from sbeval import plugin
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TokenLogprobs
+from sbeval.tasks.perplexity import inputs
+from sbeval.tasks.perplexity.options import CorpusOptions
 
 
 @pytest.fixture
@@ -95,10 +97,7 @@ def test_a_non_finite_answer_names_token_and_length(metadata: dict[str, Any]) ->
 
 
 def test_fewer_blocks_than_processes(metadata: dict[str, Any]) -> None:
-    class Many(KnownLM):
-        _world_size = 64
-
-    model = Many()
+    model = KnownLM()
     model._world_size = 64
     with pytest.raises(UserError, match="64 processes"):
         run_task("sb_stdlib_position", model, metadata, limit=2)
@@ -112,3 +111,31 @@ def test_a_tokenizer_without_eos_needs_a_separator(metadata: dict[str, Any], tmp
         run_task("sb_stdlib_stream", KnownLM(), metadata | {"tokenizer": str(tmp_path / "bare")})
     found = run_task("sb_stdlib_stream", KnownLM(), metadata | {"tokenizer": str(tmp_path / "bare"), "separator": "\n"})
     assert found["record"]["separator"] == "\n"
+
+
+@pytest.mark.parametrize("task", ["wikitext", "stdlib", "pile", "pg19", "text"])
+@pytest.mark.parametrize(
+    ("file", "name"), [("mine.txt", "mine"), ("wikitext", "texts/wikitext"), ("wikitext.txt", "texts/wikitext")]
+)
+def test_a_local_text_has_its_files_name(task: str, file: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "texts" / file
+    path.parent.mkdir()
+    path.write_text("Some text of mine.\n")
+    assert inputs.load_corpus(task, CorpusOptions(data_path=path), None).name == name
+
+
+def test_what_is_read_by_default_has_the_tasks_name() -> None:
+    for task in ("wikitext", "stdlib", "pile", "pg19"):
+        assert inputs.load_corpus(task, CorpusOptions(), None).name == task
+    assert inputs.load_corpus("pile", CorpusOptions(dataset="owner/name"), None).name == "owner/name"
+
+
+def test_a_local_copy_of_wikitext_is_wikitext_and_a_changed_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "wiki.test.raw"
+    copy.write_bytes(WIKITEXT_FILE.read_bytes().replace(b"\n", b"\r\n"))
+    monkeypatch.setattr(inputs, "_WIKITEXT_WORDS_SHA256", inputs.words_sha256(WIKITEXT_FILE))
+    assert inputs.load_corpus("wikitext", CorpusOptions(data_path=copy), None).name == "wikitext"
+    copy.write_bytes(copy.read_bytes() + b"One word more.\n")
+    assert inputs.load_corpus("wikitext", CorpusOptions(data_path=copy), None).name == "wiki.test.raw"

@@ -75,8 +75,7 @@ class OnShots(PartialModel):
         self.paths = dict(zip(map(str, numbers), map(tuple, behind), strict=True))
 
     def ids(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def share(self, prompt: str, number: str) -> float:
         return 1.0

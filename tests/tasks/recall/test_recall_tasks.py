@@ -95,17 +95,23 @@ def test_token_mqrar_uses_the_generator(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["sb_niah_single_1", "sb_niah_multikey_3", "sb_json_kv"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("sb_niah_single_1", "sb_niah_multikey_3", "sb_json_kv")),
+        ("sb_niah_multikey_2", {"scripts": "nvidia", "context_lengths": [4200], "num_samples": 12}),
+    ],
+)
 def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
-    folder: Path, name: str, kind: str
+    folder: Path, name: str, options: dict[str, Any], kind: str
 ) -> None:
-    options = {"tokenizer": str(folder / kind), "context_lengths": [2000, 3000], "num_samples": 2}
+    options = {"tokenizer": str(folder / kind), "context_lengths": [2000, 3000], "num_samples": 2, **options}
     texts = prompts(load_task(name, options))
     task = load_task(f"{name}_forced", options)
-    found = sequences(task)
-    encode = task.counter.tokenizer
+    found = sequences(task, limit=options["num_samples"])
+    encode, lengths = task.counter.tokenizer, len(options["context_lengths"])
     for number, text in enumerate(texts):
-        (value,) = task.eval_docs[number // 2]["references"]
+        (value,) = task.eval_docs[number // lengths]["references"]
         shown, replaced = found[2 * number : 2 * number + 2]
         whole = encode(f"{text} {value}")["input_ids"]
         assert [*shown.inputs_L.tolist(), int(shown.targets_T[-1])] == whole
@@ -119,21 +125,7 @@ def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
             " ", ""
         )
         assert shown.targets_T.tolist() == replaced.targets_T.tolist()
-
-
-def test_forced_needles_fill_prompts_as_the_generated_task_does_under_nvidias_scripts(folder: Path) -> None:
-    options = {"tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [4200], "num_samples": 12}
-    shown, generated = {}, {}
-    for scripts in (None, "nvidia"):
-        name = "sb_niah_multikey_2"
-        generated[scripts] = prompts(load_task(name, options | {"scripts": scripts}))
-        task = load_task(f"{name}_forced", options | {"scripts": scripts})
-        shown[scripts] = sequences(task, limit=12)[::2]
-        for number, text in enumerate(generated[scripts]):
-            (value,) = task.eval_docs[number]["references"]
-            whole = task.counter.tokenizer(f"{text} {value}")["input_ids"]
-            assert [*shown[scripts][number].inputs_L.tolist(), int(shown[scripts][number].targets_T[-1])] == whole
-    assert generated[None] != generated["nvidia"]
+    assert "scripts" not in options or texts != prompts(load_task(name, options | {"scripts": None}))
 
 
 class Half(PartialModel):

@@ -32,8 +32,7 @@ def run(checkpoint: Path, **options: Any) -> dict[str, Any]:
     lm = StickBreakingLM(str(checkpoint), device="cpu", dtype="float32", max_length=4096)
     results = evaluated(lm, ["sb_span"], {**metadata, **options}, limit=3)
     assert "4 heads" in make_table(results)
-    stored: dict[str, Any] = json.loads(json.dumps(results, default=handle_non_serializable))
-    return stored
+    return json.loads(json.dumps(results, default=handle_non_serializable))
 
 
 def test_rows_of_every_head_at_every_length(checkpoint: Path) -> None:

@@ -40,8 +40,7 @@ def metadata(folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
 
 def evaluate(tasks: list[str], metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
     results = evaluated(Reader(), tasks, metadata, **options)
-    stored: dict[str, Any] = json.loads(json.dumps(results, default=handle_non_serializable))
-    return stored
+    return json.loads(json.dumps(results, default=handle_non_serializable))
 
 
 def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[str, Any]) -> None:

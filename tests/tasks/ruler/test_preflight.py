@@ -74,11 +74,3 @@ def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(
     assert "sb_ruler_qa_squad" in sentence
     assert f"--metadata '{{{keys}}}'" in sentence
     assert f"or run {OFFLINE_TASKS}, which need none." in sentence
-
-
-def test_the_command_reads_a_configuration_file_too(tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text("tasks: [sb_niah]\nmetadata: {essays: /no/such/place}\nmodel_args: pretrained=no-such-model\n")
-    process = run([SBEVAL, "run", "--config", config])
-    assert process.returncode == 1
-    assert "Expected essays as a .txt file or a folder of them at /no/such/place" in process.stderr
