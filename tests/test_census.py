@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 274,
-    "product lines": 40781,
-    "lines of code": 28174,
-    "modules with one importer": 64,
+    "product files": 270,
+    "product lines": 39708,
+    "lines of code": 27134,
+    "modules with one importer": 62,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 72,
     "of them of our modules": 29,
-    "vague names": 166,
-    "test lines": 30300,
+    "vague names": 161,
+    "test lines": 29594,
 }
 COUNTS = census()
 

@@ -40,7 +40,7 @@ PYTHONS = interpreters()
 def start(site: Path, code: str, *, python: str = sys.executable) -> tuple[str, str]:
     """Starts Python with `site` as its only site folder, and returns what it printed to stdout and stderr."""
     start_up = f"import site\nsite.addsitedir({str(site)!r})\n"
-    process = subprocess.run([python, "-SEc", start_up + code], capture_output=True, text=True, cwd=site, timeout=60)
+    process = subprocess.run([python, "-SEc", start_up + code], capture_output=True, text=True, cwd=site, timeout=600)
     assert process.returncode == 0, process.stderr
     return process.stdout, process.stderr
 

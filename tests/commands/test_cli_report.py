@@ -151,7 +151,7 @@ def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
 
     yield wait_for
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 0, log.read_text()
+    assert process.wait(timeout=600) == 0, log.read_text()
 
 
 def test_watching_outlives_a_half_written_file(

@@ -39,7 +39,7 @@ def started(body: str, *arguments: str | bytes) -> subprocess.Popen[bytes]:
 
 def ended(body: str, *arguments: str | bytes) -> tuple[int, list[str]]:
     process = started(body, *arguments)
-    words = process.communicate(timeout=60)[1].decode(errors="replace").splitlines()
+    words = process.communicate(timeout=600)[1].decode(errors="replace").splitlines()
     return process.returncode, words
 
 
@@ -48,7 +48,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
     process = started("time.sleep(60)")
     assert process.stdout.readline() == b"began\n"
     process.send_signal(number)
-    words = process.communicate(timeout=30)[1].decode().splitlines()
+    words = process.communicate(timeout=600)[1].decode().splitlines()
     assert process.returncode == 128 + number
     assert words == [f"Ended by {number.name}; the same command can be run again.", "cleaned up"]
 
@@ -111,7 +111,7 @@ def test_arguments_that_are_no_utf_8_are_named_before_anything_is_done() -> None
     ],
 )
 def test_what_acts_on_a_terminal_is_shown_by_its_number(body: str) -> None:
-    said = "".join(words.decode() for words in started(body.format(ACTING)).communicate(timeout=60))
+    said = "".join(words.decode() for words in started(body.format(ACTING)).communicate(timeout=600))
     assert r"\x1b]0;title\x07\u202eth\udcff\x9bgir" in said.replace(r"\\", "\\")
     assert [letter for letter in said if not letter.isprintable() and letter != "\n"] == []
 
@@ -126,7 +126,7 @@ def test_what_acts_on_a_terminal_is_shown_by_its_number(body: str) -> None:
     ],
 )
 def test_what_is_printed_may_have_colours_and_a_sentence_none(body: str, shown: str) -> None:
-    assert shown in "".join(words.decode() for words in started(body).communicate(timeout=60))
+    assert shown in "".join(words.decode() for words in started(body).communicate(timeout=600))
 
 
 def test_a_log_s_fields_and_a_stream_that_is_read_only_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_a_closed_pipe_is_silent(body: str) -> None:
     process = started(body)
     process.stdout.close()
     assert process.stderr.read() == b"cleaned up\n"
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=600) == 1
 
 
 @pytest.mark.parametrize("arguments", [["tasks"], ["--help"], ["report", "--help"]])
@@ -176,7 +176,7 @@ def test_every_command_is_silent_where_nobody_reads(arguments: list[str]) -> Non
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "sbeval", *arguments]
-    found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=Path(sys.prefix), timeout=60)
+    found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=Path(sys.prefix), timeout=600)
     os.close(writer)
     assert found.stderr == b""
 
@@ -188,7 +188,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     process.stdout.readline()
     time.sleep(0.2)
     process.send_signal(signal.SIGHUP)
-    process.communicate(timeout=30)
+    process.communicate(timeout=600)
     assert process.returncode == 0
 
 
@@ -200,6 +200,6 @@ def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None
         assert process.stderr is not None
         next(line for line in process.stderr if line.split()[-1] == module)
         process.send_signal(signal.SIGINT)
-        said = [line for line in process.communicate(timeout=60)[1].splitlines() if "import time:" not in line]
+        said = [line for line in process.communicate(timeout=600)[1].splitlines() if "import time:" not in line]
         assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), module
         assert said in ([], ["Ended by SIGINT; the same command can be run again."]), module

@@ -125,4 +125,4 @@ def test_processes_side_by_side_agree(file: Path, tmp_path: Path) -> None:
     started = [
         subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True) for _ in range(4)
     ]
-    assert {process.communicate(timeout=60)[0].strip() for process in started} == {true_sha256(file)}
+    assert {process.communicate(timeout=600)[0].strip() for process in started} == {true_sha256(file)}

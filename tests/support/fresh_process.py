@@ -13,7 +13,6 @@ def run(
     *,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    seconds: int = 180,
 ) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SBEVAL"))}
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -23,7 +22,7 @@ def run(
         env={**kept, **offline, **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=600,  # of what hangs
     )
 
 
@@ -31,7 +30,7 @@ def run_shell(commands: str, folder: Path, environment: Mapping[str, str]) -> No
     """Runs the commands of a page, by this interpreter's scripts; whatever goes wrong is shown."""
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     shell = ["bash", "-euo", "pipefail", "-c", commands]
-    done = run(shell, environment={**paths, **environment}, folder=folder, seconds=300)
+    done = run(shell, environment={**paths, **environment}, folder=folder)
     assert done.returncode == 0, f"{commands}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
 
 

@@ -72,7 +72,7 @@ def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: P
                 break
             time.sleep(0.05)
         process.send_signal(ending)
-        printed, _ = process.communicate(timeout=30)
+        printed, _ = process.communicate(timeout=600)
     with (tmp_path / "out" / "held.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while a process of the run is left
     assert process.returncode == 128 + ending

@@ -87,7 +87,7 @@ def test_each_checkpoint_that_appears_is_evaluated_once(tmp_path: Path) -> None:
             time.sleep(0.5)
         finally:
             process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=600)
     assert process.returncode == 130, printed
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == [
         "checkpoint-10",

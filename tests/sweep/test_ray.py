@@ -82,7 +82,7 @@ def test_nodes_that_die_and_come_and_a_driver_that_dies_lose_and_double_nothing(
         wait_for(started, 6)
         driver.send_signal(signal.SIGKILL)
     time.sleep(1)
-    again = subprocess.run(command, cwd=on_cluster, capture_output=True, text=True, timeout=240)
+    again = subprocess.run(command, cwd=on_cluster, capture_output=True, text=True, timeout=600)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "8 runs: " in again.stdout
     assert left(on_cluster / "out") == left(one_by_one / "out")
