@@ -70,14 +70,13 @@ def sweep(
     follow: Annotated[str | None, _FOLLOW] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
     replace: _Replace = False,
-    workers: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a suite over several checkpoints, one results file a run; what is complete is skipped.
 
     A run that fails does not end the others: it is named at the end, with exit code 1.
     """
     options: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
-    options |= {"model_args": model_args, "metadata": metadata, "follow": follow, "workers": workers}
+    options |= {"model_args": model_args, "metadata": metadata, "follow": follow}
     settings = _load("sbeval.sweep.command", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:

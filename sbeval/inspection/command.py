@@ -51,15 +51,12 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
         limit: Annotated[float | None, _LIMIT] = None,
         measure: Annotated[bool, _MEASURE] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-        measured: Annotated[str | None, typer.Option(hidden=True)] = None,
     ) -> None:
         """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights.
 
         Exit code 1 where it cannot be loaded.
         """
         started = time.perf_counter()  # imports are a part of what a run takes
-        if measured is not None:
-            raise UserError("Expected no --measured, which is gone: use --measure, which runs some documents here.")
         check_name(checkpoint, "a checkpoint", file="config.json")
         asked: dict[str, Any] = {"memory": memory, "lengths": lengths, "dtype": dtype, "kv_expand": kv_expand}
         asked |= {"tasks": tasks, "metadata": metadata, "model_args": model_args, "limit": limit, "measure": measure}

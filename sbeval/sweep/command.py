@@ -19,7 +19,6 @@ def sweep_from_command(
     *,
     suite: str | None,
     follow: str | None = None,
-    workers: str | None = None,
     **of_suite: Any,
 ) -> Sweep:
     """Returns the sweep of a file, or that of a suite over checkpoints with the options `of_suite`, None if not given.
@@ -27,8 +26,6 @@ def sweep_from_command(
     Raises:
         UserError: arguments that do not belong together, or a value that cannot be.
     """
-    if workers is not None:
-        raise UserError("Expected no --workers, which is gone: use --ray local, which runs as many at a time as fit.")
     given = {name: value for name, value in of_suite.items() if value is not None}
     if suite is None:
         return _from_file(arguments, list(given), follow)

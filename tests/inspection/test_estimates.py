@@ -151,10 +151,3 @@ def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(
     assert "cannot be loaded; recognised by model_type 'stickbreaking'" in text
     assert "'mish'" in text
     assert "Traceback" not in complaints
-
-
-def test_an_option_that_is_gone_names_what_takes_its_place(capfd: pytest.CaptureFixture[str]) -> None:
-    assert inspected(STICKBREAKING, "--tasks", "sb_stdlib", "--measured", "results.json") == 1
-    said = capfd.readouterr().err
-    assert "--measure," in said
-    assert said.count("\n") == 1
