@@ -87,7 +87,7 @@ test-ray: $(INSTALLED)
 kills: $(INSTALLED)
 	$(BIN)/python tests/kills/kills.py --kills $(KILLS) $(COMMANDS)
 
-# the same commands with a full disk, no home, no folder for temporary files, a closed pipe, another process
+# the same commands in 30 surroundings each: a full disk, no home, little memory, a closed pipe, another process
 surroundings: $(INSTALLED)
 	$(BIN)/python tests/kills/surroundings.py $(COMMANDS)
 

@@ -3,10 +3,12 @@
 Writes 50 runs as lm-eval would leave them, samples with their prompts: 12 position schemes with three seeds on three
 protocols, a context extension, ten models on RULER, MQRAR and ordinary tasks, three of them on attention spans. Then
 times the whole command, figures included. Run: `python benchmarks/report.py [--repeats N]`, or `--memory` for the
-samples file.
+samples file, or `--files 500 2000 10000` for so many results files: of as many models, of as many tasks of one model,
+or of one run again and again.
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "reports"))
@@ -23,18 +26,23 @@ import experiment_files as experiments
 import result_files as results
 
 COMMAND = [sys.executable, "-m", "sbeval", "report"]
+SHAPES = ("models", "tasks", "again")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", action="store_true", help="measure peak memory with a samples file of 1 GB instead")
+    parser.add_argument("--files", type=int, nargs="*", default=[], help="measure reports of so many results files")
+    parser.add_argument("--of", nargs="*", choices=SHAPES, default=SHAPES, help="what differs between these files")
     parser.add_argument("--keep", type=Path, default=None, help="folder to keep results and report in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         if options.memory:
             measure_memory(folder)
+        elif options.files:
+            measure_files(folder, options.files, options.of)
         else:
             measure_time(folder, options.repeats)
 
@@ -96,6 +104,34 @@ def measure_memory(folder: Path) -> None:
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         took, size = time.perf_counter() - start, samples.stat().st_size / 1e6
         print(f"{size:.0f} MB of samples: {took:.2f} s, peak {peak:.0f} MiB")
+
+
+def measure_files(folder: Path, counts: Sequence[int], shapes: Sequence[str]) -> None:
+    """Prints time and peak resident memory of a report of many results files, each with samples of two tasks."""
+    for shape, count in itertools.product(shapes, counts):
+        place = folder / f"{shape}{count}"
+        for index in range(0 if place.exists() else count):
+            write_file(place / str(index), shape, index)
+        start = time.perf_counter()
+        with subprocess.Popen([*COMMAND, place, "-o", folder / "report"], stdout=subprocess.DEVNULL) as process:
+            _, code, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(code)
+        took, busy = time.perf_counter() - start, used.ru_utime + used.ru_stime
+        words = (
+            f"{took:.0f} s, {busy:.0f} s of CPU, peak {used.ru_maxrss / 1024:.0f} MiB, exit code {process.returncode}"
+        )
+        print(f"{count} files, {shape}: {words}", flush=True)
+
+
+def write_file(folder: Path, shape: str, index: int) -> None:
+    """Writes one run of a text and a task of lm-eval: of another model, of other tasks, or the same at another time."""
+    facts = {"name": f"step-{index}", "checkpoint_sha256": f"{index:064x}"} if shape == "models" else {}
+    corpus = f"text{index}" if shape == "tasks" else "stdlib"
+    curve = [value + index % 100 / 1000 for value in results.CURVES["rope"][:4]]
+    tasks = [results.perplexity_task("stream", curve, lengths=results.LENGTHS[:4], corpus=corpus, documents=24)]
+    tasks += [results.ordinary_task(f"task{index}" if shape == "tasks" else "piqa", "acc", 0.5, samples=20)]
+    date = f"2026-11-20T10-00-00.{index:06d}"
+    results.write_run(folder, results.model_record("rope", **facts), tasks, date=date, seconds=1_795_000_000.0 + index)
 
 
 if __name__ == "__main__":

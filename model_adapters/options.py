@@ -40,7 +40,7 @@ _LEAST_LIKENESS = 0.85
 
 
 def _threshold(value: Any) -> float | Literal["auto"] | None:
-    if value is None or value is False:
+    if value is None:
         return None
     return "auto" if value == "auto" else as_number(value, lambda threshold: 0 <= threshold < 1) or None
 

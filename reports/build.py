@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.keeping.locks import alone_in
 from sbeval.keeping.writing import written_beside
 from sbeval.reports.analyse.claims import all_claims
@@ -176,7 +177,7 @@ def build_report(
     check_labels(loaded, labels or {})
     every_seed = restrict(loaded, only)
     results = pool_seeds(every_seed, labels)
-    folder = Path(output_dir).resolve()
+    folder = local_path(output_dir).resolve()
     heading = title or "Beyond the training length"
     alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
     with alone, written_beside(folder, first=MANIFEST) as part:
@@ -198,7 +199,7 @@ def check_output_folder(folder: Place) -> None:
     Raises:
         UserError: something of such a name is there, or was changed since a report wrote it.
     """
-    refuse_others(Path(folder), (*TABLE_FILES, PAGE))
+    refuse_others(local_path(folder), (*TABLE_FILES, PAGE))
 
 
 def watch(

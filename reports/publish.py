@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.reports.analyse.selection import restrict
 from sbeval.reports.build import load_results
@@ -97,6 +98,7 @@ def write_hub_results(
         UserError: a name in `datasets` is no task here, an id is none of a data set, the folder holds something, or no
             task has a data set.
     """
+    folder = local_path(folder)
     if not replace and not is_new(folder):
         remedy = "name another, or move it aside with --replace"
         raise UserError(f"Expected a new or empty folder for the hub's files, found something in {folder}: {remedy}.")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, shown
 
 _ASKED_FOR = "config.json"
 _MOST_SECONDS = 10.0
@@ -16,9 +16,17 @@ def looks_like_path(name: str) -> bool:
 
 
 def local_path(value: str | Path) -> Path:
-    """Returns a path of this machine, `~` and `~name` in it as the home of that user."""
+    """Returns a path of this machine, `~` and `~name` in it as the home of that user.
+
+    Raises:
+        UserError: there is no such user, or the system knows that nothing can be there.
+    """
     try:
-        return Path(value).expanduser()
+        path = Path(value).expanduser()
+        path.exists()
+        return path
+    except OSError as error:
+        raise UserError(f"Expected a path, found {shown(str(value))} ({error.strerror}): correct it.") from None
     except RuntimeError:
         raise UserError(f"Expected a home folder for {Path(value).parts[0]!r}, found none: correct the path.") from None
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_json
+from sbeval.hub_names import local_path
 from sbeval.keeping.writing import is_set_aside, is_unfinished
 
 Place = Path | str
@@ -30,10 +31,15 @@ class Note(NamedTuple):
 class Notes(list[Note]):
     """Notes in the order they were met."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: set[Note] = set()
+
     def add(self, path: Path | None, reason: str) -> None:
         """Appends a note unless the same one is there already."""
         note = Note(path=path, reason=reason)
-        if note not in self:
+        if note not in self._known:
+            self._known.add(note)
             self.append(note)
 
 
@@ -47,7 +53,7 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
     Raises:
         UserError: a path does not exist, or no result file was found.
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    given = [local_path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     found: dict[Path, None] = {}
     for path in given:
         if not path.exists():

@@ -261,7 +261,7 @@ def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes:
         number = usable_number(value)
         # lm-eval writes N/A where there is nothing to compute, and its own ruler -1 at a length that was not asked for
         if number is None or (task.record is None and length is not None and number == -1 and metric == "score"):
-            if number is None and not isinstance(value, list) and value not in (None, "N/A", "", " "):
+            if number is None and (length or not isinstance(value, list)) and value not in (None, "N/A", "", " "):
                 notes.add(run.path, f"{task.name}: {name} is {shown(value)}; left as missing.")
             continue
         ends = f"{metric}_ci95" if length is None else metric_key(f"{metric}_ci95", length)

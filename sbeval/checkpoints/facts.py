@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sbeval.foreign_files import read_json_object
+from sbeval.hub_names import local_path
 
 KvExpand = Literal["auto", "interleave", "tile"]
 """How grouped query heads share keys and values; auto is what the checkpoint's generation did."""
@@ -53,7 +54,7 @@ def local_config(pretrained: object) -> dict[str, Any]:
     Raises:
         UserError: there is one that cannot be read.
     """
-    path = Path(pretrained) / "config.json" if isinstance(pretrained, str | Path) else None
+    path = local_path(pretrained) / "config.json" if isinstance(pretrained, str | Path) else None
     return read_json_object(path, "the configuration of a checkpoint") if path and path.is_file() else {}
 
 

@@ -14,6 +14,8 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "num_key_value_heads", "num_heads", "num_kv_heads")
 _ROWS = ("vocab_size", "intermediate_size", "n_inner", "ffn_dim", "att_hidden", "ffd_hidden", "gating_size", "head_dim")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "n_group")
 _TOKENS: Any = int | list[int] | None
 _EXPECTED = {
     int: "a whole number",
@@ -185,6 +187,12 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
             # models with several kinds of layers keep one set of parameters for each
             for values in [rope, *rope.values()] if isinstance(rope, dict) else ():
                 check_rope_values(values if isinstance(values, dict) else {})
+        experts = max((value for name in _EXPERTS if fits(value := model.get(name), int)), default=None)
+        for name, most in (*((name, experts) for name in _CHOSEN), ("topk_group", model.get("n_group"))):
+            if fits(chosen := model.get(name), int) and fits(most, int) and chosen > most:
+                raise UserError(
+                    f"Expected {name} in config.json to be at most {most}, found {chosen}; mend the configuration"
+                )
         for name in _LAYERS:
             if fits(layers := model.get(name), int) and layers > tensors:
                 raise _too_large(f"{name} {layers}", f"{tensors} tensors")

@@ -172,6 +172,7 @@ def convert(
 ) -> None:
     """Write a released checkpoint out in this project's form, its tokenizer beside it."""
     _load("sbeval.hub_names", "check_name")(source, "a checkpoint", file="config.json")
+    destination = _load("sbeval.hub_names", "local_path")(destination)
     _load("sbeval.model_adapters.options", "check_dtypes")({"dtype": dtype})
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)

@@ -18,7 +18,8 @@ from lm_eval.utils import simple_parse_args_string
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError, first_line, shown
-from sbeval.foreign_files import parse_json, read_yaml
+from sbeval.foreign_files import parse_json, read_json_object, read_yaml
+from sbeval.hub_names import local_path
 from sbeval.settings import Expected, Limit, Names, Text, as_counts, as_whole, read_value
 
 
@@ -173,9 +174,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         read_value(Limit, options["limit"], name="--limit")
         if options.get("samples"):
             raise UserError("Expected --samples or --limit, found both: leave one out.")
-    if isinstance(samples := options.get("samples"), Mapping):
-        for task, numbers in samples.items():
-            read_value(_Numbers, numbers, name=f"--samples of {task}")
+    samples = options.get("samples") or {}
+    if not isinstance(samples, Mapping):
+        samples = read_json_object(local_path(str(samples)), "a mapping of tasks to samples (--samples)")
+    for task, numbers in samples.items():
+        read_value(_Numbers, numbers, name=f"--samples of {task}")
     seeds = options.get("seed")
     seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
     for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
@@ -183,6 +186,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise UserError(
                 f"Expected a seed of {package} from {least} to {2**bits - 1}, found {shown(seed)}: correct --seed."
             )
+    local_path(str(options.get("output_path") or ""))
     if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
         raise UserError(f"Expected --verbosity such as INFO or ERROR, found {shown(level)}: correct it.")
     if options.get("check_integrity"):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sbeval import plugin
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.results.saving import saved_whole
 
 CHECKPOINTS = ("stickbreaking", "rope")
@@ -69,12 +70,12 @@ def evaluate(
         UserError: a checkpoint is missing.
     """
     checkpoints = shipped_checkpoints() if checkpoints is None else checkpoints
+    run = local_path(results) / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
     import torch  # it is seconds, and what is wrong is said before
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if tasks is None:
         tasks = ON_GPU if device == "cuda" else ON_CPU
-    run = results / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
     steps = [(checkpoint, task) for checkpoint in checkpoints for task in tasks]
     for number, (checkpoint, task) in enumerate(steps, start=1):
         print(f"\n[{number}/{len(steps)}] {checkpoint.name} on {task.name}; the same as")

@@ -13,6 +13,7 @@ from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object, usable_number
+from sbeval.hub_names import local_path
 from sbeval.keeping.writing import move_into, told, unfinished
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(\.\d+)?$")
@@ -28,7 +29,7 @@ def saved_whole(output_path: str) -> Iterator[str]:
     Raises:
         UserError: the folder cannot be written to, or lm-eval could not write something.
     """
-    path = Path(output_path)
+    path = local_path(output_path)
     folder, named = (path.parent, path.name) if path.suffix == ".json" else (path, "")
     with contextlib.ExitStack() as stack:
         with told(folder):

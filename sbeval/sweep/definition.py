@@ -184,7 +184,7 @@ def plan(sweep: Sweep) -> list[PlannedRun]:
 def _planned(
     sweep: Sweep, checkpoint: SweepCheckpoint, run: SweepRun, name: str, context_lengths: tuple[int, ...] | None
 ) -> PlannedRun:
-    folder = Path(sweep.output) / checkpoint.folder_name / name
+    folder = local_path(sweep.output) / checkpoint.folder_name / name
     lengths = {} if context_lengths is None else {"context_lengths": list(context_lengths)}
     label = {} if checkpoint.label is None else {LABEL: checkpoint.label}
     arguments = {**sweep.model_args, **run.model_args, **checkpoint.model_args}

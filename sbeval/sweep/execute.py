@@ -5,11 +5,11 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.commands.ending import say_next
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.keeping.locks import LOCK
 from sbeval.keeping.writing import told
 from sbeval.sweep.attempt import Outcome, alone_in, attempt, refusal
@@ -111,8 +111,8 @@ def _no_other_sweep(sweep: Sweep, runs: Sequence[PlannedRun], *, whole: bool, lo
     """
     with contextlib.ExitStack() as stack:
         if whole:
-            with told(Path(sweep.output)):
-                stack.enter_context(alone_in(Path(sweep.output)))
+            with told(local_path(sweep.output)):
+                stack.enter_context(alone_in(local_path(sweep.output)))
         for run in runs:
             if look and (run.folder / LOCK).is_file():
                 with contextlib.suppress(OSError), alone_in(run.folder):  # what cannot be locked fails its run

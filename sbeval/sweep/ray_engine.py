@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.errors import UserError, first_line
+from sbeval.hub_names import local_path
 from sbeval.keeping.writing import told, unfinished
 from sbeval.sweep.attempt import Outcome, attempt
 from sbeval.sweep.definition import PlannedRun, Sweep
@@ -45,7 +46,7 @@ def run_on_cluster(
     ray = _connected(address)
     with contextlib.ExitStack() as stack:
         stack.callback(ray.shutdown)  # which ends what is running there
-        output = Path(sweep.output).absolute()
+        output = local_path(sweep.output).absolute()
         with told(output):
             output.mkdir(parents=True, exist_ok=True)
         place = (str(Path.cwd()), str(stack.enter_context(unfinished(output / "shared")).parent))

@@ -13,7 +13,7 @@ from sbeval.corpora.split import Split
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
-from sbeval.hub_names import check_name
+from sbeval.hub_names import check_name, local_path
 from sbeval.keeping.writing import whole_file
 from sbeval.settings import Count, Settings, read_value
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
@@ -62,7 +62,7 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     else:
         folder, mapping = _with_own_text(options, mapping, changes)
     recipe = recipes.TrainRecipe.read(mapping, place="the recipe", source=file.name)
-    out = options.out or Path("build/runs") / recipe.name
+    out = local_path(options.out or Path("build/runs") / recipe.name)
     load_arrays(folder or Path(recipe.data.folder))  # refused before torch is imported
     from sbeval.training.train import train  # it is torch, behind what is refused without
 
@@ -138,10 +138,11 @@ def extend_command(arguments: Sequence[str]) -> None:
     )
     extension = Extension(context_tokens=options.context, optimization=optimization, **_fields(Extension, options))
     _check_parent_and_text(extension)
+    out = local_path(options.out)
     from sbeval.training.extend import extend  # as above
 
     shared = _run_options(options, "extend", arguments)
-    _say_next(extend(extension, options.out, context_parallel=options.context_parallel, **shared))
+    _say_next(extend(extension, out, context_parallel=options.context_parallel, **shared))
 
 
 def _run_options(options: argparse.Namespace, command: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --limit 1e22": "Expected --limit to be a number above 0",
     f'{RUN} sb_stdlib --limit 2 --samples {{"sb_stdlib":[1]}}': "Expected --samples or --limit, found both",
     f'{RUN} sb_stdlib --samples {{"sb_stdlib":"x"}}': "Expected --samples of sb_stdlib to be a list of whole numbers",
+    f"{RUN} sb_stdlib --samples nope": "a mapping of tasks to samples (--samples)",
     "run --tasks sb_stdlib --model_args pretrained=x,max_batch_size=4": "use --max_batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,parallelize=7": "to be true or false, found 7",
     f"{RUN} sb_stdlib --seed -1": "Expected a seed of numpy from 0 to 4294967295, found -1",
@@ -88,8 +89,21 @@ SENTENCES = {
     "inspect /no/such": "Expected a checkpoint at '/no/such', found nothing there",
     "inspect ~nobodyxx/a": "Expected a home folder for '~nobodyxx', found none",
     "convert ~nobodyxx/a out": "Expected a home folder for '~nobodyxx', found none",
-    "train --text ~nobodyxx/a": "Expected a home folder for '~nobodyxx', found none",
-    f"{RUN} sb_text --metadata data_path=~nobodyxx/a": "Expected a home folder for '~nobodyxx', found none",
+    **{
+        command: "Expected a home folder for '~nobodyxx', found none"
+        for command in (
+            *("train --text ~nobodyxx/a", "train demo_rope --out ~nobodyxx/a"),
+            *(f"convert {CHECKPOINT} ~nobodyxx/a", "demo --results ~nobodyxx/a", "demo -o ~nobodyxx/a"),
+            *("report ~nobodyxx/a", "report models -o ~nobodyxx/a", f"{RUN} sb_stdlib --output_path ~nobodyxx/a"),
+            *("sweep --suite paper-nlp x -o ~nobodyxx/a", f"{RUN} sb_text --metadata data_path=~nobodyxx/a"),
+            f"extend {CHECKPOINT} --data text.txt --context 2048 --out ~nobodyxx/a",
+        )
+    },
+    **{
+        f"{command} {'y' * 300}": "y' (File name too long): correct it."
+        for command in ("inspect", "report", "train --text", f"{RUN} sb_stdlib --output_path", "report models -o")
+    },
+    f"run --tasks sb_text --metadata context_lengths=8 --model_args pretrained={'y' * 300}": "(File name too long)",
     f"{RUN} sb_stdlib --use_cache text.txt/a": "found that 'text.txt' cannot keep answers",
     f"{RUN} sb_stdlib --use_cache /proc/a": "found that '/proc' cannot keep answers",
     **{

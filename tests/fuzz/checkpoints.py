@@ -146,7 +146,7 @@ KEYS: dict[str, list[Any]] = {
     "attn_implementation": ["flex_attention", "eager", "nope", 7],
     "return_dict": [False, None, "x"],
     "num_labels": [10**9, -1, "x"],
-    "num_experts": [10**9],
+    **{key: [10**9] for key in ("num_experts", "num_experts_per_tok", "n_group", "topk_group")},
 }
 """What a configuration of another checkpoint may say, written into one that does not."""
 NAMES = [*LAYOUTS, ADAPTER]

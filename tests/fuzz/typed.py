@@ -121,7 +121,7 @@ FLAGS = ("log_samples", "write_out", "show_config", "predict_only", "check_integ
 # of other commands: how they begin, their options with values, and those without
 OTHER: dict[str, tuple[Sequence[str], str, Sequence[str]]] = {
     "sweep": (
-        ("--suite paper-length {checkpoint} -o out --dry-run", "file.yaml --dry-run", "{checkpoint} -o out --dry-run"),
+        ("--suite paper-length {checkpoint} -o out", "file.yaml", "{checkpoint} -o out"),
         "suite context-lengths limit model-args metadata run ray follow",
         ("--replace",),
     ),
@@ -206,6 +206,7 @@ def typed(what: str, rng: Random) -> Typed:
             words += [f"--{name}", _value(rng, TABLE.get(name, ()))]
         if rng.random() < 0.2:
             words[rng.randrange(1, len(words))] = rng.choice(TYPED)
+        words += ["--dry-run"] if what == "sweep" else []  # also where it was what another word took the place of
         return Typed([*words, *rng.sample(flags, rng.choice([0, 0, 1]))], {})
     start = ["lm_eval", "--model", "sb"] if what == "lm_eval" else ["run"]
     if what != "environment":

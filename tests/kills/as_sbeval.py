@@ -4,8 +4,9 @@
 
 MOMENT is "-", or the number of a write and of a signal: "12:9". "12:full" is a disk that is full from that write on,
 "1000:size" one that takes no file of more bytes, "0:temporary" a machine without a folder for temporary files,
-"0:deleted" a working folder that is gone, "1000:memory" an address space of so many MiB. A sweep starts it too, with
-`-m sbeval ARGUMENT...`. Nothing but Python's own start comes before the file `began`.
+"0:deleted" a working folder that is gone, "1000:memory" an address space of so many MiB, "64:files" so many open files.
+A sweep starts it too, with `-m sbeval ARGUMENT...`. Nothing but Python's own start comes before
+the file `began`.
 """
 
 import errno
@@ -40,6 +41,8 @@ def main(moment: str, arguments: list[str]) -> None:
         tempfile._candidate_tempdir_list = lambda: [f"{os.devnull}/none"]  # type: ignore[attr-defined]
     if number == "memory":
         resource.setrlimit(resource.RLIMIT_AS, (int(last) * 2**20, int(last) * 2**20))
+    if number == "files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(last), int(last)))
     if number == "deleted":
         os.mkdir(f"{folder}/deleted")
         os.chdir(f"{folder}/deleted")

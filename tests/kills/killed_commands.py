@@ -33,6 +33,8 @@ class Command(NamedTuple):
     prepare: Callable[[Path], None]
     left: Callable[[Path], dict[str, str]]
     """What counts of what it leaves, by name."""
+    workers: bool = False
+    """Whether the processes that it starts are killed in its place; it names them, and ends with 1."""
 
 
 def sha256(content: bytes) -> str:
@@ -198,6 +200,7 @@ COMMANDS = {
     for command in (
         Command("run", _run, text, scores("out")),
         Command("sweep", lambda work: ["sweep", f"{work}/sweep.yaml"], sweep, scores("out")),
+        Command("workers", lambda work: ["sweep", f"{work}/sweep.yaml"], sweep, scores("out"), workers=True),
         Command(
             "train", lambda work: ["train", f"{work}/tiny.yaml", "--out", f"{work}/out"], recipe, whole("out/tiny")
         ),

@@ -110,13 +110,18 @@ class Kills:
     def _kill(self) -> bool:
         """Returns whether the command was killed and has more to do; one that ended is only compared."""
         number = self.random.choice(SIGNALS)
-        by_time = self.random.random() < 0.5
+        by_time = self.random.random() < 0.5 or self.command.workers
         write, seconds = self.random.randint(1, self.writes), self.random.uniform(0, self.seconds)
         process = self._start("-" if by_time else f"{write}:{int(number)}")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds if by_time else 20 * SECONDS_TO_END)
-        if by_time:
-            process.send_signal(number)
+        workers = [other for other in self._others() if other != process.pid] if self.command.workers else []
+        if self.command.workers and not workers:
+            process.wait()
+            return False
+        for target in workers if self.command.workers else [process.pid] if by_time else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, number)
         moment = f"{number.name} after {seconds:.2f} s" if by_time else f"{number.name} at write {write}"
         try:
             code = process.wait(SECONDS_TO_END)
@@ -134,7 +139,7 @@ class Kills:
         if "Traceback" in printed or "Exception ignored" in printed:
             self._trouble("traceback", f"{moment}: {printed[-3000:]}")
         # a process that is ended before it heeds signals has the same code in a shell
-        if code not in (-number, 128 + number):
+        if code not in ((1,) if workers else (-number, 128 + number)):
             self._trouble("exit code", f"{moment}: {code}: {printed[-2000:]}")
         if missing := self.before.keys() - found.keys():
             self._trouble("lost", f"{moment}: {sorted(missing)}")

@@ -215,6 +215,7 @@ def test_numbers_that_are_none_or_beyond_all_measure_are_missing(tmp_path: Path)
         "nll@0000512,none": 10**400,
         "nll@0002048,none": float("nan"),
         "nll@0004096,none": float("inf"),
+        "nll@0008192,none": [None],
         "nll@0000000,none": 2.0,
         "nll@99999999999999999999,none": 2.0,
     }
@@ -222,9 +223,9 @@ def test_numbers_that_are_none_or_beyond_all_measure_are_missing(tmp_path: Path)
     assert build_report([tmp_path], tmp_path / "report", image_formats=()).is_file()
     results = load_results([tmp_path])
     rows = results.measurements[results.measurements["metric"] == "nll"]
-    assert rows["context_length_tokens"].tolist() == [1024, *LENGTHS[5:]]
+    assert rows["context_length_tokens"].tolist() == [1024, *LENGTHS[6:]]
     assert sum("is no context length" in note.reason for note in results.notes) == 2
-    assert sum("left as missing" in note.reason for note in results.notes) == 4
+    assert sum("left as missing" in note.reason for note in results.notes) == 5
 
 
 def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
