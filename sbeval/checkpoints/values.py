@@ -189,7 +189,7 @@ def check_sizes(config: Mapping[str, Any], *, tensors: int, weight_bytes: int) -
                 check_rope_values(values if isinstance(values, dict) else {})
         experts = max((value for name in _EXPERTS if fits(value := model.get(name), int)), default=None)
         for name, most in (*((name, experts) for name in _CHOSEN), ("topk_group", model.get("n_group"))):
-            if fits(chosen := model.get(name), int) and fits(most, int) and chosen > most:
+            if fits(chosen := model.get(name), int) and fits(most, int) and 0 < most < chosen:
                 raise UserError(
                     f"Expected {name} in config.json to be at most {most}, found {chosen}; mend the configuration"
                 )

@@ -100,7 +100,7 @@ SENTENCES = {
         )
     },
     **{
-        f"{command} {'y' * 300}": "y' (File name too long): correct it."
+        f"{command} {'y' * 300}": "(File name too long): correct it."
         for command in ("inspect", "report", "train --text", f"{RUN} sb_stdlib --output_path", "report models -o")
     },
     f"run --tasks sb_text --metadata context_lengths=8 --model_args pretrained={'y' * 300}": "(File name too long)",
