@@ -69,7 +69,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@touch $@
 
 fuzz: $(INSTALLED)
-	OMP_NUM_THREADS=1 PYTHONPATH=.:tests/support nice $(BIN)/python -m tests.fuzz $(N) --seed $(SEED) --first $(FIRST) --kind "$(KIND)"
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=.:tests/support nice $(BIN)/python -m tests.fuzz $(N) --seed $(SEED) --first $(FIRST) --kind "$(KIND)"
 
 # Debian's chromium is the browser, so playwright downloads none.
 test-browser: $(INSTALLED)
