@@ -17,6 +17,7 @@ Between a request and the model:
 - `batching`: batches by token budget, halved when memory runs out
 - `rope`: RoPE's frequencies and extrapolation for each request
 - `speed`: kernels in place of a loaded model's parts
+- `self_test`: in which ways another project's model may be run, decided before its first answer
 
 Before and after a run:
 

@@ -5,6 +5,7 @@ turn reads at most one prompt of each process, so no process holds keys and valu
 at the same time.
 """
 
+import contextlib
 import itertools
 import json
 from collections import defaultdict
@@ -26,6 +27,8 @@ from sbeval.model_adapters.decoding.schedule import Continuations
 from sbeval.model_adapters.decoding.served import GenerationInSlots, why_not_setting
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
 from sbeval.model_adapters.decoding.texts import Continuation
+from sbeval.model_adapters.self_test.measured import without_cache
+from sbeval.model_adapters.self_test.outcome import WITHOUT_CACHE
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.generating import growing_cache, steps_without_plans
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
@@ -153,6 +156,8 @@ def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
 
 
 def _in_batches(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
+    session.self_test.check("generation")
+
     def run(batch: Sequence[Prompt]) -> list[Continuation]:
         session.meter.begin()
         with session.rope.hold(batch[0].length_tokens):
@@ -160,7 +165,7 @@ def _in_batches(session: Session, hf: Any, prompts: Sequence[Prompt], read: Read
 
     longest_first = sorted(prompts, key=lambda prompt: -prompt.length_tokens)
     for batch, continuations in run_in_batches(
-        longest_first, run, length_tokens=lambda prompt: prompt.length_tokens, limits=session.batches
+        longest_first, run, length_tokens=lambda prompt: prompt.length_tokens, limits=session.generation_batches
     ):
         yield from handed_over(zip([prompt.index for prompt in batch], continuations, strict=True))
 
@@ -170,7 +175,8 @@ def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPr
     stop = texts.stop_texts(hf, kwargs.pop("until"))
     budget = kwargs.pop("max_gen_toks")
     input_ids, mask = pad_left(prompts, hf.tokenizer.pad_token_id, session.device)
-    if kwargs.get("past_key_values") is None:
+    caches = session.self_test.generation != WITHOUT_CACHE
+    if caches and kwargs.get("past_key_values") is None:
         cache = growing_cache(hf.model, kwargs.get("cache_implementation"))
         if read is not None:
             cache = DynamicCache(config=hf.model.config) if cache is None else cache
@@ -180,7 +186,7 @@ def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPr
     watch = FiniteWatch(len(prompts), session.device)
     kwargs |= watch.arguments()
     try:
-        with steps_without_plans(hf.model):
+        with steps_without_plans(hf.model), contextlib.nullcontext() if caches else without_cache(hf.model):
             output = hf._model_generate(context=input_ids, attention_mask=mask, stop=stop, max_length=longest, **kwargs)
     except ValueError as error:
         if "`model_kwargs` are not used" not in str(error):

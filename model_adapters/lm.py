@@ -31,6 +31,7 @@ from sbeval.model_adapters import generation, loading, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
+from sbeval.model_adapters.self_test.testing import tested
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
@@ -92,6 +93,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             if self.device.type == "cuda":
                 make_faster(self.model)
             self.session = Session.of(self, self.options)
+            self.session = tested(self.session, self)
 
     @property
     def prefix_token_id(self) -> int:
@@ -105,6 +107,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns the log-likelihood of each continuation in nats, and whether it is the most probable one."""
         if self.session is not None:
+            self.session.self_test.check("scoring")
             self._encode_together([request.args for request in requests], quiet=disable_tqdm or self.session.quiet)
         try:
             found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # ends in `_loglikelihood_tokens`
@@ -145,6 +148,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
             check_scores(requests, scores)
             return scores
+        self.session.self_test.check("scoring")
         texts = [self.tok_encode(request.args[0]) for request in requests]
         return scoring.loglikelihood_rolling(
             self.session, requests, texts, lead_in=self.prefix_token_id, quiet=disable_tqdm
@@ -184,6 +188,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def _causal(self, request_type: str) -> Session:
         if self.session is None:
             raise UserError(f"Expected a causal language model for {request_type}, found an encoder-decoder model.")
+        self.session.self_test.check("scoring")
         return self.session
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:

@@ -118,6 +118,11 @@ class AdapterOptions(Settings):
         description="What happens where the model's logits are no numbers: an error that names the request, or null "
         "(NaN) in every metric that rests on its answer.",
     )
+    self_test: Flag = Field(
+        default=True,
+        description="Whether some tens of tokens decide, before the first answer, if the model may be run in batches, "
+        "padded, after a cache and with the attention in force; not for models of this family.",
+    )
 
     @classmethod
     def pop(cls, arguments: dict[str, Any]) -> Self:

@@ -33,6 +33,7 @@ APART = KEPT_IN | {
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
 _OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
+_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite", "self_test")
 T = TypeVar("T")
 
 
@@ -125,6 +126,7 @@ def model_record(lm: Any) -> ModelRecord:
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
         peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else None,
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
+        self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
     )
 
 
@@ -196,7 +198,7 @@ def run_settings(lm: Any) -> dict[str, Any]:
         "rope_scaling": dict(rope_scaling) if rope_scaling else None,
         "extrapolation": str(lm.session.rope.extrapolation) if lm.session.rope.extrapolation else None,
         "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
-        **{name: getattr(options, name) for name in ("training_length", "kv_expand", "truncation", "non_finite")},
+        **{name: getattr(options, name) for name in _OF_OPTIONS},
         **{name: getattr(lm, name) for name in _OF_LM},
         "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
     }

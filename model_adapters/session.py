@@ -14,6 +14,7 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.options import AdapterOptions, Truncation
 from sbeval.model_adapters.rope import RequestRope
+from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome
 from sbeval.models.learned_positions import learned_positions
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
@@ -57,8 +58,10 @@ class Session:
         learned_positions: number of learned positions, None if positions are not learned.
         batches: limits for lm-eval's own requests, rows as in `hf`.
         own_batches: limits for this project's requests.
+        generation_batches: limits where transformers' own loop generates.
         batches_ahead: how many batches the device computes while the scores of one are read.
         quiet: whether to hide progress bars, as in every process but the first.
+        self_test: in which ways the model may be run.
     """
 
     scorer: TokenScorer
@@ -71,11 +74,13 @@ class Session:
     truncation: Truncation
     batches: BatchLimits
     own_batches: BatchLimits
+    generation_batches: BatchLimits
     slots: SlotLimits
     draft_tokens: int
     batches_ahead: int
     cache_hook: CacheHook
     quiet: bool
+    self_test: Outcome = NOT_NEEDED
 
     @classmethod
     def of(cls, hf: Any, options: AdapterOptions) -> Self:
@@ -93,6 +98,11 @@ class Session:
         rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
         automatic = hf.batch_size == "auto"
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
+        batches = BatchLimits(
+            max_rows=hf.max_batch_size if automatic else int(hf.batch_size),
+            max_tokens=tokens if automatic or options.max_batch_tokens else None,
+            same_length=rope.by_length,
+        )
         return cls(
             scorer=_scorer(hf, options),
             rope=rope,
@@ -102,12 +112,9 @@ class Session:
             max_length=hf.max_length,
             learned_positions=learned_positions(hf.model),
             truncation=options.truncation,
-            batches=BatchLimits(
-                max_rows=hf.max_batch_size if automatic else int(hf.batch_size),
-                max_tokens=tokens if automatic or options.max_batch_tokens else None,
-                same_length=rope.by_length,
-            ),
+            batches=batches,
             own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
+            generation_batches=batches,
             slots=SlotLimits(
                 slots=None if automatic else int(hf.batch_size),
                 most_slots=hf.arguments.get("max_batch_size"),  # the attribute of `hf` has a default

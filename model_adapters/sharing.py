@@ -84,13 +84,13 @@ def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, 
         UserError: the model has no positions for such a window.
         NonFiniteError: a log-probability is not finite.
     """
-    if session.rope.by_length:
+    if session.rope.by_length or not session.self_test.prefixes:
         return
     scored_from = [len(window.inputs) - max(map(len, window.target_runs)) for window in windows]
     worthwhile = ON_CPU if session.device.type == "cpu" else ON_GPU
     groups = shared_prefixes([window.inputs for window in windows], scored_from, worthwhile)
     session.check_positions(max((len(windows[index].inputs) for group in groups for index in group.members), default=0))
-    limits = dataclasses.replace(session.own_batches, max_rows=session.batches.max_rows, same_length=False)
+    limits = dataclasses.replace(session.batches, max_tokens=session.own_batches.max_tokens)
 
     def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> list[list[RunScores]]:
         session.meter.begin()

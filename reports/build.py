@@ -26,7 +26,7 @@ from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.kinds import answers, curves, differences, needles, positions, recall, ruler, runs, spans, suite
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
-from sbeval.reports.read.models import group_models, note_other_inputs, with_one_set_of_targets
+from sbeval.reports.read.models import group_models, note_runs, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
@@ -135,7 +135,7 @@ def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
         raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
     models = with_one_set_of_targets(group_models(evaluated, labels), notes)
-    note_other_inputs(models, notes)
+    note_runs(models, notes)
     return Results(
         models=models,
         measurements=tabulate_measurements(models, notes),

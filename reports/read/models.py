@@ -9,7 +9,7 @@ from pathlib import Path
 from sbeval.fingerprint.parts import changes
 from sbeval.reports.read.fields import grouped, length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
-from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument
+from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import ModelRecord
 
@@ -123,9 +123,12 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
     return [dataclasses.replace(run, tasks=tuple(named(task) for task in run.tasks)) for run in oldest_first]
 
 
-def note_other_inputs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
-    """Notes runs that count as one model although they differ in a part beside its weights."""
+def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
+    """Notes self-tests that found something, and runs of one model that differ in a part beside its weights."""
     for model in models:
+        for run in model.runs:
+            if (text := self_test_text(run.record)) and mapping(run.record.self_test).get("sound") is not True:
+                notes.add(run.path, f"self-test: {text}.")
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
@@ -207,6 +210,12 @@ _METHODS = {
     "sink_window": "sink and window",
     "log_length": "log-length temperature",
 }
+
+
+def self_test_text(record: ModelRecord) -> str | None:
+    """Returns what the self-test of a model found, None where there was none."""
+    sentence = mapping(record.self_test).get("sentence")
+    return shown_name(sentence) if isinstance(sentence, str) else None
 
 
 def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None:

@@ -159,7 +159,12 @@ def inspect(arguments: _Arguments = None) -> None:
     def share(*windows: Any, **options: Any) -> Any:
         return _load("sbeval.model_adapters.sharing", "share_windows")(*windows, **options)
 
-    _load("sbeval.inspection.command", "inspect_command")(arguments or ["--help"], check_run, share)
+    def test(**model: Any) -> Any:
+        model = {"device": _load("sbeval.inspection.memory", "device_here")(), **model}
+        session = _load("sbeval.model_adapters.lm", "StickBreakingLM")(**model).session
+        return session and session.self_test
+
+    _load("sbeval.inspection.command", "inspect_command")(arguments or ["--help"], check_run, share, test)
 
 
 @app.command()

@@ -31,11 +31,17 @@ _MODEL_ARGS = typer.Option(
     "--model_args", "--model-args", metavar="KEY=VALUE,...", help="Arguments of the model, as `sbeval run` takes them."
 )
 _LIMIT = typer.Option(help="Documents of a task, or a share of them.")
+_SELF_TEST = typer.Option("--self-test", help="Load the model and test in which ways it may be run.")
 _MEASURE = typer.Option("--measure", help="Estimate time by loading the model and running some documents of each task.")
 
 
-def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share: Callable[..., Any]) -> None:
-    """Runs what follows `sbeval inspect`, with `sbeval run`'s check of its tasks and the adapter's `share_windows`."""
+def inspect_command(
+    arguments: Sequence[str], check: Callable[..., bool], share: Callable[..., Any], test: Callable[..., Any]
+) -> None:
+    """Runs what follows `sbeval inspect`, with `sbeval run`'s check of its tasks.
+
+    Of the adapter come `share_windows` and `test`, which returns what the self-test of a model found.
+    """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
     @app.command("inspect")
@@ -50,6 +56,7 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
         model_args: Annotated[str | None, _MODEL_ARGS] = None,
         limit: Annotated[float | None, _LIMIT] = None,
         measure: Annotated[bool, _MEASURE] = False,
+        self_test: Annotated[bool, _SELF_TEST] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights.
@@ -61,6 +68,9 @@ def inspect_command(arguments: Sequence[str], check: Callable[..., bool], share:
         asked: dict[str, Any] = {"memory": memory, "lengths": lengths, "dtype": dtype, "kv_expand": kv_expand}
         asked |= {"tasks": tasks, "metadata": metadata, "model_args": model_args, "limit": limit, "measure": measure}
         answer = inspect(checkpoint, check=check, share=share, started=started, **asked)
+        if self_test and answer.description.format is not None:
+            model = {"pretrained": checkpoint, "dtype": dtype, "kv_expand": kv_expand}
+            answer = dataclasses.replace(answer, self_test=test(**{**model, **_parsed(model_args)}))
         print(json.dumps(answer.to_json(), indent=2, allow_nan=False, default=str) if as_json else answer.to_text())
         if answer.description.format is None:
             raise typer.Exit(1)
@@ -80,6 +90,7 @@ class Inspection:
     work: "Sequence[TaskWork] | None" = None
     duration: "Duration | None" = None
     preparing_seconds: float | None = None
+    self_test: Any = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns all of it, JSON-ready; what is not known is null."""
@@ -97,6 +108,7 @@ class Inspection:
             },
             "tasks": self.work and [{**work.to_json(), "seconds": seconds.get(work.task)} for work in self.work],
             "estimate": estimate,
+            "self_test": self.self_test and self.self_test.to_json(),
         }
 
     def to_text(self) -> str:
@@ -106,6 +118,8 @@ class Inspection:
             lines += ["", *_memory_lines(self.needs, self.room)]
         if self.work is not None:
             lines += ["", *_work_lines(self.work, self.duration, self.preparing_seconds)]
+        if self.self_test is not None:
+            lines += ["", *self.self_test.table()]
         return "\n".join(lines)
 
 
@@ -179,13 +193,18 @@ def inspect(
 def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
     """Returns what `sbeval run` would read from the same options."""
     # it is lm-eval, whose import --help is printed without
-    from lm_eval.utils import simple_parse_args_string
+    from sbeval.commands.options import asked, parse
 
-    from sbeval.commands.options import asked, parse  # as above
-
-    arguments = json.dumps({**model, **simple_parse_args_string(model_args or "")})
+    arguments = json.dumps({**model, **_parsed(model_args)})
     options = ["--tasks", tasks, "--model_args", arguments]
     return asked(vars(parse([*options, *(["--metadata", metadata] if metadata else [])])))
+
+
+def _parsed(model_args: str | None) -> dict[str, Any]:
+    from lm_eval.utils import simple_parse_args_string  # whose import --help is printed without
+
+    arguments: dict[str, Any] = simple_parse_args_string(model_args or "")
+    return arguments
 
 
 def _description_lines(described: "Description") -> list[str]:

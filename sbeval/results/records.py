@@ -162,6 +162,8 @@ class ModelRecord(_Record):
         gpu: device name, None on a CPU.
         peak_memory_bytes: most device memory allocated over the run, None on a CPU.
         tokens_per_second: input tokens per second of model time over the run.
+        self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
+            used, and a `sentence`; `untested` says why there are none. None for a model of this project's family.
     """
 
     schema: int = SCHEMA
@@ -189,6 +191,7 @@ class ModelRecord(_Record):
     gpu: str | None = None
     peak_memory_bytes: int | None = None
     tokens_per_second: float | None = None
+    self_test: dict[str, Any] | None = None
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:

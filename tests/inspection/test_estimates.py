@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 
 from sbeval.__main__ import main
@@ -17,7 +18,7 @@ from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.sharing import share_windows
 from sbeval.results.digits import time_text
 from tests.checkpoints.layouts import dolomite, save
-from tests.model_adapters.small import TEXT, english
+from tests.model_adapters.small import TEXT, english, odd
 
 ROPE = shipped_checkpoints()[1]
 LENGTHS = [32, 64, 128]
@@ -151,3 +152,14 @@ def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(
     assert "cannot be loaded; recognised by model_type 'stickbreaking'" in text
     assert "'mish'" in text
     assert "Traceback" not in complaints
+
+
+def test_a_self_test_is_a_table_or_says_why_there_is_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    odd("llama", vocab_size=258).save_pretrained(tmp_path)
+    byte_level_bpe(["abc"], 258, adds_bos=False).save_pretrained(tmp_path)
+    assert inspected(tmp_path, "--self-test") == 0
+    lines = capfd.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("Self-test: how logits differ"))
+    assert len([line for line in lines[first:] if " passed " in line]) == 9
+    assert inspected(ROPE, "--self-test", "--json") == 0
+    assert json.loads(capfd.readouterr().out)["self_test"]["untested"] == "it is of this project's own family"

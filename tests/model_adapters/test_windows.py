@@ -98,6 +98,7 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
         truncation="left",
         batches=BatchLimits(),
         own_batches=BatchLimits(),
+        generation_batches=BatchLimits(),
         slots=SlotLimits(slots=None, prompt_tokens=1),
         draft_tokens=0,
         batches_ahead=ahead,

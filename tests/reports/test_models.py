@@ -74,6 +74,13 @@ def test_runs_of_one_model_whose_other_parts_differ_are_noted(tmp_path: Path) ->
     assert len(notes) == 1
 
 
+def test_what_a_self_test_found_is_a_note_unless_the_model_is_sound(tmp_path: Path) -> None:
+    for task, sound in (("piqa", True), ("boolq", False)):
+        model = model_record("rope", self_test={"sound": sound, "sentence": f"sound: {sound}"})
+        write_run(tmp_path / task, model, [ordinary_task(task, "acc", 0.5)])
+    assert [note.reason for note in load_results([tmp_path]).notes] == ["self-test: sound: False."]
+
+
 def test_a_seed_is_named_only_where_nothing_else_tells_models_apart(tmp_path: Path) -> None:
     for seed in (0, 1):
         facts = {"dtype": f"float{16 * (seed + 1)}", "checkpoint_sha256": str(seed) * 64, "training_seed": seed}

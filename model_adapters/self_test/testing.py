@@ -1,0 +1,158 @@
+"""The self-test of a loaded model: one process decides for all, in which ways it is run, and keeps what it found."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sbeval.checkpoints.quiet import quiet_transformers
+from sbeval.commands import ranks
+from sbeval.errors import UserError, first_line
+from sbeval.fingerprint.parts import short_sha256
+from sbeval.foreign_files import read_json_object
+from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.writing import whole_file
+from sbeval.model_adapters.batching import free_memory, out_of_memory
+from sbeval.model_adapters.record import run_settings
+from sbeval.model_adapters.self_test import outcome as names
+from sbeval.model_adapters.self_test.measured import EAGER, TOKENS, Measured, Nothing
+from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome, fastest
+from sbeval.model_adapters.session import Session
+
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+logger = logging.getLogger("lm_eval.sbeval.self_test")
+
+_VERSION = 1
+"""Of what is tested; a higher one has every model tested again."""
+_OWN = ("sbeval", "moduleformer")
+_DECIDE = (
+    "inputs",
+    "device",
+    "dtype",
+    "mixed_precision_dtype",
+    "rope_scaling",
+    "extrapolation",
+    "kernels",
+    "arguments",
+)
+_TEXT = (
+    "The harbour lay quiet before sunrise, and only two boats had left it. An old man with a red lamp counted nets, "
+    "seven of them torn, while his daughter wrote numbers into a small blue book: 14 crates of herring, 3 of cod, 250 "
+    "metres of rope. Nobody spoke about the storm. Far behind the church a dog barked twice; then bells began to ring."
+)
+
+
+def tested(session: Session, lm: Any) -> Session:
+    """Returns the session of a loaded `StickBreakingLM` as the model's self-test allows it; logs what that found.
+
+    Every process of a run is to call it: the first one's outcome counts.
+    """
+    if getattr(lm.model.config, "model_type", None) in _OWN:
+        return session
+    outcomes = [_found(session, lm) if lm.rank == 0 else NOT_NEEDED]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        with ranks.waiting():
+            torch.distributed.broadcast_object_list(outcomes, src=0)
+    (outcome,) = outcomes
+    if lm.rank == 0:
+        slower = outcome.attention or {outcome.scoring, outcome.generation} != {names.TOGETHER}
+        unknown = outcome.untested is not None and lm.options.self_test
+        logger.log(logging.WARNING if slower or unknown else logging.INFO, "self-test: %s", outcome)
+    if outcome.attention is not None:
+        lm.model.set_attn_implementation(outcome.attention)
+    return dataclasses.replace(
+        session,
+        self_test=outcome,
+        batches=outcome.limits(session.batches, outcome.scoring),
+        own_batches=outcome.limits(session.own_batches, outcome.scoring),
+        generation_batches=outcome.limits(session.batches, outcome.generation),
+    )
+
+
+def _found(session: Session, lm: Any) -> Outcome:
+    """What is kept of the same model and versions, or else found now."""
+    name = type(lm.model).__name__
+    if not lm.options.self_test:
+        return Outcome(model=name, untested="self_test=false")
+    place = _place(lm)
+    if place is not None:
+        with contextlib.suppress(UserError, KeyError, TypeError):
+            return Outcome.from_json(read_json_object(place, "a self-test"))
+    try:
+        with torch.no_grad(), session.autocast(), session.rope.hold(TOKENS), quiet_transformers():
+            outcome = _decided(session, lm)
+    except Nothing as nothing:
+        return Outcome(model=name, untested=str(nothing))
+    except Exception as error:  # models' code raises anything; what is asked of the model then raises it again
+        if out_of_memory(error):
+            free_memory()
+        return Outcome(model=name, untested=first_line(error))
+    if place is not None:
+        with contextlib.suppress(UserError), whole_file(place, "a self-test") as new:
+            new.write_text(json.dumps(outcome.to_json()))
+    return outcome
+
+
+def _place(lm: Any) -> Path | None:
+    """Where the outcome is kept, by all that it depends on; None for a model that is in no files."""
+    if not isinstance(lm.pretrained, str):
+        return None
+    try:
+        settings = run_settings(lm)
+    except UserError:
+        return None
+    gpu = torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else None
+    key = short_sha256([_VERSION, gpu, *(settings[name] for name in _DECIDE)])
+    return cache_folder("self_tests") / f"{key}.json"
+
+
+def _decided(session: Session, lm: Any) -> Outcome:
+    tokens = _tokens(lm)
+    if session.learned_positions is not None and session.learned_positions < TOKENS:
+        raise Nothing(f"it has {session.learned_positions} positions")
+    measured, checks, attention = Measured(lm, tokens), dict[str, names.Check](), None
+    checks[names.LATER_TOKENS] = measured.check(measured.later_tokens)
+    if session.rope.extrapolation is None:  # which is an attention of its own
+        checks[names.ATTENTION] = measured.check(measured.attention)
+        if not checks[names.ATTENTION].passed and "attn_implementation" not in lm.arguments:
+            attention = EAGER
+            lm.model.set_attn_implementation(EAGER)
+            measured = Measured(lm, tokens)
+            checks[names.LATER_TOKENS] = measured.check(measured.later_tokens)
+    padded = measured.check(lambda: measured.rows(padded=True))
+    checks[names.ROWS] = padded if padded.passed else measured.check(lambda: measured.rows(padded=False))
+    checks[names.RIGHT_PADDING] = padded
+    checks[names.SEVERAL] = measured.check(measured.continued)
+    checks[names.LENGTH] = measured.length()
+    # a batch with padding that is right shows that less is right
+    padded = measured.check(lambda: measured.generated(padded=True))
+    rows = padded if padded.passed else measured.check(lambda: measured.generated(padded=False, rows=2))
+    alone = rows if rows.passed else measured.check(lambda: measured.generated(padded=False, rows=1))
+    checks |= {names.LEFT_PADDING: padded, names.ROWS_GENERATED: rows, names.ONE: alone}
+    if not alone.passed:
+        uncached = lambda: measured.generated(padded=False, rows=1, cached=False)  # noqa: E731
+        checks[names.UNCACHED] = measured.check(uncached)
+    return Outcome(
+        model=type(lm.model).__name__,
+        rounding=measured.allowed,
+        checks=checks,
+        scoring=fastest(names.SCORING, checks) if checks[names.LATER_TOKENS].passed else names.REFUSED,
+        generation=fastest(names.GENERATION, checks),
+        prefixes=all(checks[name].passed for name in (names.SEVERAL, names.LENGTH)),
+        attention=attention,
+    )
+
+
+def _tokens(lm: Any) -> list[int]:
+    """Tokens of ordinary text; of the vocabulary, where the tokenizer hardly knows the text."""
+    tokenizer, embeddings = lm.tokenizer, lm.model.get_input_embeddings().weight.shape[0]
+    tokens = [token for token in tokenizer.encode(_TEXT, add_special_tokens=False) if token < embeddings][:TOKENS]
+    if len(set(tokens)) < TOKENS // 3:
+        special = set(tokenizer.all_special_ids)
+        known = sorted(token for token in tokenizer.get_vocab().values() if token < embeddings and token not in special)
+        tokens = known[:: max(1, len(known) // TOKENS)]
+    return [tokens[place % len(tokens)] for place in range(TOKENS)]

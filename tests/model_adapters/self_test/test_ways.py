@@ -1,0 +1,320 @@
+"""Ways of running a model in which it would answer wrongly are found before its first answer, and not used."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.batching import BatchLimits
+from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.self_test import outcome as names
+from sbeval.model_adapters.self_test import testing
+from tests.model_adapters.small import LINES, SIZES, Checkpoints, generated, likelihoods, load_lm, tiny_tokenizer
+
+Forward = Callable[..., Any]
+Plant = Callable[[pytest.MonkeyPatch], None]
+PROMPTS = ["Beautiful is", "Simple is better than", "Now is", LINES[-3], "There should be one"]
+PAIRS = [("\n".join(LINES[:6]) + end, line) for end in ("", " ", "\nNow") for line in ("\nSparse is better", " is")]
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
+
+
+def in_the_forward(fault: Callable[[Forward, Any, dict[str, Any]], Any]) -> Plant:
+    """Plants a fault in every Llama: it is given the forward of the model's body, the body, and the arguments."""
+    own = transformers.LlamaModel.forward
+    return lambda patch: patch.setattr(transformers.LlamaModel, "forward", lambda self, **kw: fault(own, self, kw))
+
+
+def moved(output: Any, by: Tensor | float) -> Any:
+    output.last_hidden_state = output.last_hidden_state + by
+    return output
+
+
+def held(given: dict[str, Any]) -> int:
+    cache = given.get("past_key_values")
+    return 0 if cache is None else cache.layers[0].get_seq_length()
+
+
+def sees_later_tokens(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    output = own(body, **given)
+    return moved(output, output.last_hidden_state.mean(1, keepdim=True))
+
+
+def one_token_wrong(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    wrong = held(given) > 0 and given["input_ids"].shape[1] == 1
+    output = own(body, **given)
+    return moved(output, output.last_hidden_state.roll(1, -1)) if wrong else output
+
+
+def several_tokens_wrong(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    wrong = held(given) > 0 and given["input_ids"].shape[1] > 1
+    output = own(body, **given)
+    return moved(output, output.last_hidden_state.roll(1, -1)) if wrong else output
+
+
+def padding_is_read(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    return own(body, **{**given, "attention_mask": None, "position_ids": None})
+
+
+def padding_reaches_back(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    output = own(body, **given)
+    ends = given["input_ids"][:, -1:] == 0  # what scoring pads with
+    return moved(output, ends[..., None] * output.last_hidden_state.roll(1, -1))
+
+
+def rows_mix(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    output = own(body, **given)
+    return moved(output, 0.3 * (output.last_hidden_state.roll(1, 0) - output.last_hidden_state))
+
+
+def attention_of_sdpa_sees_all(patch: pytest.MonkeyPatch) -> None:
+    def attend(module: Any, query: Tensor, *args: Any, **kw: Any) -> Any:
+        return sdpa_attention_forward(module, query, *args[:2], None, **{**kw, "is_causal": False})
+
+    patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", attend)
+
+
+def cache_counts_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transformers.DynamicCache, "get_seq_length", lambda self, layer_idx=0: 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A planted fault, the checks that find it, and what is done about it."""
+
+    plant: Plant
+    failed: set[str]
+    scoring: str = names.TOGETHER
+    generation: str = names.TOGETHER
+    attention: str | None = None
+
+
+CASES = {
+    "sees later tokens": Case(
+        plant=in_the_forward(sees_later_tokens),
+        failed={names.LATER_TOKENS, names.ONE},
+        scoring=names.REFUSED,
+        generation=names.WITHOUT_CACHE,
+    ),
+    "one token": Case(plant=in_the_forward(one_token_wrong), failed={names.ONE}, generation=names.WITHOUT_CACHE),
+    "several tokens": Case(plant=in_the_forward(several_tokens_wrong), failed={names.SEVERAL}),
+    "left padding": Case(
+        plant=in_the_forward(padding_is_read), failed={names.LEFT_PADDING}, generation=names.EQUAL_LENGTHS
+    ),
+    "right padding": Case(
+        plant=in_the_forward(padding_reaches_back), failed={names.RIGHT_PADDING}, scoring=names.EQUAL_LENGTHS
+    ),
+    "rows": Case(
+        plant=in_the_forward(rows_mix),
+        failed={names.ROWS, names.ROWS_GENERATED},
+        scoring=names.ALONE,
+        generation=names.ALONE,
+    ),
+    "sdpa": Case(plant=attention_of_sdpa_sees_all, failed={names.ATTENTION}, attention="eager"),
+    "length of the cache": Case(
+        plant=cache_counts_nothing, failed={names.LENGTH, names.SEVERAL}, generation=names.EQUAL_LENGTHS
+    ),
+}
+
+
+@torch.no_grad()
+def whole_answers(lm: StickBreakingLM, prompts: Sequence[str], tokens: int = 12) -> list[str]:
+    """The most probable answers, each token after a pass over the whole text alone."""
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([lm.tok_encode(prompt)])
+        start, end = ids.shape[1], lm.tokenizer.eos_token_id
+        while ids.shape[1] < start + tokens and ids[0, -1] != end:
+            ids = torch.cat([ids, lm.model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+        answers.append(lm.tokenizer.decode(ids[0, start:], skip_special_tokens=True))
+    return answers
+
+
+@torch.no_grad()
+def whole_scores(lm: StickBreakingLM, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    scores = []
+    for context, continuation in pairs:
+        before, after = lm._encode_pair(context, continuation)
+        ids = torch.tensor([before + after])
+        logprobs = lm.model(input_ids=ids[:, :-1], use_cache=False).logits[0].log_softmax(-1)[-len(after) :]
+        scores.append(float(logprobs.gather(1, ids[0, -len(after) :, None]).sum()))
+    return scores
+
+
+def answers_of(lm: StickBreakingLM, tokens: int = 12) -> list[str]:
+    return generated(lm, [(prompt, {"until": [], "max_gen_toks": tokens, "num_beams": 1}) for prompt in PROMPTS])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_found_and_avoided(name: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, folder = CASES[name], checkpoint("llama")
+    case.plant(monkeypatch)
+    lm = load_lm(folder, batch_size=8)
+    assert lm.session is not None
+    found = lm.session.self_test
+    assert case.failed <= found.failed.keys(), str(found)
+    assert (found.scoring, found.generation, found.attention) == (case.scoring, case.generation, case.attention)
+    assert answers_of(lm) == whole_answers(lm, PROMPTS)
+    if case.scoring == names.REFUSED:
+        with pytest.raises(UserError, match="earlier tokens do not see later ones: 0"):
+            likelihoods(lm, PAIRS)
+    else:
+        assert likelihoods(lm, PAIRS) == pytest.approx(whole_scores(lm, PAIRS), abs=1e-4)
+    unaware = load_lm(folder, batch_size=8, self_test=False)
+    right = answers_of(unaware) == whole_answers(lm, PROMPTS)
+    assert not right or likelihoods(unaware, PAIRS) != pytest.approx(whole_scores(lm, PAIRS), abs=1e-4)
+
+
+def test_a_sound_model_is_run_as_before(checkpoint: Checkpoints) -> None:
+    lm = load_lm(checkpoint("qwen3"), batch_size=8)
+    assert lm.session is not None
+    assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
+    assert lm.session.batches == lm.session.generation_batches == BatchLimits(max_rows=8)
+    assert lm.session.own_batches.max_rows is None
+
+
+SSM = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}
+GROUPED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, **EXPERTS}
+INDEXED = {"o_lora_rank": 16, "o_groups": 2, "index_n_heads": 2, "index_head_dim": 8, "mlp_layer_types": ["moe"] * 4}
+COMPRESSED = ["compressed_sparse_attention", "heavily_compressed_attention"]
+DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "llama": ({}, set()),
+    "qwen3": ({}, set()),
+    "mistral": ({"sliding_window": 16}, set()),
+    "phi3": ({}, set()),
+    "gemma3_text": ({"sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 6}, set()),
+    "qwen3_moe": ({"num_experts": 4, **EXPERTS}, set()),
+    "gpt_oss": ({"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2}, set()),
+    "glm4_moe": (GROUPED, set()),
+    "deepseek_v3": ({"q_lora_rank": 16, **LATENT, **GROUPED}, set()),
+    "llama4_text": ({"num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 16}, set()),
+    "qwen3_next": ({"num_experts": 4, "shared_expert_intermediate_size": 32, **DELTA, **EXPERTS}, set()),
+    "lfm2": ({"layer_types": ["conv", "conv", "full_attention", "conv"], "block_ff_dim": 48}, set()),
+    "mamba": ({"state_size": 8}, {names.SEVERAL}),
+    "falcon_h1": ({**SSM, "mamba_d_ssm": 32, "mamba_n_heads": 4}, set()),
+    "granitemoehybrid": (
+        {**SSM, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4, "shared_intermediate_size": 32},
+        set(),
+    ),
+    "nemotron_h": (
+        {"layers_block_type": ["mamba", "attention", "mamba", "mlp"], "mamba_num_heads": 8, "mamba_head_dim": 8},
+        set(),
+    ),
+    "minimax": (
+        {"num_local_experts": 4, "block_size": 8, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+        {names.SEVERAL, names.LENGTH, names.LEFT_PADDING},
+    ),
+    "deepseek_v4": (
+        {
+            **{
+                "q_lora_rank": 16,
+                "n_routed_experts": 4,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+                **INDEXED,
+                **EXPERTS,
+            },
+            **{"sliding_window": 16, "layer_types": ["sliding_attention", *COMPRESSED, COMPRESSED[0]]},
+        },
+        {names.LEFT_PADDING},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_answers_in_a_batch_as_whole_texts_do(family: str, tmp_path: Path) -> None:
+    tokenizer, (more, failed) = tiny_tokenizer(adds_bos=False), FAMILIES[family]
+    sizes = {**SIZES, "num_hidden_layers": 4, "vocab_size": len(tokenizer), **more}
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 0, 1, 2
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lm, alone = load_lm(tmp_path, batch_size=8), load_lm(tmp_path, batch_size=1)
+    assert lm.session is not None
+    assert lm.session.self_test.failed.keys() == failed, str(lm.session.self_test)
+    expected = whole_answers(lm, PROMPTS, 32)
+    assert answers_of(lm, 32) == answers_of(alone, 32) == expected
+    assert likelihoods(lm, PAIRS) == pytest.approx(whole_scores(lm, PAIRS), abs=1e-3)
+    if names.LEFT_PADDING in failed:
+        unaware = load_lm(tmp_path, batch_size=8, self_test=False)
+        assert answers_of(unaware, 32) != expected, "transformers has mended it"
+
+
+def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tested: list[str] = []
+    own = testing._decided
+    monkeypatch.setattr(testing, "_decided", lambda session, lm: tested.append(lm.pretrained) or own(session, lm))
+    folder = checkpoint("qwen3")
+    with caplog.at_level("INFO"):
+        first, second = (load_lm(folder) for _ in range(2))
+    assert caplog.text.count("self-test: Qwen3ForCausalLM has the logits of whole texts") == 2
+    assert first.session is not None
+    assert second.session is not None
+    assert first.session.self_test == second.session.self_test
+    assert len(tested) == 1
+    load_lm(folder, dtype="float64")
+    load_lm(checkpoint("llama"))
+    monkeypatch.setattr(testing, "_VERSION", 0)
+    load_lm(folder)
+    assert len(tested) == 4
+
+
+def test_the_record_says_what_was_found_or_that_nothing_was_tested(checkpoint: Checkpoints) -> None:
+    record, untested, own = (
+        load_lm(checkpoint(name), self_test=asked).get_model_info()["sbeval"]["self_test"]
+        for name, asked in (("llama", True), ("llama", False), ("rope", True))
+    )
+    assert record["sound"] is True
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert untested["sentence"] == "LlamaForCausalLM was not tested: self_test=false"
+    assert own is None
+
+
+def test_one_process_decides_for_all(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = names.Outcome(model="LlamaForCausalLM", generation=names.ALONE, attention="eager")
+
+    def receive(outcomes: list[Any], src: int) -> None:
+        outcomes[src] = decided
+
+    lm = load_lm(checkpoint("llama"), self_test=False, batch_size=8)
+    lm.options = lm.options.model_copy(update={"self_test": True})
+    lm._rank = 1
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
+    assert lm.session is not None
+    session = testing.tested(lm.session, lm)
+    assert (session.self_test, session.generation_batches.max_rows) == (decided, 1)
+    assert lm.model.config._attn_implementation == "eager"
+
+
+def test_a_model_that_cannot_be_tested_is_run_as_it_is(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(testing, "_decided", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel")))
+    lm = load_lm(checkpoint("gpt2"))
+    assert "GPT2LMHeadModel was not tested: no such kernel" in caplog.text
+    assert lm.session is not None
+    assert lm.session.generation_batches == lm.session.batches
