@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 270,
-    "product lines": 39736,
-    "lines of code": 27157,
-    "modules with one importer": 62,
+    "product files": 274,
+    "product lines": 40345,
+    "lines of code": 27603,
+    "modules with one importer": 61,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 72,
     "of them of our modules": 29,
     "vague names": 161,
-    "test lines": 29658,
+    "test lines": 29998,
 }
 COUNTS = census()
 
