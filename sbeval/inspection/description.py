@@ -189,6 +189,10 @@ def _details(config: Any) -> dict[str, Any]:
     kinds = getattr(config, "layer_types", None)
     experts, chosen, _, _ = experts_of(config)
     details["experts"] = f"{chosen} of {experts}" if experts else None
+    rotates = getattr(config, "no_rope_layers", None)  # 1 where a layer does
+    details["layers that rotate"] = f"{sum(map(bool, rotates))} of {len(rotates)}" if rotates else None
+    positions = getattr(config, "position_embedding_type", "rope")
+    details["positions"] = None if positions == "rope" else str(positions or "no embeddings")
     details["layers"] = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)} if kinds else None
     return {name: value for name, value in details.items() if value not in (None, False, "none")}
 

@@ -15,6 +15,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from sbeval.checkpoints import load_checkpoint
@@ -180,4 +182,13 @@ def test_rotary_parameters_are_told_of_models_that_rotate(positions: str | None,
         position_embedding_type=positions,
     )
     GraniteMoeHybridForCausalLM(config).save_pretrained(tmp_path)
-    assert (describe(tmp_path).rope is None) == (positions is None)
+    described = describe(tmp_path)
+    assert (described.rope is None) == (positions is None)
+    assert described.details.get("positions") == (None if positions else "no embeddings")
+
+
+def test_layers_without_positions_are_counted(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "pad_token_id": 0}
+    config = SmolLM3Config(**sizes, num_attention_heads=2, num_key_value_heads=2, no_rope_layers=[1, 1, 0, 1])
+    SmolLM3ForCausalLM(config).save_pretrained(tmp_path)
+    assert describe(tmp_path).details["layers that rotate"] == "3 of 4"
