@@ -48,12 +48,17 @@ def lay_out(folder: Path) -> None:
     """Writes the package into a folder, which must not hold anything else.
 
     Raises:
-        FileExistsError: the folder holds what an earlier call has not made.
+        FileExistsError: the folder holds files of other names than an earlier call has made.
     """
     general = tomllib.loads((HUB / "build.toml").read_text())["general"]
     name = general["name"]
     sources = {str(file.relative_to(SOURCE)): _as_package(file) for file in sorted(SOURCE.rglob("*.py"))}
-    if folder.exists() and any(folder.iterdir()) and not (folder / "torch-ext" / name).is_dir():
+    if folder.exists() and not {file.name for file in folder.iterdir()} <= {
+        *COPIED,
+        "torch-ext",
+        "build",
+        ".pytest_cache",
+    }:
         raise FileExistsError(
             f"Expected an empty folder, or one laid out before, found files in {folder}: name another."
         )

@@ -33,7 +33,7 @@ APART = KEPT_IN | {
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
 _OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
-_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite", "self_test")
+_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite")
 T = TypeVar("T")
 
 
@@ -200,6 +200,7 @@ def run_settings(lm: Any) -> dict[str, Any]:
         "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
         **{name: getattr(options, name) for name in _OF_OPTIONS},
         **{name: getattr(lm, name) for name in _OF_LM},
+        "ways": lm.session.self_test.ways(),
         "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
     }
 

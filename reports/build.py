@@ -206,7 +206,7 @@ def watch(
     paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Path | None]:
     """Yields what `build` returns, whenever a result file below `paths` appears or changes."""
-    given = [Path(path) for path in paths]
+    given = [local_path(path) for path in paths]
     last: _Fingerprint = {}
     while True:
         now = _fingerprint(given)

@@ -7,6 +7,7 @@ whole band is beyond that, and elsewhere there is not enough data. `compare` ask
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -210,7 +211,7 @@ def _model(name: Place, shared: Results | None, labels: Labels) -> tuple[Results
     for model in known:
         if shared is not None and str(name) in (model.label, model.record.name):
             return shared, model.label
-    if not Path(name).exists():
+    if not os.path.exists(os.path.expanduser(name)):
         names = ", ".join(model.label for model in known) or "none given"
         raise UserError(f"Expected a folder of results or the name of a model ({names}), found {str(name)!r}.")
     results = load_results([name], labels=labels)

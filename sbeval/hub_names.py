@@ -1,5 +1,6 @@
 """What stands for a checkpoint or a tokenizer: a folder, or an id of the hub; looked up without torch."""
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,16 @@ def local_path(value: str | Path) -> Path:
     """
     try:
         path = Path(value).expanduser()
-        path.exists()
-        return path
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        pass
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            return Path(value).expanduser()
         raise UserError(f"Expected a path, found {shown(str(value))} ({error.strerror}): correct it.") from None
     except RuntimeError:
         raise UserError(f"Expected a home folder for {Path(value).parts[0]!r}, found none: correct the path.") from None
+    return path
 
 
 def is_hub_id(path_or_id: str | Path) -> bool:

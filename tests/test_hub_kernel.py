@@ -97,6 +97,7 @@ def test_metadata_names_every_file_by_its_digest(laid_out: Path) -> None:
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("a")
+    (tmp_path / "torch-ext" / "stickbreaking").mkdir(parents=True)
     with pytest.raises(FileExistsError, match=f"Expected an empty folder.*found files in {tmp_path}"):
         LAY_OUT(tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "a"

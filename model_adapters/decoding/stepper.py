@@ -112,7 +112,7 @@ class Stepper:
         self._ends, self._not_early = (torch.tensor(sorted(set(each)), **integers) for each in (end_tokens, not_early))
         self._token_B1 = torch.zeros(slots, 1, **integers)
         self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
-        # with the tokens at the last look
+        # the last of them: tokens at the last look
         self._count_B, self._budget_B, self._fewest_B, self._looked_B = (
             torch.zeros(slots, **integers) for _ in range(4)
         )

@@ -2,7 +2,7 @@
 
 A difference is a mean over positions, each as a share of how far the logits of that position lie apart: where rounding
 sends a single token to another expert, it says little. How much rounding alone changes is learned from the model: the
-same text again, beside a copy of itself, and with the outputs of all its modules rounded once more.
+same text with the outputs of all its modules rounded once more.
 
 Shape suffixes: B rows, L tokens, V vocabulary.
 """
@@ -26,6 +26,7 @@ TOKENS = 48
 EAGER = "eager"
 _LONG, _SHORT, _CHANGED, _AT_ONCE, _NEW = 24, 13, 9, 5, 4
 _TIMES_SPREAD = 4.0
+_DRAWS = 3
 _EPS_OF_TF32 = 2.0**-10
 _CACHES = ("past_key_values", "cache_params", "state")
 
@@ -39,6 +40,7 @@ class Measured:
 
     Attributes:
         allowed: the largest difference that rounding explains.
+        least: what is allowed of the same text read again, where a difference would count as rounding's otherwise.
     """
 
     def __init__(self, hf: Any, tokens: Sequence[int]) -> None:
@@ -50,15 +52,16 @@ class Measured:
         whole_LV = self._whole(self._long_L)
         if not whole_LV.isfinite().any(-1).all() or whole_LV.isnan().any():
             raise Nothing("the model's logits are no numbers")
-        twice_BLV = self._logits(torch.stack([self._long_L, self._long_L]))
         with _rounded_anew(self._model):
-            rounded_LV = self._logits(self._long_L[None])[0]
-        again_LV = self._logits(self._long_L[None])[0]
-        spread = max(apart(other, whole_LV) for other in (*twice_BLV, rounded_LV, again_LV))
-        self.allowed = max(_TIMES_SPREAD * spread, _least(whole_LV))
+            rounded = [self._logits(self._long_L[None])[0] for _ in range(_DRAWS)]
+        self.least = _least(whole_LV)
+        self.allowed = max(_TIMES_SPREAD * max(apart(other, whole_LV) for other in rounded), self.least)
+        if not math.isfinite(self.allowed):
+            raise Nothing("the model's logits are no numbers where they are rounded once more")
 
-    def check(self, differences: Callable[[], float]) -> Check:
+    def check(self, differences: Callable[[], float], allowed: float | None = None) -> Check:
         """Returns what a difference says; a model that raises does not run in this way."""
+        allowed = self.allowed if allowed is None else allowed
         try:
             difference = differences()
         except Nothing as nothing:
@@ -69,7 +72,7 @@ class Measured:
             return Check(passed=False, reason=first_line(error))
         if not math.isfinite(difference):
             return Check(passed=False, reason="its logits are no numbers")
-        return Check(passed=difference <= self.allowed, difference=difference)
+        return Check(passed=difference <= allowed, difference=difference)
 
     def later_tokens(self) -> float:
         """Of tokens before those that another text changes, or that a shorter one lacks."""
@@ -85,15 +88,24 @@ class Measured:
         try:
             self._model.set_attn_implementation(EAGER)
             eager_LV = self._logits(self._long_L[None])[0]
-        except (AttributeError, ValueError, ImportError) as error:
-            raise Nothing("the model has no eager attention") from error
+        except Exception as error:  # models' code raises anything
+            if out_of_memory(error):
+                raise
+            raise Nothing("eager attention does not run") from error
         finally:
             self._model.set_attn_implementation(before)
-        return apart(eager_LV, self._whole(self._long_L))
+        difference = apart(eager_LV, self._whole(self._long_L))
+        if not math.isfinite(difference):
+            raise Nothing("eager attention gives no numbers")
+        return difference
+
+    def again(self) -> float:
+        """Of the same text read once more."""
+        return apart(self._logits(self._long_L[None])[0], self._whole(self._long_L))
 
     def rows(self, *, padded: bool) -> float:
-        """Of rows of a batch, if `padded` one of them shorter and padded on the right."""
-        texts = [self._long_L, self._changed_L, *([self._short_L] if padded else [])]
+        """Of rows of a batch, two of them equal, if `padded` one of them shorter and padded on the right."""
+        texts = [self._long_L, self._changed_L, *([self._short_L] if padded else []), self._long_L]
         batch_BLV = self._logits(pad_sequence(texts, batch_first=True))
         return max(apart(row[: len(text)], self._whole(text)) for row, text in zip(batch_BLV, texts, strict=True))
 
@@ -129,7 +141,10 @@ class Measured:
                 attention_mask=mask_BL,
                 stop=[],
                 max_length=ids_BL.shape[1] + _NEW,
+                max_new_tokens=_NEW,  # before what the model's own generation config says
                 min_new_tokens=_NEW,
+                max_time=None,
+                stop_strings=None,
                 num_beams=1,
                 num_return_sequences=1,
                 output_logits=True,

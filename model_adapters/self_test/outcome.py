@@ -17,6 +17,7 @@ REFUSED: Way = "refused"
 Ways = tuple[tuple[str, Way], ...]
 """What a check allows, the fastest first."""
 
+AGAIN = "the same text read again"
 LATER_TOKENS = "earlier tokens do not see later ones"
 ATTENTION = "attention in force is eager attention"
 ROWS = "rows of a batch"
@@ -90,6 +91,13 @@ class Outcome:
         """The checks that were not passed."""
         return {name: check for name, check in self.checks.items() if not check.passed}
 
+    def ways(self) -> str | None:
+        """Returns how the model is run where that is not as it would be without a test."""
+        usual = type(self)(model="")
+        names = ("scoring", "generation", "prefixes", "attention")
+        changed = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) != getattr(usual, name)]
+        return ", ".join(changed) or None
+
     def __str__(self) -> str:
         if self.untested is not None:
             return f"{self.model or 'the model'} was not tested: {self.untested}"
@@ -149,6 +157,8 @@ class Outcome:
             KeyError, TypeError: it is something else.
         """
         fields = {field.name: kept[field.name] for field in dataclasses.fields(cls)}
+        if not {fields["scoring"], fields["generation"]} <= {TOGETHER, REFUSED, *_DONE}:
+            raise KeyError(fields["scoring"], fields["generation"])
         return cls(**{**fields, "checks": {name: Check(**check) for name, check in kept["checks"].items()}})
 
 

@@ -12,7 +12,7 @@ import torch
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.commands import ranks
 from sbeval.errors import UserError, first_line
-from sbeval.fingerprint.parts import short_sha256
+from sbeval.fingerprint.parts import installed_version, short_sha256
 from sbeval.foreign_files import read_json_object
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import whole_file
@@ -26,9 +26,11 @@ from sbeval.model_adapters.session import Session
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
-_VERSION = 1
+_VERSION = 2
 """Of what is tested; a higher one has every model tested again."""
 _OWN = ("sbeval", "moduleformer")
+# their kernels take the place of a model's own code where they are installed
+_KERNELS = ("mamba-ssm", "causal-conv1d", "flash-attn", "kernels", "flash-linear-attention", "bitsandbytes", "torchao")
 _DECIDE = (
     "inputs",
     "device",
@@ -54,12 +56,13 @@ def tested(session: Session, lm: Any) -> Session:
     if getattr(lm.model.config, "model_type", None) in _OWN:
         return session
     outcomes = [_found(session, lm) if lm.rank == 0 else NOT_NEEDED]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if lm.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         with ranks.waiting():
             torch.distributed.broadcast_object_list(outcomes, src=0)
     (outcome,) = outcomes
     if lm.rank == 0:
-        slower = outcome.attention or {outcome.scoring, outcome.generation} != {names.TOGETHER}
+        kept = names.ATTENTION in outcome.failed  # also where the user asked for it
+        slower = kept or {outcome.scoring, outcome.generation} != {names.TOGETHER}
         unknown = outcome.untested is not None and lm.options.self_test
         logger.log(logging.WARNING if slower or unknown else logging.INFO, "self-test: %s", outcome)
     if outcome.attention is not None:
@@ -80,16 +83,17 @@ def _found(session: Session, lm: Any) -> Outcome:
         return Outcome(model=name, untested="self_test=false")
     place = _place(lm)
     if place is not None:
-        with contextlib.suppress(UserError, KeyError, TypeError):
+        with contextlib.suppress(UserError, KeyError, TypeError, AttributeError, ValueError):
             return Outcome.from_json(read_json_object(place, "a self-test"))
+    attention = getattr(lm.model.config, "_attn_implementation", None)
     try:
         with torch.no_grad(), session.autocast(), session.rope.hold(TOKENS), quiet_transformers():
             outcome = _decided(session, lm)
-    except Nothing as nothing:
-        return Outcome(model=name, untested=str(nothing))
     except Exception as error:  # models' code raises anything; what is asked of the model then raises it again
         if out_of_memory(error):
             free_memory()
+        if getattr(lm.model.config, "_attn_implementation", None) != attention:
+            lm.model.set_attn_implementation(attention)
         return Outcome(model=name, untested=first_line(error))
     if place is not None:
         with contextlib.suppress(UserError), whole_file(place, "a self-test") as new:
@@ -106,7 +110,8 @@ def _place(lm: Any) -> Path | None:
     except UserError:
         return None
     gpu = torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else None
-    key = short_sha256([_VERSION, gpu, *(settings[name] for name in _DECIDE)])
+    kernels = [installed_version(package) for package in _KERNELS]
+    key = short_sha256([_VERSION, gpu, kernels, *(settings[name] for name in _DECIDE)])
     return cache_folder("self_tests") / f"{key}.json"
 
 
@@ -115,6 +120,7 @@ def _decided(session: Session, lm: Any) -> Outcome:
     if session.learned_positions is not None and session.learned_positions < TOKENS:
         raise Nothing(f"it has {session.learned_positions} positions")
     measured, checks, attention = Measured(lm, tokens), dict[str, names.Check](), None
+    checks[names.AGAIN] = measured.check(measured.again, measured.least)
     checks[names.LATER_TOKENS] = measured.check(measured.later_tokens)
     if session.rope.extrapolation is None:  # which is an attention of its own
         checks[names.ATTENTION] = measured.check(measured.attention)
@@ -122,12 +128,15 @@ def _decided(session: Session, lm: Any) -> Outcome:
             attention = EAGER
             lm.model.set_attn_implementation(EAGER)
             measured = Measured(lm, tokens)
-            checks[names.LATER_TOKENS] = measured.check(measured.later_tokens)
+            checks |= {
+                names.AGAIN: measured.check(measured.again, measured.least),
+                names.LATER_TOKENS: measured.check(measured.later_tokens),
+            }
     padded = measured.check(lambda: measured.rows(padded=True))
     checks[names.ROWS] = padded if padded.passed else measured.check(lambda: measured.rows(padded=False))
     checks[names.RIGHT_PADDING] = padded
-    checks[names.SEVERAL] = measured.check(measured.continued)
-    checks[names.LENGTH] = measured.length()
+    if not getattr(getattr(lm.model, "active_peft_config", None), "is_prompt_learning", False):
+        checks |= {names.SEVERAL: measured.check(measured.continued), names.LENGTH: measured.length()}
     # a batch with padding that is right shows that less is right
     padded = measured.check(lambda: measured.generated(padded=True))
     rows = padded if padded.passed else measured.check(lambda: measured.generated(padded=False, rows=2))
@@ -136,13 +145,18 @@ def _decided(session: Session, lm: Any) -> Outcome:
     if not alone.passed:
         uncached = lambda: measured.generated(padded=False, rows=1, cached=False)  # noqa: E731
         checks[names.UNCACHED] = measured.check(uncached)
+    of_generation = [checks[name] for name, _ in names.GENERATION if name in checks]
+    # what raises in every way has nothing to do with texts: it is raised again, where texts are generated
+    raises = all(not check.passed and check.difference is None for check in of_generation)
+    again = checks[names.AGAIN].passed
+    generation = names.TOGETHER if raises else fastest(names.GENERATION, checks)
     return Outcome(
         model=type(lm.model).__name__,
         rounding=measured.allowed,
         checks=checks,
-        scoring=fastest(names.SCORING, checks) if checks[names.LATER_TOKENS].passed else names.REFUSED,
-        generation=fastest(names.GENERATION, checks),
-        prefixes=all(checks[name].passed for name in (names.SEVERAL, names.LENGTH)),
+        scoring=fastest(names.SCORING, checks) if again and checks[names.LATER_TOKENS].passed else names.REFUSED,
+        generation=generation if again else names.REFUSED,
+        prefixes=all(checks[name].passed for name in (names.SEVERAL, names.LENGTH) if name in checks),
         attention=attention,
     )
 

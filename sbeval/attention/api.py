@@ -5,7 +5,7 @@ Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D 
 
 import math
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,8 +148,14 @@ def stickbreaking_decode(
         arguments = (q_BHQD, k_BGKD, v_BGKD, length_B, scale, attend_current, log2_threshold)
         return StickBreakingOutput(*decode_slots(*arguments, skipping=skip_threshold is not None))
     k_BGKD, v_BGKD, start_B = _newest_last(k_BGKD, v_BGKD, length_B)
-    of_run: dict[str, Any] = {"seq_start": start_B, "skip_threshold": skip_threshold, "impl": impl}
-    return stickbreaking_attention(q_BHQD, k_BGKD, v_BGKD, scale=scale, attend_current=attend_current, **of_run)
+    return stickbreaking_attention(
+        *(q_BHQD, k_BGKD, v_BGKD),
+        scale=scale,
+        attend_current=attend_current,
+        seq_start=start_B,
+        skip_threshold=skip_threshold,
+        impl=impl,
+    )
 
 
 def _newest_last(k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -168,6 +168,14 @@ def with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **configured, **given}
 
 
+def _samples(text: str) -> Mapping[str, Any]:
+    """Reads JSON, or a file of it where lm-eval looks for one: it knows no `~`."""
+    with contextlib.suppress(UserError):
+        if isinstance(samples := parse_json(text), Mapping):
+            return samples
+    return read_json_object(Path(text), "a mapping of tasks to samples (--samples)")
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuses options of lm-eval that it answers with a traceback, for some after the whole evaluation."""
     if options.get("limit") is not None:
@@ -176,7 +184,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise UserError("Expected --samples or --limit, found both: leave one out.")
     samples = options.get("samples") or {}
     if not isinstance(samples, Mapping):
-        samples = read_json_object(local_path(str(samples)), "a mapping of tasks to samples (--samples)")
+        samples = _samples(str(samples))
     for task, numbers in samples.items():
         read_value(_Numbers, numbers, name=f"--samples of {task}")
     seeds = options.get("seed")

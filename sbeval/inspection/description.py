@@ -101,7 +101,8 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: facts.Kv
         )
     trained = None if config is None else facts.training_length_tokens(model.config)  # type: ignore[union-attr]
     # Granite's hybrids have RoPE's parameters also where they give their layers no positions
-    rotates = getattr(config, "position_embedding_type", "rope") == "rope"
+    declared = _declares(config, "position_embedding_type")
+    rotates = not declared or config.position_embedding_type == "rope"
     rope = getattr(config, "rope_parameters", None) if rotates else None
     return Description(
         folder=str(folder),
@@ -190,11 +191,19 @@ def _details(config: Any) -> dict[str, Any]:
     experts, chosen, _, _ = experts_of(config)
     details["experts"] = f"{chosen} of {experts}" if experts else None
     rotates = getattr(config, "no_rope_layers", None)  # 1 where a layer does
-    details["layers that rotate"] = f"{sum(map(bool, rotates))} of {len(rotates)}" if rotates else None
-    positions = getattr(config, "position_embedding_type", "rope")
+    if isinstance(rotates, list) and rotates:
+        details["layers that rotate"] = f"{sum(map(bool, rotates))} of {len(rotates)}"
+    # a key that a model's class does not know decides nothing
+    positions = (
+        getattr(config, "position_embedding_type", None) if _declares(config, "position_embedding_type") else "rope"
+    )
     details["positions"] = None if positions == "rope" else str(positions or "no embeddings")
     details["layers"] = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)} if kinds else None
     return {name: value for name, value in details.items() if value not in (None, False, "none")}
+
+
+def _declares(config: Any, name: str) -> bool:
+    return any(name in vars(kind).get("__annotations__", {}) for kind in type(config).__mro__)
 
 
 def _length_source(source: Mapping[str, Any], length_tokens: int | None) -> str | None:

@@ -38,10 +38,17 @@ class VarlenAttention(OptionalKernel):
         self._function = function
 
     def __call__(
-        self, *heads: Tensor, lengths: Sequence[int], cu_seqlens: Tensor, scale: float, sliding_window: int | None
+        self,
+        q_1HTD: Tensor,
+        k_1GTD: Tensor,
+        v_1GTD: Tensor,
+        *,
+        lengths: Sequence[int],
+        cu_seqlens: Tensor,
+        scale: float,
+        sliding_window: int | None,
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None where it does not run."""
-        q_1HTD, k_1GTD, v_1GTD = heads
         groups, longest = q_1HTD.shape[1] // k_1GTD.shape[1], max(lengths)
         # its window counts the keys left of the query, without the query's own
         seen = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1

@@ -163,7 +163,8 @@ class ModelRecord(_Record):
         peak_memory_bytes: most device memory allocated over the run, None on a CPU.
         tokens_per_second: input tokens per second of model time over the run.
         self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
-            used, and a `sentence`; `untested` says why there are none. None for a model of this project's family.
+            used, and a `sentence`; `untested` says why there are none. None for this family's
+            models and for those with an encoder.
     """
 
     schema: int = SCHEMA

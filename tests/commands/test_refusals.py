@@ -49,6 +49,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --limit 1e22": "Expected --limit to be a number above 0",
     f'{RUN} sb_stdlib --limit 2 --samples {{"sb_stdlib":[1]}}': "Expected --samples or --limit, found both",
     f'{RUN} sb_stdlib --samples {{"sb_stdlib":"x"}}': "Expected --samples of sb_stdlib to be a list of whole numbers",
+    f"{RUN} sb_stdlib --samples ~/nope": "a mapping of tasks to samples (--samples) at '~/nope'",
     f"{RUN} sb_stdlib --samples nope": "a mapping of tasks to samples (--samples)",
     "run --tasks sb_stdlib --model_args pretrained=x,max_batch_size=4": "use --max_batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,parallelize=7": "to be true or false, found 7",

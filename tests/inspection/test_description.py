@@ -192,3 +192,12 @@ def test_layers_without_positions_are_counted(tmp_path: Path) -> None:
     config = SmolLM3Config(**sizes, num_attention_heads=2, num_key_value_heads=2, no_rope_layers=[1, 1, 0, 1])
     SmolLM3ForCausalLM(config).save_pretrained(tmp_path)
     assert describe(tmp_path).details["layers that rotate"] == "3 of 4"
+
+
+def test_keys_that_a_model_does_not_know_decide_nothing(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 70, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    stray = {"no_rope_layers": 4, "position_embedding_type": None}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, **stray)).save_pretrained(tmp_path)
+    described = describe(tmp_path)
+    assert described.rope is not None
+    assert not {"positions", "layers that rotate"} & described.details.keys()

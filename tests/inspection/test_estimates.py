@@ -160,6 +160,6 @@ def test_a_self_test_is_a_table_or_says_why_there_is_none(tmp_path: Path, capfd:
     assert inspected(tmp_path, "--self-test") == 0
     lines = capfd.readouterr().out.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("Self-test: how logits differ"))
-    assert len([line for line in lines[first:] if " passed " in line]) == 9
+    assert len([line for line in lines[first:] if " passed " in line]) == 10
     assert inspected(ROPE, "--self-test", "--json") == 0
     assert json.loads(capfd.readouterr().out)["self_test"]["untested"] == "it is of this project's own family"

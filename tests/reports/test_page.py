@@ -182,7 +182,9 @@ def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: s
     assert "\n" not in str(error.value)
 
 
-def test_a_report_is_rebuilt_only_when_a_result_file_appears_or_grows(tmp_path: Path) -> None:
+def test_a_report_is_rebuilt_only_when_a_result_file_appears_or_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builds: list[int] = []
     sleeps: list[float] = []
     steps = {
@@ -199,7 +201,8 @@ def test_a_report_is_rebuilt_only_when_a_result_file_appears_or_grows(tmp_path: 
         builds.append(len(sleeps))
         return tmp_path / "index.html"
 
-    pages = watch([tmp_path], build, interval_seconds=2.0, sleep=sleep)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pages = watch(["~"], build, interval_seconds=2.0, sleep=sleep)
     assert [next(pages) for _ in range(3)] == [tmp_path / "index.html"] * 3
     assert builds == [1, 3, 5]
     assert set(sleeps) == {2.0}

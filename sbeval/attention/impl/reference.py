@@ -3,8 +3,6 @@
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -46,9 +44,21 @@ def log_weights(
     return log_weights_BHQK, log_rest_BHQK.sum(-1)
 
 
-def reference(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """Takes the options of `log_weights`, and returns output [B, H, Q, D] and remainder [B, H, Q]; visits every key."""
+def reference(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    scale: float,
+    attend_current: bool,
+    seq_start_B: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """Returns output [B, H, Q, D] and remainder [B, H, Q]; visits every key."""
     dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
-    log_weights_BHQK, log_remainder_BHQ = log_weights(q_BHQD.to(dtype), k_BGKD.to(dtype), *options)
+    log_weights_BHQK, log_remainder_BHQ = log_weights(
+        q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal
+    )
     v_BHKD = v_BGKD.to(dtype).repeat_interleave(q_BHQD.shape[1] // v_BGKD.shape[1], dim=1)
     return (log_weights_BHQK.exp() @ v_BHKD).to(q_BHQD.dtype), log_remainder_BHQ.exp()

@@ -79,15 +79,21 @@ def blocks_from(oldest_BHR: Tensor, length: int) -> BlockMask:
 
 
 def whole_text_attention(
-    *heads: Tensor, head_dim: int, scale: float, sliding_window: int | None, skip_threshold: float | None
+    q_BHLC: Tensor,
+    k_BGLC: Tensor,
+    v_BGLC: Tensor,
+    *,
+    head_dim: int,
+    scale: float,
+    sliding_window: int | None,
+    skip_threshold: float | None,
 ) -> Tensor | None:
     """Returns [B, H, L, D] of texts without padding, or None where another way is faster or this one does not run.
 
     The inputs are from `with_decay`; `head_dim` of their channels are not the bias. Within a `sliding_window` none is
     skipped. `skip_threshold` is the largest change of an output by skipped keys, as a share of the largest value.
     """
-    q_BHLD, k_BGLD, v_BGLD = (x[..., :head_dim] for x in heads)
-    k_BGLC = heads[1]
+    q_BHLD, k_BGLD, v_BGLD = (x[..., :head_dim] for x in (q_BHLC, k_BGLC, v_BGLC))
     if not suits_flex(q_BHLD, k_BGLD, v_BGLD, k_BGLC):
         return None
     length = q_BHLD.shape[2]

@@ -1,6 +1,7 @@
 """Ways of running a model in which it would answer wrongly are found before its first answer, and not used."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,16 @@ from sbeval.model_adapters.batching import BatchLimits
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test import testing
-from tests.model_adapters.small import LINES, SIZES, Checkpoints, generated, likelihoods, load_lm, tiny_tokenizer
+from tests.model_adapters.small import (
+    LINES,
+    SIZES,
+    Checkpoints,
+    copied,
+    generated,
+    likelihoods,
+    load_lm,
+    tiny_tokenizer,
+)
 
 Forward = Callable[..., Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -79,11 +89,16 @@ def rows_mix(own: Forward, body: Any, given: dict[str, Any]) -> Any:
     return moved(output, 0.3 * (output.last_hidden_state.roll(1, 0) - output.last_hidden_state))
 
 
+def rows_differ_by_their_place(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    output = own(body, **given)
+    return moved(output, torch.arange(len(output.last_hidden_state))[:, None, None] * output.last_hidden_state)
+
+
 def attention_of_sdpa_sees_all(patch: pytest.MonkeyPatch) -> None:
     def attend(module: Any, query: Tensor, *args: Any, **kw: Any) -> Any:
         return sdpa_attention_forward(module, query, *args[:2], None, **{**kw, "is_causal": False})
 
-    patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", attend)
+    patch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", attend)
 
 
 def cache_counts_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -118,6 +133,12 @@ CASES = {
     ),
     "rows": Case(
         plant=in_the_forward(rows_mix),
+        failed={names.ROWS, names.ROWS_GENERATED},
+        scoring=names.ALONE,
+        generation=names.ALONE,
+    ),
+    "place of a row": Case(
+        plant=in_the_forward(rows_differ_by_their_place),
         failed={names.ROWS, names.ROWS_GENERATED},
         scoring=names.ALONE,
         generation=names.ALONE,
@@ -301,7 +322,7 @@ def test_one_process_decides_for_all(checkpoint: Checkpoints, monkeypatch: pytes
 
     lm = load_lm(checkpoint("llama"), self_test=False, batch_size=8)
     lm.options = lm.options.model_copy(update={"self_test": True})
-    lm._rank = 1
+    lm._rank, lm._world_size = 1, 2
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
     assert lm.session is not None
@@ -318,3 +339,45 @@ def test_a_model_that_cannot_be_tested_is_run_as_it_is(
     assert "GPT2LMHeadModel was not tested: no such kernel" in caplog.text
     assert lm.session is not None
     assert lm.session.generation_batches == lm.session.batches
+
+
+def test_what_a_generation_config_says_is_no_fault(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    says = {"max_new_tokens": 40, "max_time": 1e-9, "stop_strings": ["e"]}
+    lm = load_lm(copied(checkpoint("llama"), tmp_path, "generation_config.json", **says), batch_size=8)
+    assert lm.session is not None
+    assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
+
+
+@pytest.mark.parametrize("eager", [RuntimeError("no such kernel"), torch.nan])
+def test_eager_attention_that_does_not_run_takes_no_place(
+    eager: Any, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(module: Any, query: Tensor, *args: Any, **kw: Any) -> Any:
+        if isinstance(eager, Exception):
+            raise eager
+        return torch.full_like(query.transpose(1, 2), eager), None
+
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.eager_attention_forward", attend)
+    lm = load_lm(checkpoint("llama"))
+    assert lm.session is not None
+    assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
+    assert lm.model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_changes_between_calls_is_not_scored(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+    in_the_forward(lambda own, body, given: moved(own(body, **given), torch.randn(32) * next(calls)))(monkeypatch)
+    lm = load_lm(checkpoint("llama"))
+    with pytest.raises(UserError, match="the same text read again: "):
+        likelihoods(lm, PAIRS)
+
+
+def test_a_process_that_is_alone_in_its_evaluation_waits_for_nobody(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda *_, **__: pytest.fail("waits"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    assert StickBreakingLM(model, tokenizer=str(checkpoint("llama")), device="cpu").session is not None
