@@ -200,7 +200,7 @@ def run_settings(lm: Any) -> dict[str, Any]:
         "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
         **{name: getattr(options, name) for name in _OF_OPTIONS},
         **{name: getattr(lm, name) for name in _OF_LM},
-        "ways": lm.session.self_test.ways(),
+        "self_test": lm.session.self_test.ways(),
         "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
     }
 
