@@ -7,8 +7,8 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 274,
-    "product lines": 40442,
-    "lines of code": 27687,
+    "product lines": 40487,
+    "lines of code": 27732,
     "modules with one importer": 61,
     "circles of files": 0,
     "circles of rooms": 0,

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel
+from sbeval.reports.read.models import EvaluatedModel
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
@@ -24,7 +24,14 @@ _HUES: dict[str, tuple[str, str]] = {
     "brown": ("#8c4a32", "#d9a184"),
     "teal": ("#00787f", "#4fd0d6"),
 }
-_SCHEME_HUES = dict(zip(SCHEME_WORDS, ("blue", "vermillion", "green", "purple", "orange", "teal"), strict=True))
+_SCHEME_HUES = {
+    "stickbreaking": "blue",
+    "rope": "vermillion",
+    "nope": "green",
+    "alibi": "purple",
+    "fire": "orange",
+    "forgetting": "teal",
+}
 
 LIGHT = {"ink": "#16191d", "muted": "#5a626b", "grid": "#e6e8eb", "axis": "#b9bfc6", "paper": "#ffffff"}
 DARK = {"ink": "#eef0f2", "muted": "#a4adb6", "grid": "#2c3238", "axis": "#4a525a", "paper": "#14171a"}

@@ -25,13 +25,26 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN_ESCAPES = str.maketrans(
     {letter: f"\\{letter}" for letter in "\\`*_{}[]#|!~$"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 )
-_LATEX_NAMES = ("backslash", "asciitilde", "asciicircum", "asciigrave", "less", "greater", "bar")
 _LATEX_ESCAPES = {
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    **{letter: rf"\text{name}{{}}" for letter, name in zip("\\~^`<>|", _LATEX_NAMES, strict=True)},
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
     # after the end of a row these would be read as its arguments
-    **{letter: f"{{{letter}}}" for letter in "[*"},
-    **{"\N{MINUS SIGN}": "$-$", "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$"},
+    "[": "{[}",
+    "*": "{*}",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
 }
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
 _DASHES = re.compile("-(?=-)")

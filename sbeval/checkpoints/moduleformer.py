@@ -14,8 +14,13 @@ from sbeval.errors import UserError
 
 MODEL_TYPE = "moduleformer"
 
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-_ACTIVATIONS |= {name: name for name in ("gelu", "silu", "relu")}
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "silu": "silu",
+    "relu": "relu",
+}
 _BUFFERS = ("attn.mask", "attn.cum_weight")
 
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import importlib
 import importlib.util
 import logging
 import re
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 from lm_eval._cli import HarnessCLI
-from lm_eval.utils import simple_parse_args_string
 
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
@@ -118,8 +118,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def asked(said: Mapping[str, Any]) -> Asked:
     """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
+    read = importlib.import_module("lm_eval.utils").simple_parse_args_string  # whose import --help does without
     given = (said.get("model_args") or {}, said.get("metadata") or {})
-    model_args, metadata = (simple_parse_args_string(text) if isinstance(text, str) else text for text in given)
+    model_args, metadata = (read(text) if isinstance(text, str) else text for text in given)
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
     return Asked(
         model=str(said.get("model") or plugin.MODEL_NAME),

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import importlib
 import os
 import shlex
 import shutil
@@ -14,9 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import lm_eval.utils
 from lm_eval._cli import HarnessCLI
-from lm_eval.utils import setup_logging
 
 from sbeval import plugin
 from sbeval.commands.ending import say_next, told_in_one_sentence
@@ -41,7 +40,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     chosen = parse(arguments)
     own_tasks_needed = check is None or check(asked(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
-    setup_logging()
+    importlib.import_module("lm_eval.utils").setup_logging()
     output = vars(chosen).get("output_path")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_compact_tables())
@@ -85,16 +84,17 @@ def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: C
 @contextlib.contextmanager
 def _compact_tables() -> Iterator[None]:
     """Within it, lm-eval prints results by context length rather than one row a number."""
-    original = lm_eval.utils.make_table
+    utils: Any = importlib.import_module("lm_eval.utils")
+    original = utils.make_table
 
     def make_table(results: Any, column: str = "results", *args: Any, **kwargs: Any) -> str:
         return compact_table(results, lambda rest: original(rest, column, *args, **kwargs), column)
 
-    lm_eval.utils.make_table = make_table
+    utils.make_table = make_table
     try:
         yield
     finally:
-        lm_eval.utils.make_table = original
+        utils.make_table = original
 
 
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:

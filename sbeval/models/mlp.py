@@ -21,8 +21,12 @@ UNGATED = {"swiglu": "silu", "geglu": "gelu"}
 """What a gated activation applies to its gate."""
 
 
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "relu": relu}
-_FUNCTIONS["gelu_tanh"] = partial(gelu, approximate="tanh")
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "relu": relu,
+}
 
 
 def activate(name: str, x: Tensor) -> Tensor:

@@ -63,7 +63,9 @@ class ContextParallelScorer(TokenScorer):
         self.context = context
         self._own_positions: Tensor | None = None
 
-    def start_together(self, input_ids_BL: Tensor, *asked: Tensor) -> PendingScores:
+    def start_together(
+        self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor
+    ) -> PendingScores:
         """Scores as `start` does; all processes of the group must call it with the same arguments.
 
         Raises:
@@ -71,7 +73,7 @@ class ContextParallelScorer(TokenScorer):
         """
         self._check_splits(input_ids_BL)
         with self.context.shared():
-            return self.start(input_ids_BL, *asked)
+            return self.start(input_ids_BL, row_N, position_N, target_N)
 
     @torch.no_grad()
     def read_together(self, input_ids_1L: Tensor, keeper: int, cache: Cache | None) -> None:

@@ -88,9 +88,13 @@ def _long_context(lengths: AskedLengths) -> tuple[SweepRun, ...]:
         for length in lengths or (None,)
     ]
     whole = [
-        SweepRun(name=name, tasks=tasks, model_args={"max_length": _ROOM * text + answer, "truncation": "error"})
-        for name, tasks, text, answer in UNCUT  # the latter two in tokens
-        if lengths is None or lengths[-1] >= text
+        SweepRun(
+            name=name,
+            tasks=tasks,
+            model_args={"max_length": _ROOM * text_tokens + answer_tokens, "truncation": "error"},
+        )
+        for name, tasks, text_tokens, answer_tokens in UNCUT
+        if lengths is None or lengths[-1] >= text_tokens
     ]
     return (*babilong, *cut, *whole)
 

@@ -41,7 +41,9 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, model_max_length: int = 1 <<
 
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
         model_max_length=model_max_length,
     )

@@ -13,8 +13,15 @@ STICKBREAKING_FLAT_TYPES = ("stickbreaking", "sb_dolomite", "moe_stickbreaking")
 MIXTURE_FLAT_TYPES = ("moe_stickbreaking", "moe_dolomite")
 _HEAD_TYPES = ("mha", "mqa", "gqa")
 _MIXERS = {"softmax_attention": "softmax", "stickbreaking_attention": "stickbreaking"}
-_ACTIVATIONS = {name: name for name in ("swiglu", "geglu", "gelu_pytorch_tanh", "gelu", "silu", "swish", "relu")}
-_ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
+_ACTIVATIONS = {
+    "swiglu": "swiglu",
+    "geglu": "geglu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
 # lm-engine's way to scale logits, by the name it gives it: the exponent of the head's width
 _SCALE_EXPONENTS = {"1 / sqrt(head_dim)": -0.5, "1 / head_dim": -1.0}
 
