@@ -34,6 +34,8 @@ from sbeval.model_adapters.record import choose_kernels, model_record, run_setti
 from sbeval.model_adapters.self_test.testing import tested
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.model_adapters.speed.scans import scan_in_pieces
+from sbeval.model_adapters.speed.seen_keys import see_keys
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
@@ -90,10 +92,13 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
+            scan_in_pieces(self.model)
             if self.device.type == "cuda":
                 make_faster(self.model)
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)
+            if "attn_implementation" not in self.arguments:
+                see_keys(self.model)
 
     @property
     def prefix_token_id(self) -> int:

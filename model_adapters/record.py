@@ -22,6 +22,7 @@ from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.loading import in_one_sentence
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
+from sbeval.model_adapters.speed.seen_keys import attention_before
 from sbeval.results.records import ModelRecord, recorded_command
 
 STAMP_KEY = "sbeval:settings"
@@ -70,8 +71,7 @@ def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str |
             return chosen
         supported = device.type == "cuda" and head_dim <= 256 and dtype_of(model) != torch.float64
         return "triton" if supported else "blockwise"
-    implementation: str | None = getattr(config, "_attn_implementation", None)
-    return implementation
+    return attention_before(getattr(config, "_attn_implementation", None))
 
 
 def _stickbreaking_head_dim(config: Any) -> int | None:

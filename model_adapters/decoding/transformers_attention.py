@@ -15,8 +15,8 @@ from sbeval.model_adapters.speed.replacing import held
 from sbeval.models.slots import SlotCache, softmax_decode
 
 NAME = "sbeval_slots"
-_MORE = ("softcap", "position_bias", "s_aux", "output_attentions")
-"""Keyword arguments that ask for more than a softmax over keys."""
+_MORE = ("softcap", "position_bias", "output_attentions")
+"""Keyword arguments that ask for more than a softmax over keys and a sink."""
 _slots: ContextVar[SlotCache] = ContextVar("_slots")
 
 
@@ -36,7 +36,8 @@ def _attend(
         asked = ", ".join(more) or "a mask, or values of another size than keys"
         raise ValueError(f"its attention takes {asked}")
     scale = query_BH1D.shape[-1] ** -0.5 if scaling is None else scaling
-    output_BH1D = softmax_decode(query_BH1D, key_BGKD, value_BGKD, _slots.get().length_B, scale=scale)
+    options: dict[str, Any] = {"scale": scale, "sink_H": others.get("s_aux")}
+    output_BH1D = softmax_decode(query_BH1D, key_BGKD, value_BGKD, _slots.get().length_B, **options)
     return output_BH1D.transpose(1, 2), None
 
 

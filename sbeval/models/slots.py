@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
@@ -144,17 +144,20 @@ class SlotCache(Cache):
         self.lengths_B = {room: seen_B.clamp_max(room) for room in self._rooms}
 
 
-def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float) -> Tensor:
+def softmax_decode(
+    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, *, scale: float, sink_H: Tensor | None = None
+) -> Tensor:
     """Returns [B, H, Q, D]: softmax attention of each slot's newest positions to all its keys.
 
-    `length_B` is how many keys each slot holds, including the queries' own; at least Q.
+    `length_B` is how many keys each slot holds, including the queries' own; at least Q. `sink_H` is a logit of each
+    head that takes weight and has no value.
     """
     if q_BHQD.is_cuda and q_BHQD.dtype != torch.float64:
         # triton, which runs on a GPU and is not on every machine
         from sbeval.models.kernels.slots import kernel_softmax_decode
 
         q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
-        return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale)
+        return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale, sink_H=sink_H)
     groups, queries, longest = k_BGKD.shape[1], q_BHQD.shape[2], int(length_B.max())
     last_BQ1 = length_B[:, None, None] - torch.arange(queries, 0, -1, device=length_B.device)[:, None]
     seen_BQK = torch.arange(longest, device=length_B.device) <= last_BQ1
@@ -162,6 +165,11 @@ def softmax_decode(q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Ten
     q_BGRD = q_BHQD.reshape(len(q_BHQD), groups, -1, q_BHQD.shape[3])
     mask_B1RK = seen_BQK.repeat(1, q_BGRD.shape[2] // queries, 1)[:, None]
     k_BGKD, v_BGKD = k_BGKD[:, :, :longest], v_BGKD[:, :, :longest]
+    if sink_H is not None:  # as one more key, of no length
+        logit_1GR1 = sink_H.to(q_BHQD.dtype).repeat_interleave(queries).view(1, groups, -1, 1)
+        hidden_BGRK = torch.where(mask_B1RK, 0.0, -torch.inf).to(q_BHQD.dtype).expand(-1, groups, -1, -1)
+        mask_B1RK = torch.cat([hidden_BGRK, logit_1GR1.expand(len(q_BHQD), -1, -1, -1)], dim=3)
+        k_BGKD, v_BGKD = (pad(x, (0, 0, 0, 1)) for x in (k_BGKD, v_BGKD))
     output_BGRD = scaled_dot_product_attention(q_BGRD, k_BGKD, v_BGKD, attn_mask=mask_B1RK, scale=scale)
     return output_BGRD.reshape(*q_BHQD.shape[:3], v_BGKD.shape[3])
 

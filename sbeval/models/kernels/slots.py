@@ -116,9 +116,10 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
-    part_ptr, top_ptr, out_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries, splits,
+    part_ptr, top_ptr, out_ptr, length_ptr, sink_ptr,
+    out_stride_b, out_stride_h, out_stride_l, groups, shared, queries, splits,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    TOGETHER: tl.constexpr, FEWEST: tl.constexpr, EARLY: tl.constexpr,
+    TOGETHER: tl.constexpr, FEWEST: tl.constexpr, EARLY: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
@@ -143,17 +144,27 @@ def _join_kernel(
         out += tl.sum(share[:, None] * part, 0)
         total += tl.sum(share, 0)
     head = group * shared + mine // queries
+    if sink_ptr is not None:
+        total += tl.exp2(tl.load(sink_ptr + head).to(tl.float32) * LOG2_E - highest)
     out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
     tl.store(out_at + dim, (out / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 def kernel_softmax_decode(
-    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, *, splits: int | None = None
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    length_B: Tensor,
+    scale: float,
+    *,
+    sink_H: Tensor | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     """Returns [B, H, Q, D] of each slot's newest positions, in q's dtype: fp16, bf16 or fp32.
 
     The last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device of at least Q,
-    says how many keys each slot holds; what lies beyond is not read. `splits` programs may share the keys of a head.
+    says how many keys each slot holds; what lies beyond is not read. `sink_H`, contiguous, is a logit of each head that
+    takes weight and has no value. `splits` programs may share the keys of a head.
     """
     batch, heads, queries, head_dim = q_BHQD.shape
     groups, room = k_BGKD.shape[1], k_BGKD.shape[2]
@@ -178,8 +189,9 @@ def kernel_softmax_decode(
             STAGES=max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes))), EARLY=early, num_warps=4, **options,
         )  # fmt: skip
         _join_kernel[(batch * groups, shared * queries)](
-            part, top, out, length_B, *out.stride()[:3], groups, shared, queries, splits,
+            part, top, out, length_B, sink_H, *out.stride()[:3], groups, shared, queries, splits,
             HEAD_DIM=head_dim, BLOCK_D=block_head_dim, ROWS=rows, BLOCK_N=block_keys, SPLITS=MOST_SPLITS,
-            TOGETHER=min(32, triton.next_power_of_2(splits)), FEWEST=fewest, EARLY=early, num_warps=4, **options,
+            TOGETHER=min(32, triton.next_power_of_2(splits)), FEWEST=fewest, EARLY=early, LOG2_E=LOG2_E,
+            num_warps=4, **options,
         )  # fmt: skip
     return out

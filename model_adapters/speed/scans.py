@@ -1,0 +1,89 @@
+"""Mamba-2's scan over a text in pieces, so that memory is linear in its length.
+
+Without its CUDA package, transformers computes all chunks of a text at once, with some thousand numbers for each token
+and head. The states that a piece ends with are those that the next one begins with, so the definition stays the same.
+
+Shape suffixes: B batch, L positions, H heads, P head_dim, G groups, N state size.
+"""
+
+import functools
+import importlib.util
+import inspect
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbeval.model_adapters.speed.replacing import Forward, with_name
+from sbeval.scoring.body import same_but_for_rounding
+
+PIECE_TOKENS = 2048
+_SCAN = "mamba2_chunk_scan"
+
+
+class ScanInPieces:
+    """Stands in for `mamba2_chunk_scan` of a model's file, and calls it for pieces of a text."""
+
+    def __init__(self, own: Forward, piece_tokens: int = PIECE_TOKENS) -> None:
+        self._own, self._piece = own, piece_tokens
+
+    def __call__(
+        self,
+        hidden_BLHP: Tensor,
+        dt_BLH: Tensor,
+        A: Tensor,
+        B_BLGN: Tensor,
+        C_BLGN: Tensor,
+        chunk_size: int,
+        *,
+        initial_states: Tensor | None = None,
+        return_final_states: bool = False,
+        **others: Any,
+    ) -> Any:
+        """Returns [B, L, H, P], and the states [B, H, P, N] after the last position if they are asked for."""
+        step = max(1, self._piece // chunk_size) * chunk_size  # whole chunks, as without pieces
+        states, outputs = initial_states, []
+        for start in range(0, hidden_BLHP.shape[1], step):
+            hidden, dt, B, C = (x[:, start : start + step] for x in (hidden_BLHP, dt_BLH, B_BLGN, C_BLGN))
+            options = {"initial_states": states, "return_final_states": True, **others}
+            output, states = self._own(hidden, dt, A, B, C, chunk_size=chunk_size, **options)
+            outputs.append(output)
+        whole = torch.cat(outputs, dim=1)
+        return (whole, states) if return_final_states else whole
+
+
+def scan_in_pieces(model: nn.Module) -> list[nn.Module]:
+    """Gives layers whose scan continues from its states one in pieces, and returns those layers."""
+    changed: list[nn.Module] = []
+    if importlib.util.find_spec("mamba_ssm") is not None:  # whose kernels need no pieces
+        return changed
+    for module in model.modules():
+        if "forward" in vars(module) or hasattr(module, "_hf_hook"):
+            continue
+        if (forward := _scanning(type(module).forward)) is not None:
+            module.forward = types.MethodType(forward, module)
+            changed.append(module)
+    return changed
+
+
+@functools.cache
+def _scanning(forward: Forward) -> Forward | None:
+    # what is around it is for accelerate's hooks
+    return with_name(inspect.unwrap(forward), _SCAN, lambda own: ScanInPieces(own) if _continues(own) else None)
+
+
+@torch.no_grad()
+def _continues(own: Forward) -> bool:
+    """Whether a scan in pieces is the same as that of a whole text."""
+    generator = torch.Generator().manual_seed(0)
+    hidden_BLHP, dt_BLH, B_BLGN, C_BLGN = (
+        torch.randn(shape, generator=generator) for shape in ((1, 11, 4, 3), (1, 11, 4), (1, 11, 2, 5), (1, 11, 2, 5))
+    )
+    inputs = hidden_BLHP, dt_BLH, -torch.arange(1.0, 5.0), B_BLGN, C_BLGN
+    options: dict[str, Any] = {"chunk_size": 2, "D": torch.ones(4), "dt_softplus": True, "return_final_states": True}
+    try:
+        expected, in_pieces = own(*inputs, **options), ScanInPieces(own, 4)(*inputs, **options)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    return all(same_but_for_rounding(*both) for both in zip(in_pieces, expected, strict=True))

@@ -1,0 +1,260 @@
+"""Attention by what a layer sees: windows, chunks and sinks of transformers' models, without a mask of all pairs.
+
+A model asks transformers for masks, and for attention, by the name of an implementation. Under the name registered
+here, the mask of a long text is no tensor: it says which keys are seen, once the model's own function of pairs agrees.
+Attention that is given it costs what is seen; all else goes to the implementation that the model had before. Each layer
+is compared with that one at its first long text.
+
+Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, K keys that some rows see, R rows of
+a block, N chunks, C positions of a chunk, P probed keys of each query.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from sbeval.model_adapters.speed.replacing import held
+from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
+from sbeval.scoring.body import no_cache, same_but_for_rounding
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_TOKENS = 1024
+_SAMPLE_TOKENS = 16
+_COMPARED_TOKENS = 128  # beyond a window or a chunk
+_NAME = "sbeval_seen_keys_"
+_ATTRIBUTE = "_attn_implementation_internal"
+_MORE = ("softcap", "position_bias", "cache", "output_attentions")
+_FLASH_HEAD_DIM = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SeenKeys:
+    """What the queries of one text see: from the first key of a window or a chunk on up to their own.
+
+    Attributes:
+        window: how many of the newest keys, None for all.
+        chunk: length of the stretches within which keys are seen, None for one stretch.
+        mask: makes the model's own mask of the first positions, as many as it is given.
+    """
+
+    window: int | None
+    chunk: int | None
+    mask: Callable[[int], Tensor | None]
+
+    def first(self, query: Tensor) -> Tensor:
+        """Returns the oldest key that each query sees."""
+        if self.chunk is not None:
+            return query - query % self.chunk
+        return torch.zeros_like(query) if self.window is None else (query - self.window + 1).clamp_min(0)
+
+
+def see_keys(model: Any) -> bool:
+    """Has the attention of a transformers model cost what its layers see; returns whether it does so from now on.
+
+    Models without windows, chunks and sinks, and those whose logits would differ, stay as they are.
+    """
+    before = getattr(model.config, "_attn_implementation", None)
+    if before not in ("eager", "sdpa"):
+        return False
+    trial = _SeenKeys(before, shortest_tokens=1)
+    configs = {id(own): own for module in model.modules() if (own := getattr(module, "config", None)) is not None}
+    changed = [own for own in configs.values() if getattr(own, _ATTRIBUTE, None) == before]
+    with held([(own, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for own in changed]):
+        logits = _logits(model)
+    if not trial.gained or logits is None:
+        return False
+    if (expected := _logits(model)) is None or not same_but_for_rounding(logits, expected):
+        logger.warning("%s keeps its own attention: by what its layers see it differs", type(model).__name__)
+        return False
+    for own in changed:
+        setattr(own, _ATTRIBUTE, _registered(before))
+    return True
+
+
+def attention_before(implementation: str | None) -> str | None:
+    """Returns the name of an implementation as it was before `see_keys`."""
+    return None if implementation is None else implementation.removeprefix(_NAME)
+
+
+@functools.cache
+def _registered(before: str) -> str:
+    return _SeenKeys(before).register(f"{_NAME}{before}")
+
+
+@torch.no_grad()
+def _logits(model: Any) -> Tensor | None:
+    tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
+    with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError):
+        logits: Tensor = model(input_ids=tokens, **no_cache(model)).logits
+        return logits
+    return None
+
+
+class _SeenKeys:
+    """The implementation for models that had the one named `before`."""
+
+    def __init__(self, before: str, shortest_tokens: int | None = None) -> None:
+        self._before, self._shortest = before, shortest_tokens
+        self.gained = False  # whether a mask or an attention asked for less, or more, than all keys
+        self._same: WeakKeyDictionary[nn.Module, dict[tuple[int | None, int | None], bool]] = WeakKeyDictionary()
+
+    def register(self, name: str) -> str:
+        ALL_ATTENTION_FUNCTIONS.register(name, self.attend)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, self.mask)
+        return name
+
+    def mask(self, batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Any:
+        """Returns `SeenKeys` of long whole texts without padding, else the mask of the implementation before."""
+        own = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
+
+        def of_first(length: int) -> Any:
+            padding = asked.get("attention_mask")
+            first = {} if padding is None else {"attention_mask": padding[:, :length]}
+            return own(batch_size=batch_size, q_length=length, kv_length=length, **{**asked, **first})
+
+        size = asked.get("local_size")
+        if q_length == kv_length >= (self._shortest or SHORTEST_TOKENS) and not asked.get("use_vmap"):
+            offsets = [asked.get("q_offset", 0), asked.get("kv_offset", 0)]
+            padding = asked.get("attention_mask")
+            unpadded = padding is None or (padding.shape == (batch_size, kv_length) and bool(padding.all()))
+            if unpadded and all(type(offset) is int and offset == 0 for offset in offsets):
+                for window, chunk in ((None, None),) if size is None else ((size, None), (None, size)):
+                    seen = SeenKeys(window=window, chunk=chunk, mask=of_first)
+                    if _agrees(asked["mask_function"], seen, batch_size, q_length, asked.get("device", "cpu")):
+                        self.gained |= size is not None
+                        return seen
+        return own(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **asked)
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns [B, L, H, D], and the weights if the implementation before was asked for them."""
+        self.gained |= others.get("s_aux") is not None
+        own = functools.partial(self._own(module), module)
+        if not isinstance(attention_mask, SeenKeys):
+            return own(query, key, value, attention_mask, **others)  # type: ignore[no-any-return]
+        seen, length = attention_mask, query.shape[2]
+        more = others.get("dropout") or any(others.get(name) not in (None, False) for name in _MORE)
+        same, kind = self._same.setdefault(module, {}), (seen.window, seen.chunk)
+        if not more and query.shape[-1] == value.shape[-1] and length == key.shape[2] and same.get(kind, True):
+            scaling = others.get("scaling")
+            scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+            attend = functools.partial(attention_to_seen, seen=seen, scale=scale, sink_H=others.get("s_aux"))
+            if kind not in same:
+                few = min(length, (seen.window or seen.chunk or 0) + _COMPARED_TOKENS)
+                first = [x[:, :, :few] for x in (query, key, value)]
+                expected, _ = own(*first, seen.mask(few), **others)
+                same[kind] = same_but_for_rounding(attend(*first).transpose(1, 2), expected)
+                if not same[kind]:
+                    logger.warning("%s keeps its own attention, from which ours differs", type(module).__name__)
+            if same[kind]:
+                return attend(query, key, value).transpose(1, 2).contiguous(), None
+        return own(query, key, value, seen.mask(length), **others)  # type: ignore[no-any-return]
+
+    def _own(self, module: nn.Module) -> Callable[..., Any]:
+        # eager attention is each model's own, in its file
+        eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(self._before, eager)
+        return function
+
+
+def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torch.device | str) -> bool:
+    """Whether a model's function of pairs is true from each query's first key on: at both ends, and at random."""
+    query_L = torch.arange(length, device=device)
+    first_L = seen.first(query_L)
+    generator = torch.Generator().manual_seed(length)
+    chance_L, text_L = (torch.randint(most, (length,), generator=generator).to(device) for most in (length, texts))
+    ends = [first_L, first_L - 1, query_L, query_L + 1, (first_L + query_L) // 2, chance_L]
+    key_PL = torch.stack(ends).clamp(0, length - 1)
+    expected_PL = (key_PL >= first_L) & (key_PL <= query_L)
+    try:
+        true_PL = function(text_L.expand_as(key_PL), torch.zeros_like(key_PL), query_L.expand_as(key_PL), key_PL)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    return torch.equal(true_PL.expand_as(key_PL), expected_PL)
+
+
+def attention_to_seen(
+    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, seen: SeenKeys, scale: float, sink_H: Tensor | None
+) -> Tensor:
+    """Returns [B, H, L, D]: softmax attention to the keys seen, beside a sink's logit for each head, if there are."""
+    length = q_BHLD.shape[2]
+    if seen.chunk is not None and seen.chunk < length:
+        return _in_chunks(q_BHLD, k_BGLD, v_BGLD, seen.chunk, functools.partial(_attend, scale=scale, sink_H=sink_H))
+    window = None if seen.window is None or seen.window >= length else seen.window
+    return _attend(q_BHLD, k_BGLD, v_BGLD, window=window, scale=scale, sink_H=sink_H)
+
+
+def _in_chunks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, chunk: int, attend: Callable[..., Tensor]) -> Tensor:
+    texts, heads, length, head_dim = q_BHLD.shape
+    added = -length % chunk  # newer than every query whose output is kept
+
+    def apart(x_BHLD: Tensor) -> Tensor:
+        x_BHNCD = pad(x_BHLD, (0, 0, 0, added)).reshape(texts, x_BHLD.shape[1], -1, chunk, head_dim)
+        return x_BHNCD.transpose(1, 2).flatten(0, 1)
+
+    output = attend(*(apart(x) for x in (q_BHLD, k_BGLD, v_BGLD)), window=None)
+    output_BNHCD = output.reshape(texts, -1, heads, chunk, head_dim)
+    return output_BNHCD.transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+
+def _attend(
+    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int | None, scale: float, sink_H: Tensor | None
+) -> Tensor:
+    heads, length, head_dim = q_BHLD.shape[1:]
+    half = q_BHLD.is_cuda and q_BHLD.dtype in (torch.float16, torch.bfloat16)
+    flash = half and head_dim % 8 == 0 and head_dim <= _FLASH_HEAD_DIM
+    if sink_H is None and (window is None or not flash):
+        return softmax_attention(q_BHLD, k_BGLD, v_BGLD, scale=scale, sliding_window=window)
+    if sink_H is not None and not flash:
+        return _with_sinks(q_BHLD, k_BGLD, v_BGLD, window=window or length, scale=scale, sink_H=sink_H)
+    output_BHLD: Tensor
+    if window is None:
+        k_BHLD, v_BHLD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGLD, v_BGLD))
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+        output_BHLD, log_sum = cudnn(q_BHLD, k_BHLD, v_BHLD, None, True, 0.0, True, scale=scale)[:2]
+    else:
+        whole = [x.transpose(1, 2) for x in (q_BHLD, k_BGLD, v_BGLD)]
+        sides = {"window_size_left": window - 1, "window_size_right": 0}
+        flash_attention = torch.ops.aten._flash_attention_forward
+        output, log_sum = flash_attention(*whole, None, None, length, length, 0.0, False, False, scale=scale, **sides)[
+            :2
+        ]
+        output_BHLD = output.transpose(1, 2)
+    if sink_H is None:
+        return output_BHLD
+    # of the weights' sum, with the sink's, which share is the keys'
+    share_BHL1 = torch.sigmoid(log_sum.reshape(-1, heads, length, 1) - sink_H.float()[:, None, None])
+    return (output_BHLD * share_BHL1).to(q_BHLD.dtype)
+
+
+def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, scale: float, sink_H: Tensor) -> Tensor:
+    """The definition, for blocks of rows."""
+    texts, heads, length, _ = q_BHLD.shape
+    k_BHLD, v_BHLD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGLD, v_BGLD))
+    most = MASK_ELEMENTS["cuda" if q_BHLD.is_cuda else "cpu"] * 4
+    rows = max(16, most // (texts * heads * min(length, window + 512)))
+    sink_BHR1 = sink_H.to(q_BHLD.dtype)[:, None, None]
+    outputs = []
+    for start in range(0, length, rows):
+        stop = min(length, start + rows)
+        oldest = max(0, start - window + 1)
+        distance_RK = torch.arange(start, stop)[:, None] - torch.arange(oldest, stop)
+        hidden_RK = ((distance_RK < 0) | (distance_RK >= window)).to(q_BHLD.device)
+        logit_BHRK = q_BHLD[:, :, start:stop] @ k_BHLD[:, :, oldest:stop].transpose(2, 3) * scale
+        logit_BHRK = logit_BHRK.masked_fill(hidden_RK, -torch.inf)
+        whole = torch.cat([logit_BHRK, sink_BHR1.expand(texts, heads, stop - start, 1)], dim=3)
+        outputs.append(whole.softmax(3)[..., :-1] @ v_BHLD[:, :, oldest:stop])
+    return torch.cat(outputs, dim=2)
