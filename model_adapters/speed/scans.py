@@ -25,8 +25,8 @@ _SCAN = "mamba2_chunk_scan"
 class ScanInPieces:
     """Stands in for `mamba2_chunk_scan` of a model's file, and calls it for pieces of a text."""
 
-    def __init__(self, own: Forward, piece_tokens: int = PIECE_TOKENS) -> None:
-        self._own, self._piece = own, piece_tokens
+    def __init__(self, own: Forward, piece_tokens: int) -> None:
+        self._own, self.piece_tokens = own, piece_tokens
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class ScanInPieces:
         **others: Any,
     ) -> Any:
         """Returns [B, L, H, P], and the states [B, H, P, N] after the last position if they are asked for."""
-        step = max(1, self._piece // chunk_size) * chunk_size  # whole chunks, as without pieces
+        step = max(1, self.piece_tokens // chunk_size) * chunk_size  # whole chunks, as without pieces
         states, outputs = initial_states, []
         for start in range(0, hidden_BLHP.shape[1], step):
             hidden, dt, B, C = (x[:, start : start + step] for x in (hidden_BLHP, dt_BLH, B_BLGN, C_BLGN))
@@ -69,8 +69,11 @@ def scan_in_pieces(model: nn.Module) -> list[nn.Module]:
 
 @functools.cache
 def _scanning(forward: Forward) -> Forward | None:
+    def stand_in(own: Forward) -> ScanInPieces | None:
+        return ScanInPieces(own, PIECE_TOKENS) if _continues(own) else None
+
     # what is around it is for accelerate's hooks
-    return with_name(inspect.unwrap(forward), _SCAN, lambda own: ScanInPieces(own) if _continues(own) else None)
+    return with_name(inspect.unwrap(forward), _SCAN, stand_in)
 
 
 @torch.no_grad()
