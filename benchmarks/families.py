@@ -5,8 +5,8 @@
 Of each family a model of some 300M to 500M parameters (8 layers, width 2,048, bf16) scores one window through
 `loglikelihood_rolling`, and continues four prompts by 32 tokens through `generate_until`, at batch size 4. One call of
 each kind goes before the clock; then come `--rounds` pairs, of which the table has the medians. Memory is the peak of
-one window above what both models hold, and the weights of one. `hf, flex` is `hf` with
-`attn_implementation=flex_attention`, where the family has it. Where memory runs out, that is what the table says.
+one window above what both models hold, and the weights of one. `hf, flex` and `sb, flex` have
+`attn_implementation=flex_attention`. Where memory runs out, that is what the table says.
 Without a GPU all is small, and says only that it runs.
 """
 
@@ -40,7 +40,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"sliding_window": 1024 if GPU else 32, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
         "query_pre_attn_scalar": 256,
     },
-    "gpt_oss": {**HEADS, "sliding_window": 128 if GPU else 32, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        **{**HEADS, "sliding_window": 128 if GPU else 32, "num_local_experts": 8, "num_experts_per_tok": 2},
+        "intermediate_size": WIDTH // 4,
+    },
     "qwen3_next": {**HEADS, "num_experts": 8, "shared_expert_intermediate_size": WIDTH // 2, **EXPERTS, **DELTA},
     "granitemoehybrid": {
         **{**HEADS, **STATES, "layer_types": [*["mamba"] * 4, "attention", *["mamba"] * 3]},
@@ -62,11 +65,11 @@ def loaded(family: str, adapter: str, tokens: int) -> Any:
     """A model with the family's random weights in one of the two adapters."""
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[family](**{**COMMON, **FAMILIES[family], **SCALED.get(family, {})})
-    flex = {"attn_implementation": "flex_attention"} if adapter == "hf, flex" else {}
+    flex = {"attn_implementation": "flex_attention"} if adapter.endswith("flex") else {}
     with torch.device("cuda" if GPU else "cpu"):
         dtype = torch.bfloat16 if GPU else torch.float32
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **flex)
-    kind = StickBreakingLM if adapter == "sb" else HFLM
+    kind = StickBreakingLM if adapter.startswith("sb") else HFLM
     lm: Any = kind(model.eval(), tokenizer=tokenizer(ROW), max_length=tokens, batch_size=4)
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
     return lm

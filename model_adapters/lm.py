@@ -92,6 +92,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
+            loading.settle_flex_attention(self.model, asked="attn_implementation" in self.arguments)
             scan_in_pieces(self.model)
             if self.device.type == "cuda":
                 make_faster(self.model)
@@ -241,8 +242,6 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
-            if "attn_implementation" not in kwargs:
-                loading.use_sdpa_on_a_cpu(self._model)
         self.AUTO_MODEL_CLASS = auto_class
 
     all_gather = ranks.waiting()(HFLM.all_gather)
