@@ -4,6 +4,8 @@
 - `replacing`: how a part is replaced
 - `linear`: linear maps padded to widths that a GPU reads in one piece
 - `parts`: norms and gated MLPs as one kernel each
+- `seen_keys`: windows, chunks and sinks without a mask of all pairs
+- `scans`: Mamba-2's scan over a text in pieces
 - `attention`: rotary embeddings as one kernel, and another kernel for attention on long texts
 - `generating`: a key/value cache that new tokens are written into, and attention for one of them at a time
 """
