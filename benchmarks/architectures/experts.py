@@ -1,6 +1,7 @@
 """A long window of the paper's 6.5-billion mixture of experts: tokens a second and memory, random weights in bf16.
 
-    PYTHONPATH=benchmarks python benchmarks/architectures/experts.py [--preset moe-6.5b] [--length 65536] [--windows 3] [--layers 40]
+    PYTHONPATH=benchmarks python benchmarks/architectures/experts.py
+        [--preset moe-6.5b] [--length 65536] [--windows 3] [--layers 40]
 
 A window is scored as perplexity tasks score it: one pass, every target, without [length, vocabulary] logits. Random
 weights leave logits around zero, where sticks break within some hundred tokens and attention stops there; for the row

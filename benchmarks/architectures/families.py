@@ -1,6 +1,7 @@
 """Families of today through lm-eval's `hf` and through `sb`, in turns on the same random weights: time and memory.
 
-    PYTHONPATH=benchmarks python benchmarks/architectures/families.py [--families llama,gemma3_text,...] [--tokens 65536] [--prompt-tokens 16384]
+    PYTHONPATH=benchmarks python benchmarks/architectures/families.py
+        [--families llama,gemma3_text,...] [--tokens 65536] [--prompt-tokens 16384]
 
 Of each family a model of some 300M to 500M parameters (8 layers, width 2,048, bf16) scores one window through
 `loglikelihood_rolling`, and continues four prompts by 32 tokens through `generate_until`, at batch size 4. One call of
