@@ -85,6 +85,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         if self.options.non_finite == "null":
             record_nulls(Task)
             record_nulls(ConfigurableTask)
+        asked = "attn_implementation" in self.arguments or not isinstance(pretrained, str)
+        loading.settle_flex_attention(self.model, asked=asked)
         if self.backend == "causal":
             loading.fit_tokenizer(self.model, self.tokenizer)
             in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
@@ -92,7 +94,6 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
-            loading.settle_flex_attention(self.model, asked="attn_implementation" in self.arguments)
             scan_in_pieces(self.model)
             if self.device.type == "cuda":
                 make_faster(self.model)

@@ -127,14 +127,15 @@ def _check_rank(folder: Path) -> None:
 def settle_flex_attention(model: Any, *, asked: bool) -> None:
     """Has a model with flex_attention hold no matrix of all pairs: without it on a CPU, compiled for each shape else.
 
-    `asked` is whether the user named it, not the configuration.
+    `asked` is whether the user named it, not the configuration of a checkpoint.
     """
     if model.config._attn_implementation != "flex_attention":
         return
     if model.device.type != "cpu":
         # beyond the limit, of eight shapes, it would run uncompiled
         limits: Any = torch._dynamo.config
-        limits.recompile_limit = limits.accumulated_recompile_limit = _MOST_SHAPES
+        limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
+        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_SHAPES)
     elif not asked:
         instead = "sdpa" if model._supports_sdpa else "eager"
         logger.warning("flex_attention of config.json would be compiled for minutes on a CPU: %s is used", instead)

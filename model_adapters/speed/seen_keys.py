@@ -15,7 +15,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,13 +26,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sbeval.model_adapters.speed.replacing import held
 from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
-from sbeval.scoring.body import no_cache, same_but_for_rounding
+from sbeval.scoring.body import no_cache
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_TOKENS = 1024
-_SAMPLE_TOKENS = 16
+_SAMPLE_TOKENS, _LONGER_TOKENS = 16, 320
 _COMPARED_TOKENS = 128  # beyond a window or a chunk
+_SAME = 1e-4  # of the largest value, in fp32
 _NAME = "sbeval_seen_keys_"
 _ATTRIBUTE = "_attn_implementation_internal"
 _MORE = ("softcap", "position_bias", "cache", "output_attentions")
@@ -59,23 +60,33 @@ class SeenKeys:
             return query - query % self.chunk
         return torch.zeros_like(query) if self.window is None else (query - self.window + 1).clamp_min(0)
 
+    def within(self, length: int) -> Self:
+        """Returns the same for a text of this length, in which a window or a chunk may be everything."""
+        window = None if self.window is None or self.window >= length else self.window
+        chunk = None if self.chunk is None or self.chunk >= length else self.chunk
+        return dataclasses.replace(self, window=window, chunk=chunk)
+
+    def contiguous(self) -> Self:
+        """What `generate` asks of every mask."""
+        return self
+
 
 def see_keys(model: Any) -> bool:
     """Has the attention of a transformers model cost what its layers see; returns whether it does so from now on.
 
-    Models without windows, chunks and sinks stay as they are. Logits are not compared: where experts are chosen, any
-    rounding changes them.
+    Models without windows, chunks and sinks stay as they are, and so do those whose attention somebody chose. Logits
+    are not compared: where experts are chosen, any rounding changes them.
     """
     before = getattr(model.config, "_attn_implementation", None)
-    if before not in ("eager", "sdpa"):
+    if before != ("sdpa" if getattr(model, "_supports_sdpa", False) else "eager"):
         return False
     trial = _SeenKeys(before, shortest_tokens=1)
     configs = {id(own): own for module in model.modules() if (own := getattr(module, "config", None)) is not None}
     changed = [own for own in configs.values() if getattr(own, _ATTRIBUTE, None) == before]
     with held([(own, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for own in changed]):
-        runs = _runs(model)
-    if not (runs and trial.gained):
-        return False
+        # the longer text, for what begins after some hundred tokens, only where something is gained
+        if not (_runs(model, _SAMPLE_TOKENS) and trial.served and _runs(model, _LONGER_TOKENS)):
+            return False
     for own in changed:
         setattr(own, _ATTRIBUTE, _registered(before))
     return True
@@ -92,8 +103,8 @@ def _registered(before: str) -> str:
 
 
 @torch.no_grad()
-def _runs(model: Any) -> bool:
-    tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
+def _runs(model: Any, length: int) -> bool:
+    tokens = torch.arange(length, device=model.device)[None] % model.config.get_text_config().vocab_size
     with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError):
         model(input_ids=tokens, **no_cache(model))
         return True
@@ -105,7 +116,7 @@ class _SeenKeys:
 
     def __init__(self, before: str, shortest_tokens: int | None = None) -> None:
         self._before, self._shortest = before, shortest_tokens
-        self.gained = False  # whether a mask or an attention asked for less, or more, than all keys
+        self.served = False  # whether an attention saw other than all keys
         self._same: WeakKeyDictionary[nn.Module, dict[tuple[int | None, int | None], bool]] = WeakKeyDictionary()
 
     def register(self, name: str) -> str:
@@ -117,6 +128,7 @@ class _SeenKeys:
         """Returns `SeenKeys` of long whole texts without padding, else the mask of the implementation before."""
         own = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
 
+        @functools.lru_cache(maxsize=2)  # layers share a mask
         def of_first(length: int) -> Any:
             padding = asked.get("attention_mask")
             first = {} if padding is None else {"attention_mask": padding[:, :length]}
@@ -131,7 +143,6 @@ class _SeenKeys:
                 for window, chunk in ((None, None),) if size is None else ((size, None), (None, size)):
                     seen = SeenKeys(window=window, chunk=chunk, mask=of_first)
                     if _agrees(asked["mask_function"], seen, batch_size, q_length, asked.get("device", "cpu")):
-                        self.gained |= size is not None
                         return seen
         return own(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **asked)
 
@@ -139,27 +150,27 @@ class _SeenKeys:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Returns [B, L, H, D], and the weights if the implementation before was asked for them."""
-        self.gained |= others.get("s_aux") is not None
         own = functools.partial(self._own(module), module)
         if not isinstance(attention_mask, SeenKeys):
             return own(query, key, value, attention_mask, **others)  # type: ignore[no-any-return]
-        seen, length = attention_mask, query.shape[2]
+        length, sink_H = query.shape[2], others.get("s_aux")
+        seen = attention_mask.within(length)
         more = others.get("dropout") or any(others.get(name) not in (None, False) for name in _MORE)
-        same, kind = self._same.setdefault(module, {}), (seen.window, seen.chunk)
-        if not more and query.shape[-1] == value.shape[-1] and length == key.shape[2] and same.get(kind, True):
+        if not more and query.shape[-1] == value.shape[-1] and length == key.shape[2]:
             scaling = others.get("scaling")
             scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
-            attend = functools.partial(attention_to_seen, seen=seen, scale=scale, sink_H=others.get("s_aux"))
+            attend = functools.partial(attention_to_seen, seen=seen, scale=scale, sink_H=sink_H)
+            same, kind = self._same.setdefault(module, {}), (seen.window, seen.chunk)
             if kind not in same:
                 few = min(length, (seen.window or seen.chunk or 0) + _COMPARED_TOKENS)
                 first = [x[:, :, :few] for x in (query, key, value)]
-                expected, _ = own(*first, seen.mask(few), **others)
-                same[kind] = same_but_for_rounding(attend(*first).transpose(1, 2), expected)
+                same[kind] = _same(attend, functools.partial(own, **others), first, _on(seen.mask(few), query))
                 if not same[kind]:
                     logger.warning("%s keeps its own attention, from which ours differs", type(module).__name__)
             if same[kind]:
+                self.served |= sink_H is not None or attention_mask.window is not None or seen.chunk is not None
                 return attend(query, key, value).transpose(1, 2).contiguous(), None
-        return own(query, key, value, seen.mask(length), **others)  # type: ignore[no-any-return]
+        return own(query, key, value, _on(seen.mask(length), query), **others)  # type: ignore[no-any-return]
 
     def _own(self, module: nn.Module) -> Callable[..., Any]:
         # eager attention is each model's own, in its file
@@ -168,31 +179,62 @@ class _SeenKeys:
         return function
 
 
+def _on(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    return None if mask is None else mask.to(query.device)  # layers may be spread over devices
+
+
+@torch.no_grad()
+def _same(attend: Callable[..., Tensor], own: Callable[..., Any], heads: list[Tensor], mask: Tensor | None) -> bool:
+    """Whether the definition is the model's own in fp32, and a kernel for fewer bits is the definition but for those.
+
+    The newest rows, which see no more than a window, are compared on their own scale.
+    """
+    with torch.autocast(heads[0].device.type, enabled=False):
+        try:
+            wide = [x.double() if x.dtype == torch.float64 else x.float() for x in heads]
+            expected, definition = own(*wide, mask)[0], attend(*wide).transpose(1, 2)
+            rounded = attend(*heads).transpose(1, 2)
+        except (RuntimeError, TypeError, ValueError):
+            return False
+    newest = slice(-_COMPARED_TOKENS, None)
+    eps = torch.finfo(heads[0].dtype).eps
+
+    def near(result: Tensor, wanted: Tensor, share: float) -> bool:
+        return bool((result - wanted).abs().max() <= share * wanted.abs().max())  # false for NaN
+
+    return all(
+        near(definition[:, rows], expected[:, rows], _SAME)
+        and near(rounded[:, rows].to(definition.dtype), definition[:, rows], max(_SAME, 8 * eps))
+        for rows in (slice(None), newest)
+    )
+
+
 def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torch.device | str) -> bool:
     """Whether a model's function of pairs is true from each query's first key on: at both ends, and at random."""
     query_L = torch.arange(length, device=device)
     first_L = seen.first(query_L)
-    generator = torch.Generator().manual_seed(length)
-    chance_L, text_L = (torch.randint(most, (length,), generator=generator).to(device) for most in (length, texts))
+    chance_L = torch.randint(length, (length,), generator=torch.Generator().manual_seed(length)).to(device)
     ends = [first_L, first_L - 1, query_L, query_L + 1, (first_L + query_L) // 2, chance_L]
-    key_PL = torch.stack(ends).clamp(0, length - 1)
-    expected_PL = (key_PL >= first_L) & (key_PL <= query_L)
+    key_P1L = torch.stack(ends).clamp(0, length - 1)[:, None]
+    expected_P1L = (key_P1L >= first_L) & (key_P1L <= query_L)
+    text_B1 = torch.arange(texts, device=device)[:, None]
+    pairs = [x.expand(len(ends), texts, length) for x in (text_B1, torch.zeros_like(text_B1), query_L, key_P1L)]
     try:
-        true_PL = function(text_L.expand_as(key_PL), torch.zeros_like(key_PL), query_L.expand_as(key_PL), key_PL)
+        true_PBL = function(*pairs)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
-    return torch.equal(true_PL.expand_as(key_PL), expected_PL)
+    return torch.equal(true_PBL.expand_as(pairs[0]), expected_P1L.expand_as(pairs[0]))
 
 
 def attention_to_seen(
     q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, seen: SeenKeys, scale: float, sink_H: Tensor | None
 ) -> Tensor:
     """Returns [B, H, L, D]: softmax attention to the keys seen, beside a sink's logit for each head, if there are."""
-    length = q_BHLD.shape[2]
-    if seen.chunk is not None and seen.chunk < length:
-        return _in_chunks(q_BHLD, k_BGLD, v_BGLD, seen.chunk, functools.partial(_attend, scale=scale, sink_H=sink_H))
-    window = None if seen.window is None or seen.window >= length else seen.window
-    return _attend(q_BHLD, k_BGLD, v_BGLD, window=window, scale=scale, sink_H=sink_H)
+    seen = seen.within(q_BHLD.shape[2])
+    attend = functools.partial(_attend, scale=scale, sink_H=sink_H)
+    if seen.chunk is not None:
+        return _in_chunks(q_BHLD, k_BGLD, v_BGLD, seen.chunk, attend)
+    return attend(q_BHLD, k_BGLD, v_BGLD, window=seen.window)
 
 
 def _in_chunks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, chunk: int, attend: Callable[..., Tensor]) -> Tensor:
@@ -242,8 +284,8 @@ def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, 
     """The definition, for blocks of rows."""
     texts, heads, length, _ = q_BHLD.shape
     k_BHLD, v_BHLD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGLD, v_BGLD))
-    most = MASK_ELEMENTS["cuda" if q_BHLD.is_cuda else "cpu"] * 4
-    rows = max(16, most // (texts * heads * min(length, window + 512)))
+    most = MASK_ELEMENTS["cuda" if q_BHLD.is_cuda else "cpu"] // (texts * heads)
+    rows = max(16, min(window, most // (2 * window)), most // length)  # of at most that many columns, or all
     sink_BHR1 = sink_H.to(q_BHLD.dtype)[:, None, None]
     outputs = []
     for start in range(0, length, rows):
