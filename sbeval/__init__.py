@@ -1,6 +1,7 @@
 """sbeval: what happens to a language model when its context grows past its training length?
 
 - `attention`: stick-breaking attention, one operation with several implementations
+- `attn_implementation`: how do transformers' models find it by name?
 - `models`: the model family, and what its layers are made of
 - `checkpoints`: which formats are read, and how they become models of the family
 - `inspection`: what a checkpoint is, what memory and time it takes, before its weights are read
