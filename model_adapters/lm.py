@@ -94,7 +94,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             loading.settle_flex_attention(self.model, asked="attn_implementation" in self.arguments)
             scan_in_pieces(self.model)
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and isinstance(pretrained, str):  # a model in memory is somebody's own
                 make_faster(self.model)
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)
