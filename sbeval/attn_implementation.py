@@ -8,7 +8,7 @@ Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D 
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +22,8 @@ _ROTATING = ("rotary", "rope", "cos", "position_embeddings", "alibi", "freqs")
 _MORE = ("cache", "head_mask", "output_attentions", "position_bias", "s_aux", "sliding_window", "softcap")
 """Keyword arguments that ask for more than stick-breaking over all older keys."""
 _WITHOUT = "take a configuration without (of SmolLM3: no_rope_layers all 0), or another attn_implementation"
-
-
-class Texts(NamedTuple):
-    """Where texts begin in a batch, the one or the other.
-
-    Attributes:
-        seq_start_B: number of padding positions on the left of each row.
-        cu_seqlens: int32 [n + 1], where each of n texts begins in the batch's rows one after another.
-    """
-
-    seq_start_B: Tensor | None = None
-    cu_seqlens: Tensor | None = None
+Texts = tuple[Tensor | None, Tensor | None]
+"""Padding positions on the left of each row, or int32 [n + 1], where each of n texts begins in all rows one by one."""
 
 
 def texts(
@@ -61,7 +51,7 @@ def texts(
         raise _refused("a cache that grows with the text", "one of a fixed size", "leave cache_implementation out")
     if attention_mask is not None:
         start_B = sequence_starts(attention_mask, keys=kv_length, has_past=q_offset > 0)
-        return None if start_B is None else Texts(seq_start_B=start_B)
+        return None if start_B is None else (start_B, None)
     if allow_is_causal_skip or q_length < 2 or q_offset:
         return None
     # several texts in a row: there a token does not see the one before it
@@ -71,7 +61,7 @@ def texts(
     place_T = torch.arange(len(begins_T), device=device, dtype=torch.int32)
     # tokens that begin nothing become empty texts at the end: counting texts would wait for the device
     starts_T = torch.where(begins_T, place_T, len(begins_T)).sort().values
-    return Texts(cu_seqlens=torch.cat([starts_T, starts_T.new_full((1,), len(begins_T))]).int())
+    return None, torch.cat([starts_T, starts_T.new_full((1,), len(begins_T))]).int()
 
 
 def attend(
@@ -98,7 +88,7 @@ def attend(
         more.append("later tokens")
     if more:
         raise _refused("attention to all older keys and nothing else", more[0])
-    seq_start_B, cu_seqlens = attention_mask or Texts()
+    seq_start_B, cu_seqlens = attention_mask or (None, None)
     if (given := others.get("cu_seq_lens_q")) is not None:  # from transformers' collator for packed batches
         cu_seqlens = given.int()
     heads = (query_BHQD.to(value_BGKD.dtype), key_BGKD.to(value_BGKD.dtype), value_BGKD)

@@ -5,11 +5,14 @@ import copy
 import dataclasses
 import importlib
 import logging
+import os
+import random
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.registry import get_model
 from lm_eval.loggers import EvaluationTracker
@@ -61,7 +64,7 @@ def evaluate(
 ) -> Curve:
     """Evaluates a model in memory at several context lengths.
 
-    The model keeps its mode, its kernels and its attention, and no random number generator is set. Of several
+    The model keeps its mode, its kernels and its attention, and random numbers go on as they would have. Of several
     processes, such as those of a sharded model, each is to call this, and each evaluates everything.
 
     Args:
@@ -143,13 +146,20 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
     modules = [vars(module) for module in model.modules()]
     kept = [{name: module[name] for name in _CHANGED if name in module} for module in modules]
     attention = getattr(model.config, "_attn_implementation", None)
+    numbers, local_rank = random.getstate(), os.environ.get("LOCAL_RANK")
     try:
-        yield
+        if local_rank is not None:
+            os.environ["LOCAL_RANK"] = "0"  # lm-eval has results for no other
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            yield
     finally:
         for module, before in zip(modules, kept, strict=True):
             module.update(before)
         if attention != getattr(model.config, "_attn_implementation", None):
             model.set_attn_implementation(attention)
+        random.setstate(numbers)
+        if local_rank is not None:
+            os.environ["LOCAL_RANK"] = local_rank
 
 
 def _is_about_files(record: logging.LogRecord) -> bool:

@@ -26,6 +26,8 @@ SIZES: dict[str, Any] = {
     **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PLACES = torch.arange(12, device=DEVICE).remainder(5)[None]
 NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_attention_norm"}
 
 
@@ -37,7 +39,7 @@ def config(**given: Any) -> PretrainedConfig:
 
 def named(**given: Any) -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config(**given), attn_implementation=NAME)
+    return AutoModelForCausalLM.from_config(config(**given), attn_implementation=NAME).to(DEVICE)
 
 
 def oracle(model: Any) -> SbevalForCausalLM:
@@ -46,11 +48,11 @@ def oracle(model: Any) -> SbevalForCausalLM:
     for theirs, name in NORMS.items():
         weights = {key.replace(theirs, name): weight.clone() for key, weight in weights.items()}
     ours.load_state_dict(weights)
-    return ours
+    return ours.to(DEVICE)
 
 
 def tokens(*shape: int) -> Tensor:
-    return torch.randint(3, 61, shape, generator=torch.Generator().manual_seed(1))
+    return torch.randint(3, 61, shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -89,13 +91,13 @@ def test_padding_changes_nothing_of_a_text() -> None:
 @pytest.mark.parametrize("said_by", ["position_ids", "cu_seq_lens_q", "collator"])
 def test_packed_texts_do_not_see_each_other(said_by: str) -> None:
     model, ids = named().eval(), tokens(1, 12)
-    places = torch.tensor([[*range(5), *range(3), *range(4)]])
-    lengths = torch.tensor([0, 5, 8, 12])
+    places = torch.tensor([[*range(5), *range(3), *range(4)]], device=DEVICE)
+    lengths = torch.tensor([0, 5, 8, 12], device=DEVICE)
     given = {"position_ids": {"position_ids": places}, "cu_seq_lens_q": {"cu_seq_lens_q": lengths}}
     if said_by == "collator":
         texts = [{"input_ids": text.tolist()} for text in ids[0].split([5, 3, 4])]
         given["collator"] = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(texts)
-        given["collator"].pop("input_ids")
+        del given["collator"]["input_ids"]
     found = model(ids, use_cache=False, **given[said_by]).logits
     alone = [model(text[None]).logits for text in ids[0].split([5, 3, 4])]
     assert_close(found, torch.cat(alone, dim=1))
@@ -103,7 +105,7 @@ def test_packed_texts_do_not_see_each_other(said_by: str) -> None:
 
 def test_rows_may_each_hold_several_texts() -> None:
     model, ids = named().eval(), tokens(2, 6)
-    places = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4]])
+    places = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4]], device=DEVICE)
     found = model(ids, position_ids=places, use_cache=False).logits
     assert_close(found[0, 3:], model(ids[:1, 3:]).logits[0])
     assert_close(found[1, 1:], model(ids[1:, 1:]).logits[0])
@@ -114,14 +116,16 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
     model, ids = named(), tokens(2, 12)
     given = {
         "whole": {},
-        "packed": {"position_ids": torch.arange(12).remainder(5)[None].expand(2, -1)},
-        "padded": {"attention_mask": (torch.arange(12) >= torch.tensor([[4], [0]])).long()},
+        "packed": {"position_ids": PLACES.expand(2, -1)},
+        "padded": {"attention_mask": (torch.arange(12) >= torch.tensor([[4], [0]])).long().to(DEVICE)},
     }[batch]
     expected = model(ids, labels=ids, use_cache=False, **given)
     expected.loss.backward()
     wanted = [gradient.clone() for gradient in gradients(model)]
     model.zero_grad()
-    found = torch.compile(model, fullgraph=True, backend="aot_eager")(ids, labels=ids, use_cache=False, **given)
+    found = torch.compile(model, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")(
+        ids, labels=ids, use_cache=False, **given
+    )
     found.loss.backward()
     assert_close(found.logits, expected.logits)
     assert_close(gradients(model), wanted)
@@ -130,7 +134,7 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_no_gradient(reentrant: bool) -> None:
     model, ids = named().train(), tokens(2, 12)
-    packed = {"position_ids": torch.arange(12).remainder(7)[None], "labels": ids, "use_cache": False}
+    packed = {"position_ids": PLACES, "labels": ids, "use_cache": False}
     model(ids, **packed).loss.backward()
     expected = [gradient.clone() for gradient in gradients(model)]
     model.zero_grad()
@@ -142,7 +146,7 @@ def test_gradient_checkpointing_changes_no_gradient(reentrant: bool) -> None:
 def two_steps(model: Any, ids: Tensor) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
-        model(ids, labels=ids, position_ids=torch.arange(12).remainder(7)[None], use_cache=False).loss.backward()
+        model(ids, labels=ids, position_ids=PLACES, use_cache=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     logits: Tensor = model(ids).logits
@@ -166,7 +170,13 @@ def test_trains_sharded_over_two_processes(tmp_path: Path) -> None:
 
 
 def trained(model: Any, folder: Path) -> list[float]:
-    options = {"max_steps": 50, "logging_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    options = {
+        "max_steps": 50,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": DEVICE == "cpu",
+        "disable_tqdm": True,
+    }
     arguments = TrainingArguments(str(folder), per_device_train_batch_size=4, save_strategy="no", **options)
     rows = [{"input_ids": row, "labels": row} for row in tokens(64, 16)]
     trainer = Trainer(model, arguments, train_dataset=rows)
@@ -190,7 +200,7 @@ def test_models_whose_layers_have_positions_are_refused(kind: str) -> None:
     with pytest.raises(
         sbeval.UserError, match=r"^Expected .* for attn_implementation='stickbreaking', found .*: .*\.$"
     ):
-        model.eval()(tokens(1, 8))
+        model.eval().to(DEVICE)(tokens(1, 8))
 
 
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "sbeval"])
@@ -210,7 +220,7 @@ def test_other_layers_without_positions_are_accepted(kind: str) -> None:
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(kind, **SIZES, **more.get(kind, {})), attn_implementation=NAME
     )
-    assert model.eval()(tokens(1, 8)).logits.isfinite().all()
+    assert model.eval().to(DEVICE)(tokens(1, 8)).logits.isfinite().all()
 
 
 REFUSED = {
@@ -221,8 +231,12 @@ REFUSED = {
         {},
         "local",
     ),
-    "its own mask": ({}, {"attention_mask": torch.ones(1, 1, 8, 8, dtype=torch.bool)}, "a mask of its own"),
-    "a hole": ({}, {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]])}, "padding inside"),
+    "its own mask": (
+        {},
+        {"attention_mask": torch.ones(1, 1, 8, 8, dtype=torch.bool, device=DEVICE)},
+        "a mask of its own",
+    ),
+    "a hole": ({}, {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]], device=DEVICE)}, "padding inside"),
 }
 
 

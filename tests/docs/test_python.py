@@ -9,12 +9,11 @@ import pandas as pd
 import pytest
 import torch
 from source_tree import ROOT
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer
 
 import sbeval
 from sbeval.attn_implementation import NAME
 from sbeval.demo.evaluation import shipped_checkpoints
-from sbeval.models import SbevalConfig, SbevalForCausalLM
 
 PAGE = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -77,9 +76,6 @@ def test_lengths_while_training(folder: Path) -> None:
     assert [entry["step"] for entry in history if key in entry] == [2, 4]
     assert (folder / "after_4_steps.png").exists()
     plain = AutoModelForCausalLM.from_pretrained("checkpoint")
-    torch.manual_seed(42)
-    options = {"max_steps": 4, "report_to": "none"}
-    trainer = Trainer(plain, TrainingArguments("plain", **options), train_dataset=names["rows"])
-    trainer.train()
+    Trainer(plain, names["arguments"], train_dataset=names["rows"]).train()
     for weight, other in zip(names["model"].parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(weight, other)
