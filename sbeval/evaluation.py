@@ -25,8 +25,8 @@ from sbeval.settings import Count, read_value
 if TYPE_CHECKING:
     import pandas as pd
 
-_CHANGED = ("training", "kernels", "skip_threshold")
-"""What an evaluation sets of a model's modules."""
+_CHANGED = {"training", "forward", "kernels", "skip_threshold", "_attn_implementation_internal"}
+"""What an evaluation sets of a model's modules and configurations."""
 _NO_SEEDS = {"random_seed": None, "numpy_random_seed": None, "torch_random_seed": None}
 _NOT_LOGGED = ("_perplexity", "_ci95_low", "_ci95_high")
 """Endings of numbers that follow from others, or are ends of intervals."""
@@ -143,9 +143,9 @@ class LengthsCallback(TrainerCallback):
 
 @contextlib.contextmanager
 def _left_as_it_was(model: Any) -> Iterator[None]:
-    modules = [vars(module) for module in model.modules()]
-    kept = [{name: module[name] for name in _CHANGED if name in module} for module in modules]
-    attention = getattr(model.config, "_attn_implementation", None)
+    configs = (getattr(module, "config", None) for module in model.modules())
+    changed = [vars(thing) for thing in {id(thing): thing for thing in (*model.modules(), *configs) if thing}.values()]
+    kept = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in changed]
     numbers, local_rank = random.getstate(), os.environ.get("LOCAL_RANK")
     try:
         if local_rank is not None:
@@ -153,10 +153,10 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             yield
     finally:
-        for module, before in zip(modules, kept, strict=True):
-            module.update(before)
-        if attention != getattr(model.config, "_attn_implementation", None):
-            model.set_attn_implementation(attention)
+        for attributes, before in zip(changed, kept, strict=True):
+            for name in _CHANGED - before.keys():
+                attributes.pop(name, None)
+            attributes.update(before)
         random.setstate(numbers)
         if local_rank is not None:
             os.environ["LOCAL_RANK"] = local_rank

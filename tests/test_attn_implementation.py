@@ -123,9 +123,8 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
     expected.loss.backward()
     wanted = [gradient.clone() for gradient in gradients(model)]
     model.zero_grad()
-    found = torch.compile(model, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")(
-        ids, labels=ids, use_cache=False, **given
-    )
+    compiled = torch.compile(model, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    found = compiled(ids, labels=ids, use_cache=False, **given)
     found.loss.backward()
     assert_close(found.logits, expected.logits)
     assert_close(gradients(model), wanted)
@@ -170,14 +169,9 @@ def test_trains_sharded_over_two_processes(tmp_path: Path) -> None:
 
 
 def trained(model: Any, folder: Path) -> list[float]:
-    options = {
-        "max_steps": 50,
-        "logging_steps": 1,
-        "report_to": "none",
-        "use_cpu": DEVICE == "cpu",
-        "disable_tqdm": True,
-    }
-    arguments = TrainingArguments(str(folder), per_device_train_batch_size=4, save_strategy="no", **options)
+    arguments = TrainingArguments(
+        str(folder), max_steps=50, per_device_train_batch_size=4, logging_steps=1, save_strategy="no", report_to="none"
+    )
     rows = [{"input_ids": row, "labels": row} for row in tokens(64, 16)]
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer.train()

@@ -91,5 +91,5 @@ def test_a_number_of_steps_that_is_none_is_refused() -> None:
 
 
 def test_a_figure_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(sbeval.UserError, match="^Expected a file that ends in .png, .svg, .pdf .* found c.gif"):
+    with pytest.raises(sbeval.UserError, match=r"^Expected a file that ends in .png, .svg, .pdf .* found c.gif"):
         draw(SimpleNamespace(), tmp_path / "c.gif")  # type: ignore[arg-type]
