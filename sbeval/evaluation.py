@@ -4,11 +4,12 @@ import contextlib
 import copy
 import dataclasses
 import importlib
+import inspect
 import logging
 import os
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from lm_eval.tasks import TaskManager
 from transformers import TrainerCallback
 
 from sbeval import plugin
+from sbeval.errors import UserError, shown
 from sbeval.settings import Count, read_value
 
 if TYPE_CHECKING:
@@ -57,10 +59,10 @@ def evaluate(
     tokenizer: Any,
     *,
     tasks: str | Sequence[str],
-    lengths: Iterable[int] | None = None,
+    lengths: Sequence[int] | None = None,
     limit: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
     model_args: Mapping[str, Any] | None = None,
-    **metadata: Any,
 ) -> Curve:
     """Evaluates a model in memory at several context lengths.
 
@@ -73,19 +75,20 @@ def evaluate(
         tasks: names of tasks.
         lengths: context lengths in tokens; None takes each task's own.
         limit: samples of each task; None takes all.
-        model_args: arguments of the model `sb`, as `--model_args` takes them.
         metadata: options of tasks, as `--metadata` takes them, such as `data_path`, and a `label` for figures.
+        model_args: arguments of the model `sb`, as `--model_args` takes them.
 
     Raises:
         UserError: a task, an option or a text cannot be used.
     """
-    names, arguments = [tasks] if isinstance(tasks, str) else list(tasks), dict(model_args or {})
-    arguments["tokenizer"] = copy.deepcopy(tokenizer)
-    metadata |= arguments | ({} if lengths is None else {"context_lengths": sorted(lengths)})
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"Expected a model in memory, found {shown(model)}: load it, or use `sbeval run` for files.")
+    names, arguments = _checked(tasks), {**(model_args or {}), "tokenizer": copy.deepcopy(tokenizer)}
+    asked = {**(metadata or {}), **arguments} | ({} if lengths is None else {"context_lengths": lengths})
     logging.getLogger("lm_eval.models.huggingface").addFilter(_is_about_files)
     with _left_as_it_was(model), tempfile.TemporaryDirectory() as folder:
         lm = get_model(plugin.MODEL_NAME)(model, **arguments)
-        run_tasks(lm, names, output=folder, metadata=metadata, limit=limit, **_NO_SEEDS)
+        run_tasks(lm, names, output=folder, metadata=asked, limit=limit, **_NO_SEEDS)
         results = _reports("build").load_results(folder)
     (by_length,) = _reports("publish").curves_of(results).values() or ({},)
     return Curve(table=results.measurements.drop(columns="results_file"), by_length=by_length, results=results)
@@ -121,8 +124,10 @@ class LengthsCallback(TrainerCallback):
         """Takes the Trainer that it is added to, and what `evaluate` is asked; None is the Trainer's tokenizer.
 
         Raises:
-            UserError: `every_steps` is no number of steps.
+            UserError: `every_steps` is no number of steps, or a task has no such name.
         """
+        inspect.signature(evaluate).bind(None, None, **asked)
+        _checked(asked["tasks"])
         self.every_steps = read_value(Count, every_steps, name="every_steps", source="LengthsCallback")
         self.curves: dict[int, Curve] = {}
         self._trainer, self._tokenizer, self._asked = trainer, tokenizer or trainer.processing_class, asked
@@ -143,8 +148,8 @@ class LengthsCallback(TrainerCallback):
 
 @contextlib.contextmanager
 def _left_as_it_was(model: Any) -> Iterator[None]:
-    configs = (getattr(module, "config", None) for module in model.modules())
-    changed = [vars(thing) for thing in {id(thing): thing for thing in (*model.modules(), *configs) if thing}.values()]
+    both = ((module, getattr(module, "config", None)) for module in model.modules())
+    changed = {id(holder): vars(holder) for pair in both for holder in pair if hasattr(holder, "__dict__")}.values()
     kept = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in changed]
     numbers, local_rank = random.getstate(), os.environ.get("LOCAL_RANK")
     try:
@@ -160,6 +165,12 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
         random.setstate(numbers)
         if local_rank is not None:
             os.environ["LOCAL_RANK"] = local_rank
+
+
+def _checked(tasks: str | Sequence[str]) -> list[str]:
+    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    importlib.import_module("sbeval.tasks.packaged").check_names(names)
+    return names
 
 
 def _is_about_files(record: logging.LogRecord) -> bool:

@@ -1,6 +1,7 @@
 """Models in memory: the numbers of `sb` on files, nothing about the model or the process changed, sentences."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,9 @@ def small_nope() -> PreTrainedModel:
 
 
 def numbers(model: Any, **more: Any) -> dict[int, float]:
-    curve = sbeval.evaluate(model, TOKENIZER, tasks=TASK, lengths=[64, 32], limit=2, **{**ASKED, **more})
+    curve = sbeval.evaluate(
+        model, TOKENIZER, **{"tasks": TASK, "lengths": [64, 32], "limit": 2, "metadata": ASKED, **more}
+    )
     return {length: measured[f"{TASK}/nll"] for length, measured in curve.by_length.items()}
 
 
@@ -58,7 +61,7 @@ def test_a_model_is_left_as_it_was_and_so_are_its_tokenizer_and_random_numbers()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     before = random.random(), np.random.rand(), float(torch.rand(()))
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    sbeval.evaluate(model, tokenizer, tasks=[TASK], lengths=[32], limit=1, **ASKED)
+    sbeval.evaluate(model, tokenizer, tasks=[TASK], lengths=[32], limit=1, metadata=ASKED)
     assert before == (random.random(), np.random.rand(), float(torch.rand(())))
     assert (model.training, model.model.norm.training, tokenizer.pad_token) == (True, False, None)
     assert model.model.layers[0].self_attn.mixer.kernels == ("reference", None)
@@ -85,11 +88,27 @@ def test_every_process_of_a_sharded_model_has_the_curve() -> None:
     run_ranks(sharded, numbers(small_nope()), processes=2)
 
 
-def test_a_number_of_steps_that_is_none_is_refused() -> None:
-    with pytest.raises(sbeval.UserError, match="every_steps"):
-        sbeval.LengthsCallback(SimpleNamespace(processing_class=None), every_steps=0)
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "steps": (lambda: callback(every_steps=0, tasks=TASK), "every_steps"),
+    "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "which is none"),
+    "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "which is none"),
+    "model": (lambda: numbers(CHECKPOINT), "a model in memory"),
+    "lengths": (lambda: numbers(small_nope(), lengths="long"), "context_lengths"),
+    "figure": (lambda: draw(SimpleNamespace(), "c.gif"), "ends in .png, .svg, .pdf for a figure, found c.gif"),  # type: ignore[arg-type]
+}
 
 
-def test_a_figure_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(sbeval.UserError, match=r"^Expected a file that ends in .png, .svg, .pdf .* found c.gif"):
-        draw(SimpleNamespace(), tmp_path / "c.gif")  # type: ignore[arg-type]
+def callback(**asked: Any) -> sbeval.LengthsCallback:
+    return sbeval.LengthsCallback(SimpleNamespace(processing_class=None), **asked)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_one_sentence(case: str) -> None:
+    call, words = REFUSED[case]
+    with pytest.raises(sbeval.UserError, match=f"^(Expected|{TASK}).*{words}.*: .*[.]$"):
+        call()
+
+
+def test_an_argument_that_evaluate_does_not_know_is_refused_before_training() -> None:
+    with pytest.raises(TypeError, match="lenghts"):
+        callback(every_steps=1, tasks=TASK, lenghts=[32])
