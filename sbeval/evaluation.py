@@ -4,21 +4,20 @@ import contextlib
 import copy
 import dataclasses
 import importlib
-import inspect
 import logging
 import os
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.registry import get_model
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from sbeval import plugin
 from sbeval.errors import UserError, shown
@@ -55,8 +54,8 @@ class Curve:
 
 
 def evaluate(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     tasks: str | Sequence[str],
     lengths: Sequence[int] | None = None,
@@ -120,17 +119,30 @@ class LengthsCallback(TrainerCallback):
         curves: training step to what was measured after it.
     """
 
-    def __init__(self, trainer: Any, tokenizer: Any = None, *, every_steps: int, **asked: Any) -> None:
-        """Takes the Trainer that it is added to, and what `evaluate` is asked; None is the Trainer's tokenizer.
+    def __init__(
+        self,
+        trainer: Trainer,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        every_steps: int,
+        tasks: str | Sequence[str],
+        lengths: Sequence[int] | None = None,
+        limit: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        model_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Takes the Trainer that it is added to, whose tokenizer None is, and the arguments of `evaluate`.
 
         Raises:
             UserError: `every_steps` is no number of steps, or a task has no such name.
         """
-        inspect.signature(evaluate).bind(None, None, **asked)
-        _checked(asked["tasks"])
         self.every_steps = read_value(Count, every_steps, name="every_steps", source="LengthsCallback")
         self.curves: dict[int, Curve] = {}
-        self._trainer, self._tokenizer, self._asked = trainer, tokenizer or trainer.processing_class, asked
+        self._trainer, self._tokenizer = trainer, cast(Any, tokenizer or trainer.processing_class)
+        if self._tokenizer is None:
+            raise UserError("Expected a tokenizer, found none, nor one that the Trainer has: give it to one of them.")
+        self._asked: dict[str, Any] = {"tasks": _checked(tasks), "lengths": lengths, "limit": limit}
+        self._asked |= {"metadata": metadata, "model_args": model_args}
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Evaluates where the number of steps is a multiple of `every_steps`."""
