@@ -1,5 +1,6 @@
 """transformers' own models with `attn_implementation="stickbreaking"`: this family's model is the oracle."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ SIZES: dict[str, Any] = {
     **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PLACES = torch.arange(12, device=DEVICE).remainder(5)[None]
+DEVICE = os.environ.get("SBEVAL_TEST_DEVICE", "cpu")  # not asked of CUDA: two processes are without it
+PLACES = torch.arange(12).remainder(5)[None]
 NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_attention_norm"}
 
 
@@ -97,8 +98,8 @@ def test_packed_texts_do_not_see_each_other(said_by: str) -> None:
     given = {"position_ids": {"position_ids": places}, "cu_seq_lens_q": {"cu_seq_lens_q": lengths}}
     if said_by == "collator":
         texts = [{"input_ids": text.tolist()} for text in ids[0].split([5, 3, 4])]
-        given["collator"] = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(texts)
-        del given["collator"]["input_ids"]
+        made = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(texts)
+        given["collator"] = {name: torch.as_tensor(made[name], device=DEVICE) for name in made if name != "input_ids"}
     found = model(ids, use_cache=False, **given[said_by]).logits
     alone = [model(text[None]).logits for text in ids[0].split([5, 3, 4])]
     assert_close(found, torch.cat(alone, dim=1))
@@ -117,7 +118,7 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
     model, ids = named(), tokens(2, 12)
     given = {
         "whole": {},
-        "packed": {"position_ids": PLACES.expand(2, -1)},
+        "packed": {"position_ids": PLACES.expand(2, -1).to(DEVICE)},
         "padded": {"attention_mask": (torch.arange(12) >= torch.tensor([[4], [0]])).long().to(DEVICE)},
     }[batch]
     expected = model(ids, labels=ids, use_cache=False, **given)
@@ -134,7 +135,7 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_no_gradient(reentrant: bool) -> None:
     model, ids = named().train(), tokens(2, 12)
-    packed = {"position_ids": PLACES, "labels": ids, "use_cache": False}
+    packed = {"position_ids": PLACES.to(DEVICE), "labels": ids, "use_cache": False}
     model(ids, **packed).loss.backward()
     expected = [gradient.clone() for gradient in gradients(model)]
     model.zero_grad()
@@ -146,7 +147,7 @@ def test_gradient_checkpointing_changes_no_gradient(reentrant: bool) -> None:
 def two_steps(model: Any, ids: Tensor) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
-        model(ids, labels=ids, position_ids=PLACES, use_cache=False).loss.backward()
+        model(ids, labels=ids, position_ids=PLACES.to(ids.device), use_cache=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     logits: Tensor = model(ids).logits
@@ -155,11 +156,11 @@ def two_steps(model: Any, ids: Tensor) -> Tensor:
 
 def sharded(rank: int, file: Path) -> None:
     torch.distributed.init_process_group("gloo")
-    model = named()
+    model = named().cpu()
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
-    logits = two_steps(model, tokens(2, 12))
+    logits = two_steps(model, tokens(2, 12).cpu())
     if rank == 0:
         torch.save(logits, file)
 

@@ -1,5 +1,6 @@
 """Models in memory: the numbers of `sb` on files, nothing about the model or the process changed, sentences."""
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from sbeval.models import SbevalForCausalLM
 from sbeval.reports import draw, load_results
 from sbeval.reports.publish import curves_of
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = os.environ.get("SBEVAL_TEST_DEVICE", "cpu")  # not asked of CUDA: two processes are without it
 TASK = "sb_text_fixed_target"
 CHECKPOINT = str(shipped_checkpoints()[0])
 ASKED: dict[str, Any] = {"targets_per_window": 32, "data_path": str(ROOT / "tests/support/texts/wikitext.txt")}
@@ -81,7 +82,7 @@ def test_attention_by_name_is_the_model_s_definition_and_no_fault() -> None:
 
 def sharded(rank: int, expected: dict[int, float]) -> None:
     torch.distributed.init_process_group("gloo")
-    model = small_nope()
+    model = small_nope().cpu()
     for layer in model.model.layers:
         fully_shard(layer)
     assert numbers(fully_shard(model)) == pytest.approx(expected, rel=1e-4)
