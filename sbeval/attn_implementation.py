@@ -119,8 +119,8 @@ def _has_positions(module: nn.Module) -> bool:
     return any(word in name for name in (*code.co_names, *code.co_varnames) for word in _ROTATING)
 
 
-def _refused(expected: str, found: str, remedy: str = "choose another attn_implementation") -> UserError:
-    return UserError(f"Expected {expected} for attn_implementation={NAME!r}, found {found}: {remedy}.")
+def _refused(expected: str, instead: str, remedy: str = "choose another attn_implementation") -> UserError:
+    return UserError(f"Expected {expected} for attn_implementation={NAME!r}, found {instead}: {remedy}.")
 
 
 def sequence_starts(attention_mask: Tensor | None, *, keys: int, has_past: bool) -> Tensor | None:
