@@ -95,7 +95,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             scan_in_pieces(self.model)
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and isinstance(pretrained, str):  # a model in memory is somebody's own
                 make_faster(self.model)
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)

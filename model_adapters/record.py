@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from sbeval.attn_implementation import NAME as STICKBREAKING
 from sbeval.checkpoints.facts import checkpoint_format, positive, text_config, training_length_tokens
 from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
@@ -97,7 +98,8 @@ def model_record(lm: Any) -> ModelRecord:
     dtype = dtype_of(model)
     on_gpu, gpus = device.type == "cuda", range(torch.cuda.device_count())
     own = getattr(config, "model_type", None) == "sbeval"
-    attention = config.scheme if own else getattr(config, "model_type", None)
+    by_name = getattr(config, "_attn_implementation", None) == STICKBREAKING
+    attention = config.scheme if own else STICKBREAKING if by_name else getattr(config, "model_type", None)
     folder = str(loaded.folder) if loaded and loaded.folder else pretrained
     recipe, training_seed = _training(folder)
     extrapolation = lm.session.rope.extrapolation if lm.session else None

@@ -17,7 +17,7 @@ Imports run one way: build -> write, kinds -> figures -> analyse -> read.
 
 from typing import TYPE_CHECKING, Any
 
-from sbeval.reports.build import build_report, check_output_folder, load_results, watch
+from sbeval.reports.build import build_report, check_output_folder, draw, load_results, watch
 from sbeval.reports.gate import Gate, gate
 from sbeval.reports.judge import Comparison, compare
 
@@ -31,6 +31,7 @@ __all__ = [
     "build_report",
     "check_output_folder",
     "compare",
+    "draw",
     "gate",
     "load_results",
     "watch",

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.locks import alone_in
-from sbeval.keeping.writing import written_beside
+from sbeval.keeping.writing import whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
 from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
@@ -191,6 +192,34 @@ def build_report(
         (part / PAGE).write_text(page, encoding="utf-8")
         add_manifest(part, folder, replace=replace)
     return folder / PAGE
+
+
+def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
+    """Draws the figure that a report of these results begins with into a file, and returns its path.
+
+    Args:
+        results: from `load_results`, or of an evaluation in memory.
+        path: file to write, which ends in .svg, .png or .pdf.
+        only: names or patterns of models and tasks to show; everything if empty.
+
+    Raises:
+        UserError: another ending, nothing to draw, or a folder that cannot be written to.
+    """
+    place = local_path(path)
+    if (ending := place.suffix.removeprefix(".")) not in IMAGE_FORMATS:
+        expected = f"Expected a file that ends in .{', .'.join(IMAGE_FORMATS)} for a figure"
+        raise UserError(f"{expected}, found {place.name}: name one of these.")
+    shown = pool_seeds(restrict(results, only), None)
+    report = assemble(shown, baseline=None, publish=lambda spec, stem: (stem, ()), folder=place.parent)
+    if report.opening is None:
+        raise UserError("Expected numbers at context lengths to draw, found none: evaluate sb_ tasks.")
+    figure = next(iter(report.opening.first_row[0].variants.values()))
+    with tempfile.TemporaryDirectory() as folder, ImageWriter(Path(folder), [ending]) as writer:
+        writer.publish(figure, "figure")
+        writer.svgs()
+        with whole_file(place, "figures", remedy="name another") as new:
+            new.write_bytes(Path(folder, f"figure.{ending}").read_bytes())
+    return place
 
 
 def check_output_folder(folder: Place) -> None:

@@ -1,9 +1,11 @@
 """sbeval: what happens to a language model when its context grows past its training length?
 
 - `attention`: stick-breaking attention, one operation with several implementations
+- `attn_implementation`: how do transformers' models find it by name?
 - `models`: the model family, and what its layers are made of
 - `checkpoints`: which formats are read, and how they become models of the family
 - `inspection`: what a checkpoint is, what memory and time it takes, before its weights are read
+- `evaluation`: how is a model in memory evaluated, at once or while it trains?
 - `scoring`: log-probabilities of chosen tokens, and the requests that ask for them
 - `corpora`: text sources, and their tokens on disk
 - `results`: what a results file records, and how sure its numbers are
@@ -31,6 +33,7 @@ Importing this package imports no torch: the public names below are resolved whe
 and lm-eval know the family, the model `sb` and the packaged tasks, each when it is asked for.
 """
 
+import importlib
 import signal
 import sys
 
@@ -47,15 +50,17 @@ from sbeval.plugin import complete_imports
 
 if TYPE_CHECKING:
     from sbeval.attention import StickBreakingOutput, stickbreaking_attention
+    from sbeval.evaluation import Curve, LengthsCallback, evaluate
 
 __version__ = "0.1.0"
 complete_imports()
-__all__ = ["StickBreakingOutput", "UserError", "__version__", "stickbreaking_attention"]
+__all__ = ["Curve", "LengthsCallback", "StickBreakingOutput", "UserError", "evaluate", "stickbreaking_attention"]
+__all__ += ["__version__"]
+_IN_ATTENTION = ("StickBreakingOutput", "stickbreaking_attention")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("StickBreakingOutput", "stickbreaking_attention"):
-        import sbeval.attention  # brings torch along
-
-        return getattr(sbeval.attention, name)
+    if name in __all__:  # torch and more come along
+        module = "sbeval.attention" if name in _IN_ATTENTION else "sbeval.evaluation"
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'sbeval' has no attribute {name!r}")

@@ -12,6 +12,7 @@ some modules are completed right after they have been executed:
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
   `AutoModelForCausalLM` and lm-eval's `hf` load it; nobody else pays for the import.
+- transformers' models find stick-breaking attention by name, `attn_implementation="stickbreaking"`.
 - transformers' fast tokenizers raise an error, where their library panics as it encodes a text.
 
 `SBEVAL_NO_AUTOLOAD=1` leaves lm-eval as it is. Only the standard library is imported here.
@@ -163,6 +164,26 @@ def _know_the_family(configuration: ModuleType) -> None:
     configuration.AutoConfig.from_pretrained = staticmethod(functools.wraps(original)(from_pretrained))
 
 
+def _offer_attention(modeling: ModuleType) -> None:
+    # torch is here by now, and what else this imports takes a hundredth of a second
+    offered = importlib.import_module("sbeval.attn_implementation")
+    masks = importlib.import_module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS
+    if offered.NAME in modeling.ALL_ATTENTION_FUNCTIONS:
+        return
+    modeling.ALL_ATTENTION_FUNCTIONS.register(offered.NAME, offered.attend)
+    masks.register(offered.NAME, offered.texts)
+    original = modeling.PreTrainedModel.get_correct_attn_implementation
+
+    @functools.wraps(original)
+    def get_correct_attn_implementation(self: Any, requested: str | None, *args: Any, **kwargs: Any) -> Any:
+        # transformers takes any name it knows, also for models that look none up
+        if requested == offered.NAME:
+            offered.check_model(self)
+        return original(self, requested, *args, **kwargs)
+
+    modeling.PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
+
+
 def _say_panics(backends: ModuleType) -> None:
     # whoever encodes a text, with whichever method, ends here
     backends.TokenizersBackend._encode_plus = panics_as_errors(ENCODING)(backends.TokenizersBackend._encode_plus)
@@ -205,6 +226,7 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "transformers.models.auto.configuration_auto": _know_the_family,
+    "transformers.modeling_utils": _offer_attention,
     "transformers.tokenization_utils_tokenizers": _say_panics,
 }
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from sbeval.attn_implementation import NAME as STICKBREAKING
 from sbeval.errors import first_line
 from sbeval.model_adapters.batching import out_of_memory
 from sbeval.model_adapters.self_test.outcome import Check
@@ -83,7 +84,7 @@ class Measured:
     def attention(self) -> float:
         """Of the attention in force to eager attention, which is the model's definition."""
         before = getattr(self._model.config, "_attn_implementation", None)
-        if before in (None, EAGER):
+        if before in (None, EAGER, STICKBREAKING):
             raise Nothing("attention is eager, or of no other kind")
         try:
             self._model.set_attn_implementation(EAGER)

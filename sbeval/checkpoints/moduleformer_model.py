@@ -15,10 +15,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.api import Implementation
+from sbeval.attn_implementation import sequence_starts
 from sbeval.errors import UserError
 from sbeval.models.attention import StickBreakingKernels
 from sbeval.models.mlp import Assignment, Experts, activate
-from sbeval.models.positions import sequence_starts
 
 
 class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]

@@ -113,23 +113,14 @@ def model_args(checkpoint: Path) -> dict[str, Any]:
 
 def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: str, device: str) -> None:
     plugin.install()
-    from lm_eval import simple_evaluate  # lm-eval comes after the plugin, which completes it
-    from lm_eval.loggers import EvaluationTracker  # as above
-    from lm_eval.tasks import TaskManager  # as above
-    from lm_eval.utils import setup_logging  # as above
+    from lm_eval.utils import setup_logging  # lm-eval comes after the plugin, which completes it
+
+    from sbeval.evaluation import run_tasks  # as above
 
     setup_logging("WARNING")
     chosen = model_args(checkpoint)
-    metadata = {**chosen, **_metadata(task, text)}
-    tracker = EvaluationTracker(output_path=output)
-    # lm-eval's own fourteen thousand task names take seconds to read and are not needed
-    manager = TaskManager(include_path=str(plugin.tasks_folder()), include_defaults=False, metadata=metadata)
-    asked = {"tasks": [task.name], "device": device, "limit": task.blocks, "log_samples": True, "metadata": metadata}
-    evaluated = simple_evaluate(plugin.MODEL_NAME, chosen, **asked, evaluation_tracker=tracker, task_manager=manager)
-    samples = evaluated.pop("samples")
-    tracker.save_results_aggregated(results=evaluated, samples=samples)
-    for name, rows in samples.items():
-        tracker.save_results_samples(task_name=name, samples=rows)
+    metadata, asked = {**chosen, **_metadata(task, text)}, {"device": device, "limit": task.blocks}
+    run_tasks(plugin.MODEL_NAME, [task.name], output=output, metadata=metadata, model_args=chosen, **asked)
 
 
 def command(checkpoint: Path, task: DemoTask, text: Path | None, device: str) -> list[str]:

@@ -12,13 +12,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from sbeval.attn_implementation import sequence_starts
 from sbeval.errors import UserError
 from sbeval.models.attention import Attention
 from sbeval.models.config import SbevalConfig
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
 from sbeval.models.mlp import MLP, Mixture
 from sbeval.models.norms import make_norm
-from sbeval.models.positions import Positions, sequence_starts
+from sbeval.models.positions import Positions
 from sbeval.models.pretrained import SbevalPreTrainedModel
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin
 from sbeval.models.slots import SlotCache

@@ -1,0 +1,119 @@
+"""Models in memory: the numbers of `sb` on files, nothing about the model or the process changed, sentences."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+from source_tree import ROOT
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import sbeval
+from sbeval.attn_implementation import NAME
+from sbeval.demo.evaluation import shipped_checkpoints
+from sbeval.evaluation import run_tasks
+from sbeval.models import SbevalForCausalLM
+from sbeval.reports import draw, load_results
+from sbeval.reports.publish import curves_of
+
+DEVICE = os.environ.get("SBEVAL_TEST_DEVICE", "cpu")  # not asked of CUDA: two processes are without it
+TASK = "sb_text_fixed_target"
+CHECKPOINT = str(shipped_checkpoints()[0])
+ASKED: dict[str, Any] = {"targets_per_window": 32, "data_path": str(ROOT / "tests/support/texts/wikitext.txt")}
+TOKENIZER = AutoTokenizer.from_pretrained(CHECKPOINT)
+
+
+def small_nope() -> PreTrainedModel:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(TOKENIZER)}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("smollm3", **sizes, **ids, num_hidden_layers=1, no_rope_layers=[0])
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    return model.to(DEVICE)
+
+
+def numbers(model: Any, **more: Any) -> dict[int, float]:
+    curve = sbeval.evaluate(
+        model, TOKENIZER, **{"tasks": TASK, "lengths": [64, 32], "limit": 2, "metadata": ASKED, **more}
+    )
+    return {length: measured[f"{TASK}/nll"] for length, measured in curve.by_length.items()}
+
+
+def test_numbers_are_those_of_the_same_model_in_files(tmp_path: Path) -> None:
+    model = SbevalForCausalLM.from_pretrained(CHECKPOINT, dtype="float32")
+    metadata = {"pretrained": CHECKPOINT, "context_lengths": [32, 64], **ASKED}
+    arguments = {"pretrained": CHECKPOINT, "dtype": "float32"}
+    run_tasks("sb", [TASK], output=str(tmp_path), metadata=metadata, model_args=arguments, limit=2, device="cpu")
+    (of_files,) = curves_of(load_results(tmp_path)).values()
+    assert numbers(model) == {length: measured[f"{TASK}/nll"] for length, measured in of_files.items()}
+
+
+def test_a_model_is_left_as_it_was_and_so_are_its_tokenizer_and_random_numbers() -> None:
+    model = SbevalForCausalLM.from_pretrained(CHECKPOINT).to(DEVICE)
+    tokenizer, parts = AutoTokenizer.from_pretrained(CHECKPOINT), [type(module) for module in model.modules()]
+    model.train().model.norm.eval()
+    model.set_kernels("reference")
+    tokenizer.pad_token = None
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before = random.random(), np.random.rand(), float(torch.rand(()))
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    sbeval.evaluate(model, tokenizer, tasks=[TASK], lengths=[32], limit=1, metadata=ASKED)
+    assert before == (random.random(), np.random.rand(), float(torch.rand(())))
+    assert (model.training, model.model.norm.training, tokenizer.pad_token) == (True, False, None)
+    assert model.model.layers[0].self_attn.mixer.kernels == ("reference", None)
+    assert parts == [type(module) for module in model.modules()]
+
+
+def test_attention_by_name_is_the_model_s_definition_and_no_fault() -> None:
+    model = small_nope()
+    stickbreaking = numbers(model)
+    assert model.config._attn_implementation == NAME
+    assert stickbreaking == pytest.approx(numbers(model, model_args={"self_test": False}))
+    model.set_attn_implementation("sdpa")
+    assert stickbreaking != pytest.approx(numbers(model))
+
+
+def sharded(rank: int, expected: dict[int, float]) -> None:
+    torch.distributed.init_process_group("gloo")
+    model = small_nope().cpu()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    assert numbers(fully_shard(model)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_process_of_a_sharded_model_has_the_curve() -> None:
+    run_ranks(sharded, numbers(small_nope()), processes=2)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "tokenizer": (lambda: callback(every_steps=1, tasks=TASK, tokenizer=None), "a tokenizer, found none"),
+    "steps": (lambda: callback(every_steps=0, tasks=TASK), "every_steps"),
+    "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "which is none"),
+    "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "which is none"),
+    "model": (lambda: numbers(CHECKPOINT), "a model in memory"),
+    "lengths": (lambda: numbers(small_nope(), lengths="long"), "context_lengths"),
+    "figure": (lambda: draw(SimpleNamespace(), "c.gif"), "ends in .png, .svg, .pdf for a figure, found c.gif"),  # type: ignore[arg-type]
+}
+
+
+def callback(**asked: Any) -> sbeval.LengthsCallback:
+    return sbeval.LengthsCallback(SimpleNamespace(processing_class=None), **{"tokenizer": TOKENIZER, **asked})
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_one_sentence(case: str) -> None:
+    call, words = REFUSED[case]
+    with pytest.raises(sbeval.UserError, match=f"^(Expected|{TASK}).*{words}.*: .*[.]$"):
+        call()
+
+
+def test_an_argument_that_evaluate_does_not_know_is_refused_before_training() -> None:
+    with pytest.raises(TypeError, match="lenghts"):
+        callback(every_steps=1, tasks=TASK, lenghts=[32])
