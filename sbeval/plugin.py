@@ -36,7 +36,7 @@ from sbeval.errors import ENCODING, UserError, panics_as_errors
 
 MODEL_NAME = "sb"
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
-ANSWERING = "sbeval.model_adapters.any_model.answering"
+ANSWERING = "sbeval.model_adapters.any_model"
 ANSWERED_BY_SUMS = ("token_logprobs", "target_logprobs")
 TASKS_PACKAGE = "sbeval.tasks"
 FAMILY_PACKAGE = "sbeval.models"
@@ -148,8 +148,8 @@ def _answer_by_sums(model: ModuleType) -> None:
         return answer
 
     def new(kind: type, *args: Any, **kwargs: Any) -> Any:
-        lm = object.__new__(kind)
-        lm.sbeval_arguments = args, kwargs  # type: ignore[attr-defined]
+        lm: Any = object.__new__(kind)
+        lm.sbeval_arguments = args, kwargs
         return lm
 
     template.__new__ = new
