@@ -171,10 +171,14 @@ class Backend:
     def _key(self, name: str) -> tuple[str, str]:
         """Returns what the response cache keeps a piece under: of a server its address, model and tokenizer."""
         if self._identity is None:
-            kept = {key: value for key, value in _arguments(self.lm).items() if key not in _APART}
-            engines = {} if hasattr(self.lm, "base_url") else versions() | {n: installed_version(n) for n in _ENGINES}
+            settings = {key: value for key, value in _arguments(self.lm).items() if key not in _APART}
+            if not hasattr(self.lm, "base_url"):
+                engines = {name: installed_version(name) for name in _ENGINES}
+                settings |= (
+                    versions() | engines | {"dtype": str(getattr(self.lm.model, "dtype", settings.get("dtype")))}
+                )
             told = json.dumps(
-                [self.name, self._inputs(), engines, kept], sort_keys=True, default=lambda v: type(v).__name__
+                [self.name, self._inputs(), settings], sort_keys=True, default=lambda of: type(of).__name__
             )
             self._identity = sha256(told.encode()).hexdigest()[:16]
         return (self._identity, name)
@@ -183,7 +187,7 @@ class Backend:
         arguments, inputs = _arguments(self.lm), Parts()
         if all(hasattr(self.lm, name) for name in ("pretrained", "peft", "delta")):  # `hf` and its kin
             self.lm.arguments = arguments
-            return model_parts(self.lm) | {"dtype": str(self.lm.model.dtype)}
+            return model_parts(self.lm)
         for key in _CHECKPOINTS:
             if isinstance(value := arguments.get(key), str):
                 inputs |= named(key, checkpoint_parts(value, revision=arguments.get("revision")))

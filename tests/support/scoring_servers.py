@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from lm_eval.api.registry import model_registry
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Choice = dict[str, Any]
@@ -68,7 +69,7 @@ class _Completions(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.server
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert asked["echo"] and asked["logprobs"] == 1 and asked["max_tokens"] == 1
+        assert (asked["echo"], asked["logprobs"], asked["max_tokens"]) == (True, 1, 1)
         prompts = asked["prompt"] if isinstance(asked["prompt"][0], list) else [asked["prompt"]]
         if isinstance(prompts[0], str):
             prompts = server.tokenizer(prompts)["input_ids"]
@@ -81,6 +82,7 @@ class _Completions(BaseHTTPRequestHandler):
             answer["usage"] = {"prompt_tokens": sum(map(len, prompts))}
         body = b"out of memory" if fails else json.dumps(answer).encode()
         self.send_response(500 if fails else 200)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -152,7 +154,7 @@ class LLM:
         told: list[dict[int, Any] | None] = [None]
         for token, row in zip(ids[1:], self.model(torch.tensor([ids])).logits[0].log_softmax(-1), strict=False):
             told.append({i: SimpleNamespace(logprob=float(row[i])) for i in (int(row.argmax()), token)})
-        output = SimpleNamespace(prompt_token_ids=ids, prompt_logprobs=told)
+        output = SimpleNamespace(prompt_token_ids=[*ids], prompt_logprobs=told)
         type(self).spoil(output)
         return output
 
@@ -174,6 +176,7 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
         vars(module).update(held)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "lm_eval.models.vllm_causallms", raising=False)
+    monkeypatch.setitem(model_registry._objs, "vllm", "lm_eval.models.vllm_causallms:VLLM")
     return members["LLM"]  # type: ignore[return-value]
 
 
