@@ -21,7 +21,6 @@ from sbeval.model_adapters.backend import Backend
 from sbeval.model_adapters.loading import warn_of_other_tokens
 from sbeval.scoring.requests import (
     TargetLogprobs,
-    TargetLogprobsRequest,
     TargetSequence,
     TokenLogprobs,
     TokenLogprobsRequest,
@@ -66,7 +65,8 @@ def token_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> lis
 
 def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
     """Returns the same for named targets, and whether all of such a run are the most probable tokens."""
-    return [TargetLogprobs(*answer) for answer in _answers(lm, requests, _sequence, quiet=quiet)]
+    found = _answers(lm, requests, lambda key, inputs: resolve_sequence(key), quiet=quiet)
+    return [TargetLogprobs(*answer) for answer in found]
 
 
 def _window(*arguments: Any) -> TargetSequence:
@@ -74,10 +74,6 @@ def _window(*arguments: Any) -> TargetSequence:
     tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
     inputs = np.concatenate([np.array([request.lead_in]), tokens[:-1]])
     return TargetSequence(inputs, np.arange(len(tokens) - request.scored, len(tokens)), tokens[-request.scored :])
-
-
-def _sequence(*arguments: Any) -> TargetSequence:
-    return resolve_sequence(TargetLogprobsRequest(*arguments).key)
 
 
 def _answers(

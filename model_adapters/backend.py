@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from lm_eval.api.model import hash_args
@@ -28,9 +28,10 @@ from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import Parts, installed_version, named, versions
 from sbeval.hub_names import local_path
-from sbeval.model_adapters.record import APART, checkpoint_facts, kernels_in_use, loaded_facts, model_parts
+from sbeval.model_adapters.record import APART, gpu_facts, kernels_in_use, model_facts, model_parts
 from sbeval.results.records import ModelRecord, recorded_command
 
+_PROBE = "The 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return x ** 2  # {'key': [0.5]}"
 _KIND = "loglikelihood"  # under which lm-eval keeps what `_loglikelihood_tokens` answers
 _READERS = ("parse_logprobs", "_parse_logprobs")  # lm-eval's, of what servers and engines return
 # by how much `max_length` has to exceed context and continuation, of which lm-eval 0.4.13 cuts the beginning otherwise
@@ -46,12 +47,8 @@ Score = tuple[float, bool]
 """The sum of a continuation's log-probabilities in nats, and whether each of its tokens is the most probable."""
 
 
-class _Returned(NamedTuple):
-    """What came back for a prompt: how many tokens were scored, how many read, and the first; None where untold."""
-
-    scored: int
-    read: int | None
-    first: Any
+_Returned = tuple[int, int | None, Any]
+"""Of a prompt: how many tokens came back scored, how many were read, and which first; None where that is not told."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,6 +112,8 @@ class Backend:
         Raises:
             UserError: the model failed, or did not read or score all tokens; says where the run stands.
         """
+        if not self.tokens:
+            self._check_tokenizer()
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
         in_float32 = getattr(self.lm, "softmax_dtype", True) is None  # `hf` adds in the model's own type unless told
         began = time.perf_counter()
@@ -126,12 +125,11 @@ class Backend:
             scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
             said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({first_line(error)})"
+            answered += sum(self.kept(name) is not None for name in texts)
+            kept = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
             if hook.dbdict is None:
-                stands = "with --use_cache FILE answers are kept as they come, and the same command goes on after them"
-            else:
-                answered += sum(self.kept(name) is not None for name in texts)
-                stands = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
-            raise UserError(f"{error if isinstance(error, UserError) else said}: {stands}.") from error
+                kept = "with --use_cache FILE answers are kept as they come, and the same command goes on after them"
+            raise UserError(f"{error if isinstance(error, UserError) else said}: {kept}.") from error
         finally:
             if in_float32:
                 self.lm.softmax_dtype = None
@@ -151,12 +149,11 @@ class Backend:
             folders = [local_path(name) for key in _CHECKPOINTS if isinstance(name := arguments.get(key), str)]
             told = next((folder for folder in folders if (folder / "config.json").is_file()), None)
             config = AutoConfig.from_pretrained(told) if told else None
-        facts: dict[str, Any] = {"dtype": arguments.get("dtype"), **checkpoint_facts(text_config(config), loaded)}
+        facts = {"dtype": arguments.get("dtype"), **model_facts(text_config(config), loaded, model)}
         if isinstance(model, torch.nn.Module):
-            facts |= loaded_facts(model, lm.device) | {"kernels": kernels_in_use(model, "auto", lm.device)}
-        elif loaded and torch.cuda.is_available():
-            facts["gpu"] = torch.cuda.get_device_name()
-        engines = {name: version for name in _ENGINES if (version := installed_version(name))}
+            facts |= {"kernels": kernels_in_use(model, "auto", lm.device)}
+        if loaded:
+            facts |= gpu_facts(lm.device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return ModelRecord(
             **facts,
             name=Path(loaded or str(arguments.get("model") or type(model).__name__)).name,
@@ -164,7 +161,7 @@ class Backend:
             inputs=self._inputs(),
             max_length=getattr(lm, "max_length", None),
             command=recorded_command(),
-            versions=versions() | engines,
+            versions=_versions(),
             tokens_per_second=self.tokens / self.seconds if self.seconds else None,
         )
 
@@ -173,14 +170,10 @@ class Backend:
         if self._identity is None:
             settings = {key: value for key, value in _arguments(self.lm).items() if key not in _APART}
             if not hasattr(self.lm, "base_url"):
-                engines = {name: installed_version(name) for name in _ENGINES}
-                settings |= (
-                    versions() | engines | {"dtype": str(getattr(self.lm.model, "dtype", settings.get("dtype")))}
-                )
-            told = json.dumps(
-                [self.name, self._inputs(), settings], sort_keys=True, default=lambda of: type(of).__name__
-            )
-            self._identity = sha256(told.encode()).hexdigest()[:16]
+                settings |= _versions() | {"dtype": getattr(self.lm.model, "dtype", settings.get("dtype"))}
+            depends_on = [self.name, self._inputs(), settings]
+            written = json.dumps(depends_on, sort_keys=True, default=lambda of: type(of).__name__ + str(of)[:40])
+            self._identity = sha256(written.encode()).hexdigest()[:16]
         return (self._identity, name)
 
     def _inputs(self) -> Parts:
@@ -193,22 +186,36 @@ class Backend:
                 inputs |= named(key, checkpoint_parts(value, revision=arguments.get("revision")))
         return inputs
 
+    def _check_tokenizer(self) -> None:
+        """Has a server count the tokens of a text, where it does that, and compares the count with the tokenizer's."""
+        told, lm = None, self.lm
+        with contextlib.suppress(Exception):  # it takes no text, tells no count, or fails, which the first piece shows
+            expected = len(lm.tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
+            ((_, told, _),) = _returned(lm.model_call([_PROBE], generate=False)) or [(0, None, None)]
+        if told is not None and told - expected not in (0, 1):  # it may put BOS before a text
+            raise UserError(
+                f"Expected the tokenizer of {self.name} at tokenizer={lm.tokenizer.name_or_path}, found one that makes "
+                f"{expected} tokens of a text where the server counts {told}: name the served model's own."
+            )
+
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """Within it, an answer to other tokens than were sent, or to some of them, is an error."""
-        readers = {reader: getattr(self.lm, reader) for reader in _READERS if hasattr(self.lm, reader)}
-        for reader, read in readers.items():
+        reader = next((name for name in _READERS if hasattr(self.lm, name)), None)
+        if reader is None:
+            yield
+            return
+        read = getattr(self.lm, reader)
 
-            def counting(*, outputs: Any, tokens: Any, _read: Any = read, **rest: Any) -> Any:
-                self._count(tokens if tokens and isinstance(tokens[0], list) else [tokens], outputs)
-                return _read(outputs=outputs, tokens=tokens, **rest)
+        def counting(*, outputs: Any, tokens: Any, **rest: Any) -> Any:
+            self._count(tokens if isinstance(tokens[0], list) else [tokens], outputs)
+            return read(outputs=outputs, tokens=tokens, **rest)
 
-            setattr(self.lm, reader, counting)
+        setattr(self.lm, reader, counting)
         try:
             yield
         finally:
-            for reader in readers:
-                delattr(self.lm, reader)
+            delattr(self.lm, reader)
 
     def _count(self, sent: Sequence[Sequence[int]], outputs: Any) -> None:
         if (returned := _returned(outputs)) is None:
@@ -242,11 +249,9 @@ def _returned(outputs: Any) -> list[_Returned] | None:
         lists = [choice.get("logprobs") or {} for choice in choices]
         return [_scored((of.get("token_logprobs") or [])[:-1], read, of.get("tokens")) for of in lists]
     if all(isinstance(output, dict) and "meta_info" in output for output in several):
-        told = [(output["meta_info"], output["meta_info"]["input_token_logprobs"]) for output in several]
-        return [
-            _scored([of[0] for of in tokens], meta.get("prompt_tokens"), [of[1] for of in tokens])
-            for meta, tokens in told
-        ]
+        metas = [output["meta_info"] for output in several]
+        columns = [[*zip(*meta["input_token_logprobs"], strict=True)] or [(), ()] for meta in metas]
+        return [_scored(of[0], meta.get("prompt_tokens"), of[1]) for meta, of in zip(metas, columns, strict=True)]
     if all(hasattr(output, "prompt_logprobs") for output in several):
         ids = [getattr(output, "prompt_token_ids", None) for output in several]
         return [_scored(of.prompt_logprobs or [], i and len(i), i) for of, i in zip(several, ids, strict=True)]
@@ -256,7 +261,11 @@ def _returned(outputs: Any) -> list[_Returned] | None:
 def _scored(logprobs: Sequence[Any], read: int | None, tokens: Sequence[Any] | None) -> _Returned:
     """Counts the log-probabilities, and the first token, which has none."""
     scored = min(1, len(logprobs)) + sum(value is not None for value in logprobs[1:])
-    return _Returned(scored, read, tokens[0] if tokens else "untold")
+    return scored, read, tokens[0] if tokens else None
+
+
+def _versions() -> Parts:
+    return versions() | {name: version for name in _ENGINES if (version := installed_version(name))}
 
 
 def _arguments(lm: Any) -> dict[str, Any]:

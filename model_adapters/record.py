@@ -94,13 +94,13 @@ def model_record(lm: Any) -> ModelRecord:
     pretrained = lm.pretrained if isinstance(lm.pretrained, str) else None
     config = text_config(getattr(model, "config", None))
     extrapolation = lm.session.rope.extrapolation if lm.session else None
-    facts = checkpoint_facts(config, str(loaded.folder) if loaded and loaded.folder else pretrained)
+    facts = model_facts(config, str(loaded.folder) if loaded and loaded.folder else pretrained, model)
     if loaded:
         facts |= {"format": loaded.format, "attention": loaded.attention}
     if lm.options.training_length:
         facts["training_length_tokens"] = lm.options.training_length
     return ModelRecord(
-        **facts | loaded_facts(model, device),
+        **facts | gpu_facts(device),
         name=Path(pretrained).name if pretrained else type(model).__name__,
         inputs=(_read(lambda: model_parts(lm)) or {}) if pretrained else {},
         kernels=kernels_in_use(model, lm.options.kernels, device),
@@ -115,11 +115,11 @@ def model_record(lm: Any) -> ModelRecord:
     )
 
 
-def checkpoint_facts(config: Any, folder: str | None) -> dict[str, Any]:
-    """Returns the fields of a `ModelRecord` that a configuration and the folder of its weights tell."""
+def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
+    """Returns what configuration, folder and, where it is one of this process, the model tell of a `ModelRecord`."""
     own = getattr(config, "model_type", None) == "sbeval"
     recipe, training_seed = _training(folder)
-    return {
+    facts: dict[str, Any] = {
         "format": checkpoint_format(config),
         "checkpoint_sha256": _read(lambda: weights_sha256(Path(folder))) if folder else None,
         "training_length_tokens": training_length_tokens(config),
@@ -131,18 +131,19 @@ def checkpoint_facts(config: Any, folder: str | None) -> dict[str, Any]:
         "recipe": recipe,
         "training_seed": training_seed,
     }
+    if not isinstance(model, nn.Module):
+        return facts
+    dtype = dtype_of(model)
+    facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    return facts | {"dtype": str(dtype).removeprefix("torch.") if dtype else None}
 
 
-def loaded_facts(model: nn.Module, device: torch.device) -> dict[str, Any]:
-    """Returns the fields of a `ModelRecord` that a model in this process tells."""
-    dtype, on_gpu = dtype_of(model), device.type == "cuda"
-    gpus = range(torch.cuda.device_count())
-    return {
-        "dtype": str(dtype).removeprefix("torch.") if dtype else None,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
-        "peak_memory_bytes": sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else None,
-    }
+def gpu_facts(device: torch.device) -> dict[str, Any]:
+    """Returns the device's name and the most memory that was allocated, nothing of a CPU."""
+    if device.type != "cuda":
+        return {}
+    allocated = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
+    return {"gpu": torch.cuda.get_device_name(device), "peak_memory_bytes": sum(allocated) or None}
 
 
 def model_parts(lm: Any) -> Parts:

@@ -139,22 +139,17 @@ def _check_runs(harness: ModuleType) -> None:
 
 
 def _answer_by_sums(model: ModuleType) -> None:
-    template = model.TemplateLM
-
-    def answering(request_type: str) -> Callable[..., Any]:
-        def answer(lm: Any, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
-            return getattr(importlib.import_module(ANSWERING), request_type)(lm, requests, quiet=disable_tqdm)
-
-        return answer
+    def answer(lm: Any, request_type: str, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        return getattr(importlib.import_module(ANSWERING), request_type)(lm, requests, quiet=disable_tqdm)
 
     def new(kind: type, *args: Any, **kwargs: Any) -> Any:
         lm: Any = object.__new__(kind)
         lm.sbeval_arguments = args, kwargs
         return lm
 
-    template.__new__ = new
+    model.TemplateLM.__new__ = new
     for request_type in ANSWERED_BY_SUMS:
-        setattr(template, request_type, answering(request_type))
+        setattr(model.TemplateLM, request_type, functools.partialmethod(answer, request_type))
 
 
 def _refuse_models(evaluator: ModuleType) -> None:

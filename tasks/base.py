@@ -73,10 +73,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     def target_requests(
         self, documents: Numbered, sequences: Sequence[TargetSequence], answer_tokens: Sequence[Sequence[int]] = ()
     ) -> list[Instance]:
-        """Returns a request for each sequence; every document has the same number of them, in order.
-
-        `answer_tokens` are the tokens of each answer in each sequence, where one has several.
-        """
+        """Returns a request for each sequence, document by document; answers are told apart by their tokens."""
         requests = keep_sequences(sequences)
         each = len(requests) // len(documents)
         instances = [
@@ -84,7 +81,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
             for index, (number, document) in enumerate(documents)
             for place, request in enumerate(requests[index * each : (index + 1) * each])
         ]
-        for instance, tokens in itertools.zip_longest(instances, answer_tokens, fillvalue=()):
+        for instance, tokens in zip(instances, answer_tokens or [()] * len(instances), strict=True):
             instance.cuts = functools.partial(itertools.accumulate, tokens)
         return instances
 

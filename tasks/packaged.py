@@ -86,22 +86,17 @@ def check_model(model: object, asked: Iterable[str], class_of: Callable[[str], o
     if not ours or model == "sb":
         return
     shown, kind = model if isinstance(model, str) else type(model).__name__, model
-    if isinstance(model, str):
-        with contextlib.suppress(Exception):  # whatever an engine's package raises, lm-eval is about to raise again
-            kind = class_of(model)
+    with contextlib.suppress(Exception):  # whatever an engine's package raises, lm-eval is about to raise again
+        kind = class_of(model) if isinstance(model, str) else model
     scores = "chat" not in shown.lower() and (isinstance(kind, str) or any(hasattr(kind, of) for of in _SCORED))
-    looks = hasattr(kind, ATTENTION_SPAN)
-    for of_attention, answered, reason in (
-        (False, scores, "it gives no log-probabilities of a text's tokens"),
-        (True, looks, "attention is read inside the model, which no other of lm-eval's lets a task do"),
-    ):
-        refused = [name for name, of in ours.items() if str(of.get("class")).endswith(_LOOKS) is of_attention]
-        if refused and not answered:
-            names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
-            raise UserError(
-                f"Expected the model sb for {names}, found {shown}: {reason}; use --model sb, which loads what hf "
-                "loads, or tasks that any model answers, such as sb_niah_single_1, sb_ruler or sb_json_kv."
-            )
+    answered = {True: hasattr(kind, ATTENTION_SPAN), False: scores}
+    if refused := [name for name, of in ours.items() if not answered[str(of.get("class")).endswith(_LOOKS)]]:
+        names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
+        reason = "scores tokens and does not show its attention" if scores else "gives no log-probabilities of a text"
+        raise UserError(
+            f"Expected the model sb for {names}, found {shown}, which {reason}: use --model sb, which loads what hf "
+            "loads, or tasks that any model answers, such as sb_niah_single_1, sb_ruler or sb_json_kv."
+        )
 
 
 def are_all_here(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> bool:

@@ -25,7 +25,7 @@ class CompletionsServer(ThreadingHTTPServer):
 
     Attributes:
         asked: the prompts, in their order.
-        fails_at: number of the request that is answered with an error, once.
+        fails_at: number of the request that is answered with an error.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +33,7 @@ class CompletionsServer(ThreadingHTTPServer):
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.asked: list[list[int]] = []
-        self.fails_at = 0
+        self.fails_at = -1
         self.change: Callable[[list[int]], list[int]] = list
         self.spoil: Callable[[Choice], object] = lambda choice: None
         self.tells_usage = True
@@ -70,11 +70,11 @@ class _Completions(BaseHTTPRequestHandler):
         server = self.server
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert (asked["echo"], asked["logprobs"], asked["max_tokens"]) == (True, 1, 1)
-        prompts = asked["prompt"] if isinstance(asked["prompt"][0], list) else [asked["prompt"]]
-        if isinstance(prompts[0], str):
-            prompts = server.tokenizer(prompts)["input_ids"]
+        prompts = asked["prompt"] if isinstance(asked["prompt"][0], list | str) else [asked["prompt"]]
+        if text := isinstance(prompts[0], str):
+            prompts = server.tokenizer([prompts] if isinstance(prompts, str) else prompts)["input_ids"]
         with server.lock:
-            server.asked += prompts
+            server.asked += [] if text else prompts
             fails = len(server.asked) == server.fails_at
         prompts = [server.change(prompt) for prompt in prompts]
         answer: Any = {"choices": [server.choice(*pair) for pair in enumerate(prompts)]}
