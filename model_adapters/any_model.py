@@ -19,13 +19,8 @@ from numpy.typing import NDArray
 from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.backend import Backend
 from sbeval.model_adapters.loading import warn_of_other_tokens
-from sbeval.scoring.requests import (
-    TargetLogprobs,
-    TargetSequence,
-    TokenLogprobs,
-    TokenLogprobsRequest,
-    resolve_sequence,
-)
+from sbeval.models.rope import LENGTH_DEPENDENT
+from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.any_model")
@@ -38,22 +33,16 @@ Load = Callable[..., TargetSequence]
 class _Piece(NamedTuple):
     """Targets [first, stop) of the sequence that some arguments name, each the token that is read next.
 
-    Attributes:
-        context: number of tokens before the first of them.
-        turn: sets pieces apart that read the same tokens and score different numbers of them: asked in one call, `hf`
-            would answer one with the logits of the other.
+    `context` counts the tokens before them, `tokens` all. `turn` sets pieces apart that read the same tokens and score
+    different numbers of them: asked in one call, `hf` would answer one with the logits of the other.
     """
 
     arguments: Arguments
     first: int
     stop: int
     context: int
+    tokens: int
     turn: int
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of context and continuation."""
-        return self.context + self.stop - self.first
 
 
 def token_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
@@ -69,11 +58,10 @@ def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> li
     return [TargetLogprobs(*answer) for answer in found]
 
 
-def _window(*arguments: Any) -> TargetSequence:
-    request = TokenLogprobsRequest(*arguments)
-    tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
-    inputs = np.concatenate([np.array([request.lead_in]), tokens[:-1]])
-    return TargetSequence(inputs, np.arange(len(tokens) - request.scored, len(tokens)), tokens[-request.scored :])
+def _window(key: str, length: int, lead_in: int, scored: int) -> TargetSequence:
+    tokens = np.asarray(resolve_tokens(key), dtype=np.int64)
+    inputs = np.concatenate([np.array([lead_in]), tokens[:-1]])
+    return TargetSequence(inputs, np.arange(length - scored, length), tokens[-scored:])
 
 
 def _answers(
@@ -92,6 +80,11 @@ def _answers(
         "%s: %d windows are asked for in %d requests of %s tokens in all; --use_cache holds %d more",
         *(backend.name, len(cuts), len(left), f"{sum(piece.tokens for piece in left.values()):,}", len(scores)),
     )
+    rope = str(getattr(backend.config(), "rope_parameters", None))
+    if len(pieces) > len(cuts) and any(f"'{kind}'" in rope for kind in LENGTH_DEPENDENT):
+        logger.warning(
+            "the model's RoPE depends on an input's length: a window's first pieces are read as shorter ones"
+        )
     for call in _calls(left):
         sequences = [load(*left[name].arguments) for name in call]
         texts = [
@@ -126,7 +119,8 @@ def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arg
                 contexts[read].append(context)
             name = f"{read}:{context}:{targets[stop - 1]}"
             names[arguments].append(name)
-            pieces.setdefault(name, _Piece(arguments, first, stop, context, contexts[read].index(context)))
+            turn = contexts[read].index(context)
+            pieces.setdefault(name, _Piece(arguments, first, stop, context, context + stop - first, turn))
     return names, pieces
 
 

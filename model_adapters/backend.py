@@ -1,9 +1,8 @@
 """A model of lm-eval that scores tokens: how it is called, what it takes whole, and what is kept and recorded of it.
 
-Every piece is kept in lm-eval's response cache as it is scored, under its tokens and what the model is: a run that
-failed asks for nothing twice, and one file may serve several models. lm-eval adds up whatever comes back, so that a
-prompt that was cut, a BOS that was added or left out, and a list that is too short would each be a wrong number. What
-comes back is counted where lm-eval reads it.
+Every piece is kept in lm-eval's cache under its tokens and what the model is: a run that failed asks for nothing twice.
+lm-eval adds up whatever comes back, so a prompt that was cut, a BOS that was added or left out, or a list that is too
+short would be a wrong number. What comes back is counted where lm-eval reads it.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from sbeval.hub_names import local_path
 from sbeval.model_adapters.record import APART, gpu_facts, kernels_in_use, model_facts, model_parts
 from sbeval.results.records import ModelRecord, recorded_command
 
-_PROBE = "The 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return x ** 2  # {'key': [0.5]}"
+_PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
 _KIND = "loglikelihood"  # under which lm-eval keeps what `_loglikelihood_tokens` answers
 _READERS = ("parse_logprobs", "_parse_logprobs")  # lm-eval's, of what servers and engines return
 # by how much `max_length` has to exceed context and continuation, of which lm-eval 0.4.13 cuts the beginning otherwise
@@ -45,8 +44,6 @@ _APART |= {"verify_certificate", "gpu_memory_utilization", "mem_fraction_static"
 
 Score = tuple[float, bool]
 """The sum of a continuation's log-probabilities in nats, and whether each of its tokens is the most probable."""
-
-
 _Returned = tuple[int, int | None, Any]
 """Of a prompt: how many tokens came back scored, how many were read, and which first; None where that is not told."""
 
@@ -63,18 +60,12 @@ class Backend:
 
     @classmethod
     def of(cls, lm: Any) -> Self:
-        """Returns a model's backend, the same each time, and has the model describe itself in the results file.
-
-        Raises:
-            UserError: it has an encoder.
-        """
+        """Returns a model's backend, the same each time, and has the model describe itself; refuses an encoder."""
         if (known := getattr(lm, "sbeval_backend", None)) is not None:
             return known  # type: ignore[no-any-return]
         if getattr(lm, "backend", "causal") != "causal":
             raise UserError(f"Expected a causal language model to score windows of tokens, found {lm.backend}.")
-        kind = type(lm)
-        written = f"{kind.__module__}:{kind.__name__}"
-        names = [name for name, known in model_registry.items() if known in (kind, written)] or [kind.__name__]
+        names = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
         address = getattr(lm, "base_url", None)
         lm.sbeval_backend = backend = cls(lm, names[0] + (f" at {address}" if address else ""))
         described = getattr(lm, "get_model_info", dict)
@@ -87,11 +78,7 @@ class Backend:
         return None if database is None else database.get(hash_args(_KIND, self._key(name)))
 
     def check_room(self, tokens: int) -> None:
-        """Refuses pieces of which lm-eval would cut the beginning; `tokens` are context and continuation.
-
-        Raises:
-            UserError: naming the longest window that fits.
-        """
+        """Refuses pieces of which lm-eval would cut the beginning; `tokens` are context and continuation."""
         kinds = [kind.__name__ for kind in type(self.lm).__mro__]
         spare = next((_SPARE[kind] for kind in kinds if kind in _SPARE), 0)
         longest = getattr(self.lm, "max_length", None)
@@ -112,8 +99,6 @@ class Backend:
         Raises:
             UserError: the model failed, or did not read or score all tokens; says where the run stands.
         """
-        if not self.tokens:
-            self._check_tokenizer()
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
         in_float32 = getattr(self.lm, "softmax_dtype", True) is None  # `hf` adds in the model's own type unless told
         began = time.perf_counter()
@@ -121,6 +106,9 @@ class Backend:
             if in_float32:
                 self.lm.softmax_dtype = torch.float32
             with self._counted():
+                if not self.tokens and (fault := self._tokenizer_fault()):
+                    self.lm._loglikelihood_tokens(batch[:1], disable_tqdm=quiet)  # which may show another reason
+                    raise UserError(fault)
                 answers = self.lm._loglikelihood_tokens(batch, disable_tqdm=quiet)
             scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
@@ -140,16 +128,19 @@ class Backend:
                 hook.add_partial(_KIND, self._key(name), score)
         return scores
 
+    def config(self) -> Any:
+        """Returns the configuration of the model, or of the folder that is named for it or its tokenizer."""
+        config = getattr(self.lm, "config", None) or getattr(self.lm, "_config", None)
+        names = [name for key in _CHECKPOINTS if isinstance(name := _arguments(self.lm).get(key), str)]
+        told = next((name for name in names if (local_path(name) / "config.json").is_file()), None)
+        return text_config(AutoConfig.from_pretrained(local_path(told)) if config is None and told else config)
+
     def record(self) -> ModelRecord:
         """Returns the record of a run that has finished."""
         lm, arguments = self.lm, _arguments(self.lm)
         loaded = next((name for key in _LOADED if isinstance(name := arguments.get(key), str)), None)
-        model, config = getattr(lm, "model", None), getattr(lm, "config", None) or getattr(lm, "_config", None)
-        if config is None:
-            folders = [local_path(name) for key in _CHECKPOINTS if isinstance(name := arguments.get(key), str)]
-            told = next((folder for folder in folders if (folder / "config.json").is_file()), None)
-            config = AutoConfig.from_pretrained(told) if told else None
-        facts = {"dtype": arguments.get("dtype"), **model_facts(text_config(config), loaded, model)}
+        model = getattr(lm, "model", None)
+        facts = {"dtype": arguments.get("dtype"), **model_facts(self.config(), loaded, model)}
         if isinstance(model, torch.nn.Module):
             facts |= {"kernels": kernels_in_use(model, "auto", lm.device)}
         if loaded:
@@ -186,17 +177,16 @@ class Backend:
                 inputs |= named(key, checkpoint_parts(value, revision=arguments.get("revision")))
         return inputs
 
-    def _check_tokenizer(self) -> None:
+    def _tokenizer_fault(self) -> str | None:
         """Has a server count the tokens of a text, where it does that, and compares the count with the tokenizer's."""
-        told, lm = None, self.lm
+        lm = self.lm
         with contextlib.suppress(Exception):  # it takes no text, tells no count, or fails, which the first piece shows
-            expected = len(lm.tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
+            count = len(lm.tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
             ((_, told, _),) = _returned(lm.model_call([_PROBE], generate=False)) or [(0, None, None)]
-        if told is not None and told - expected not in (0, 1):  # it may put BOS before a text
-            raise UserError(
-                f"Expected the tokenizer of {self.name} at tokenizer={lm.tokenizer.name_or_path}, found one that makes "
-                f"{expected} tokens of a text where the server counts {told}: name the served model's own."
-            )
+            if told is not None and told - count not in (0, 1):  # it may put BOS before a text
+                given = f"found that tokenizer={lm.tokenizer.name_or_path} makes {count} tokens of a text"
+                return f"Expected the tokenizer of {self.name}, {given} where the server counts {told}: name its own"
+        return None
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 from ruler_problems import evaluated, write_labelled
 from scoring_servers import LLM, Choice, CompletionsServer, completions_server, install_vllm
@@ -15,7 +16,7 @@ from scoring_servers import LLM, Choice, CompletionsServer, completions_server, 
 from sbeval import plugin
 from sbeval.errors import UserError
 from sbeval.tasks.perplexity import longppl
-from tests.model_adapters.small import Checkpoints, english, t5
+from tests.model_adapters.small import Checkpoints, copied, english, t5
 
 plugin.complete_imports()
 PERPLEXITY = [f"sb_text_{protocol}" for protocol in ("fixed_target", "position", "rolling", "stream", "sliding")]
@@ -171,6 +172,15 @@ def test_a_server_that_makes_tokens_of_its_own_of_a_text_is_named(
         )
 
 
+def test_another_tokenizer_than_the_server_s_is_named(
+    server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    byte_level_bpe(["of other text"], 290, adds_bos=True, pad_token="<pad>").save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match=r"makes \d+ tokens of a text where the server counts \d+: name"):
+        numbers(over(server, tokenizer=str(tmp_path / "other")), ["sb_text_stream"], metadata, tmp_path / "other")
+    assert len(server.asked) == 1
+
+
 def test_a_run_that_failed_goes_on_after_what_was_answered(
     server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,6 +232,16 @@ def test_windows_that_a_backend_would_cut_are_refused(
         numbers(load(64 + beyond), ["sb_text_stream"], metadata, folder)
         with pytest.raises(UserError, match=rf"of at most 63 tokens.*found one of 64: pass max_length={64 + beyond} "):
             numbers(load(63 + beyond), ["sb_text_stream"], metadata, folder)
+
+
+def test_pieces_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_shorter_inputs(
+    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    folder = copied(checkpoint("llama"), tmp_path, rope_parameters=rope)
+    for task, said in (("sb_text_fixed_target", False), ("sb_text_position", True)):
+        numbers(get_model("hf")(str(folder), device="cpu", dtype="float32"), [task], metadata, folder)
+        assert ("first pieces are read as shorter ones" in caplog.text) is said
 
 
 def test_an_encoder_is_refused(tmp_path: Path, metadata: dict[str, Any]) -> None:
