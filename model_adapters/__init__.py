@@ -7,6 +7,8 @@ The model, and what it is asked:
 - `scoring`: log-likelihoods of lm-eval's requests, windows and targets of our own tasks, and attention spans
 - `generation`: prompts in, text up to a stop sequence out
 - `decoding`: greedy generation side by side, with CUDA graphs
+- `any_model`: the same requests, for lm-eval's other models that score tokens: in pieces, since sums come back
+- `backend`: such a model, counted at every answer, described and kept
 - `answers`: what those have in common: answers kept in the response cache as they come, given back in order
 
 Between a request and the model:

@@ -85,8 +85,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         if self.options.non_finite == "null":
             record_nulls(Task)
             record_nulls(ConfigurableTask)
-        asked = "attn_implementation" in self.arguments or not isinstance(pretrained, str)
-        loading.settle_flex_attention(self.model, asked=asked)
+        chosen = "attn_implementation" in self.arguments or not isinstance(pretrained, str)
+        loading.settle_flex_attention(self.model, asked=chosen)
         if self.backend == "causal":
             loading.fit_tokenizer(self.model, self.tokenizer)
             in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
@@ -95,7 +95,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             scan_in_pieces(self.model)
-            if self.device.type == "cuda" and isinstance(pretrained, str):  # a model in memory is somebody's own
+            sharded = any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
+            if self.device.type == "cuda" and not sharded:
                 make_faster(self.model)
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)

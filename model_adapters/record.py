@@ -94,42 +94,58 @@ def model_record(lm: Any) -> ModelRecord:
     model, loaded, device = lm.model, lm.loaded, lm.device
     pretrained = lm.pretrained if isinstance(lm.pretrained, str) else None
     config = text_config(getattr(model, "config", None))
-    parameters = list(model.parameters())
-    dtype = dtype_of(model)
-    on_gpu, gpus = device.type == "cuda", range(torch.cuda.device_count())
-    own = getattr(config, "model_type", None) == "sbeval"
-    by_name = getattr(config, "_attn_implementation", None) == STICKBREAKING
-    attention = config.scheme if own else STICKBREAKING if by_name else getattr(config, "model_type", None)
-    folder = str(loaded.folder) if loaded and loaded.folder else pretrained
-    recipe, training_seed = _training(folder)
     extrapolation = lm.session.rope.extrapolation if lm.session else None
+    facts = model_facts(config, str(loaded.folder) if loaded and loaded.folder else pretrained, model)
+    if loaded:
+        facts |= {"format": loaded.format, "attention": loaded.attention}
+    if lm.options.training_length:
+        facts["training_length_tokens"] = lm.options.training_length
     return ModelRecord(
+        **facts | gpu_facts(device),
         name=Path(pretrained).name if pretrained else type(model).__name__,
-        format=loaded.format if loaded else checkpoint_format(config),
-        checkpoint_sha256=_read(lambda: weights_sha256(Path(folder))) if folder else None,
         inputs=(_read(lambda: model_parts(lm)) or {}) if pretrained else {},
-        training_length_tokens=lm.options.training_length or training_length_tokens(config),
-        extended_from=getattr(config, "extended_from", None),
-        attention=loaded.attention if loaded else attention,
-        sliding_window=positive(getattr(config, "sliding_window", None)),
-        remainder=config.remainder if own else None,
-        head_norm=config.head_norm if own else None,
-        recipe=recipe,
-        training_seed=training_seed,
         kernels=kernels_in_use(model, lm.options.kernels, device),
         rope_scaling=lm.session.rope.in_force if lm.session else None,
         extrapolation=extrapolation.to_json() if extrapolation else None,
         skip_threshold=lm.skip_threshold,
-        dtype=str(dtype).removeprefix("torch.") if dtype else None,
-        parameters=sum(parameter.numel() for parameter in parameters),
         max_length=lm.max_length,
         command=recorded_command(),
         versions=versions(),
-        gpu=torch.cuda.get_device_name(device) if on_gpu else None,
-        peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else None,
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
         self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
     )
+
+
+def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
+    """Returns what configuration, folder and, where it is one of this process, the model tell of a `ModelRecord`."""
+    own = getattr(config, "model_type", None) == "sbeval"
+    by_name = getattr(config, "_attn_implementation", None) == STICKBREAKING
+    recipe, training_seed = _training(folder)
+    facts: dict[str, Any] = {
+        "format": checkpoint_format(config),
+        "checkpoint_sha256": _read(lambda: weights_sha256(Path(folder))) if folder else None,
+        "training_length_tokens": training_length_tokens(config),
+        "extended_from": getattr(config, "extended_from", None),
+        "attention": config.scheme if own else STICKBREAKING if by_name else getattr(config, "model_type", None),
+        "sliding_window": positive(getattr(config, "sliding_window", None)),
+        "remainder": config.remainder if own else None,
+        "head_norm": config.head_norm if own else None,
+        "recipe": recipe,
+        "training_seed": training_seed,
+    }
+    if not isinstance(model, nn.Module):
+        return facts
+    dtype = dtype_of(model)
+    facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    return facts | {"dtype": str(dtype).removeprefix("torch.") if dtype else None}
+
+
+def gpu_facts(device: torch.device) -> dict[str, Any]:
+    """Returns the device's name and the most memory that was allocated, nothing of a CPU."""
+    if device.type != "cuda":
+        return {}
+    allocated = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
+    return {"gpu": torch.cuda.get_device_name(device), "peak_memory_bytes": sum(allocated) or None}
 
 
 def model_parts(lm: Any) -> Parts:

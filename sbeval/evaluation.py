@@ -163,6 +163,7 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
     both = ((module, getattr(module, "config", None)) for module in model.modules())
     changed = {id(holder): vars(holder) for pair in both for holder in pair if hasattr(holder, "__dict__")}.values()
     kept = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in changed]
+    parts = [(module, dict(module._modules)) for module in model.modules()]
     numbers, local_rank = random.getstate(), os.environ.get("LOCAL_RANK")
     try:
         if local_rank is not None:
@@ -170,6 +171,9 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             yield
     finally:
+        for module, children in parts:  # faster ones stand in for some
+            module._modules.clear()
+            module._modules.update(children)
         for attributes, before in zip(changed, kept, strict=True):
             for name in _CHANGED - before.keys():
                 attributes.pop(name, None)

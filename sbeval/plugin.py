@@ -9,6 +9,8 @@ some modules are completed right after they have been executed:
 - `lm_eval.tasks.manager` also scans the packaged task folder, so that `--include_path` is not needed, and a task of
   ours that does not exist is answered with the names that do.
 - `lm_eval._cli.harness` refuses for the model `sb` what `sbeval run` refuses, before torch is imported.
+- `lm_eval.api.model` has every model that scores tokens (`TemplateLM`) answer our requests, as far as sums allow, and
+  keeps the arguments it was made with.
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
   `AutoModelForCausalLM` and lm-eval's `hf` load it; nobody else pays for the import.
@@ -35,6 +37,8 @@ from sbeval.errors import ENCODING, UserError, panics_as_errors
 
 MODEL_NAME = "sb"
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
+ANSWERING = "sbeval.model_adapters.any_model"
+ANSWERED_BY_SUMS = ("token_logprobs", "target_logprobs")
 TASKS_PACKAGE = "sbeval.tasks"
 FAMILY_PACKAGE = "sbeval.models"
 FAMILY = "sbeval"
@@ -135,6 +139,20 @@ def _check_runs(harness: ModuleType) -> None:
     harness.HarnessCLI.parse_args, harness.HarnessCLI.execute = parse_args, execute
 
 
+def _answer_by_sums(model: ModuleType) -> None:
+    def answer(lm: Any, request_type: str, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        return getattr(importlib.import_module(ANSWERING), request_type)(lm, requests, quiet=disable_tqdm)
+
+    def new(kind: type, *args: Any, **kwargs: Any) -> Any:
+        lm: Any = object.__new__(kind)
+        lm.sbeval_arguments = args, kwargs
+        return lm
+
+    model.TemplateLM.__new__ = new
+    for request_type in ANSWERED_BY_SUMS:
+        setattr(model.TemplateLM, request_type, functools.partialmethod(answer, request_type))
+
+
 def _refuse_models(evaluator: ModuleType) -> None:
     original = evaluator.simple_evaluate
     signature = inspect.signature(original)
@@ -142,8 +160,9 @@ def _refuse_models(evaluator: ModuleType) -> None:
     @functools.wraps(original)
     def simple_evaluate(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
+        class_of = importlib.import_module("lm_eval.api.registry").get_model
         names = [task for task in given.get("tasks") or () if isinstance(task, str)]
-        importlib.import_module(f"{TASKS_PACKAGE}.packaged").check_model(given["model"], names)
+        importlib.import_module(f"{TASKS_PACKAGE}.packaged").check_model(given["model"], names, class_of)
         return original(*args, **kwargs)
 
     evaluator.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
@@ -223,6 +242,7 @@ def _install_excepthook() -> None:
 _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.models": _register_model,
     "lm_eval._cli.harness": _check_runs,
+    "lm_eval.api.model": _answer_by_sums,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "transformers.models.auto.configuration_auto": _know_the_family,

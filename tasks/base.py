@@ -1,5 +1,7 @@
 """The base of all tasks of this project, which make their documents and requests themselves."""
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -68,15 +70,20 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         self.keep_documents(samples.get(index, {**blank, "index": index}) for index in range(count))
         return [(number, samples[int(document["index"])]) for number, document in chosen]
 
-    def target_requests(self, documents: Numbered, sequences: Sequence[TargetSequence]) -> list[Instance]:
-        """Returns a request for each sequence; every document has the same number of them, in order."""
+    def target_requests(
+        self, documents: Numbered, sequences: Sequence[TargetSequence], answer_tokens: Sequence[Sequence[int]] = ()
+    ) -> list[Instance]:
+        """Returns a request for each sequence, document by document; answers are told apart by their tokens."""
         requests = keep_sequences(sequences)
         each = len(requests) // len(documents)
-        return [
+        instances = [
             Instance(TARGET_LOGPROBS, document, request, place, metadata=(self.config.task, number, 1))
             for index, (number, document) in enumerate(documents)
             for place, request in enumerate(requests[index * each : (index + 1) * each])
         ]
+        for instance, tokens in zip(instances, answer_tokens or [()] * len(instances), strict=True):
+            instance.cuts = functools.partial(itertools.accumulate, tokens)
+        return instances
 
     @property
     def records_null(self) -> bool:

@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -24,7 +24,8 @@ _WILDCARD = re.compile(r"(\*|\?|\[[^\]]+\])")
 _FOLDER = Path(__file__).parent
 # lm-eval's own request types, which every one of its models answers, are made by tasks of this output type alone
 _ANSWERED_BY_ALL = "generate_until"
-_ANSWERED_BY_SB = (TOKEN_LOGPROBS, TARGET_LOGPROBS, ATTENTION_SPAN)
+_SCORED = (TOKEN_LOGPROBS, TARGET_LOGPROBS)
+_LOOKS = ".SpanTask"  # the class of tasks that ask where heads attend
 
 
 @functools.cache
@@ -75,22 +76,26 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
             raise UserError(f"Expected the name of a task, found {name!r}, which is none: {advice}.")
 
 
-def check_model(model: object, asked: Iterable[str]) -> None:
-    """Refuses tasks whose requests only the model `sb` answers, for a model, or the name of one, that does not.
+def check_model(model: object, asked: Iterable[str], class_of: Callable[[str], object] = str) -> None:
+    """Refuses tasks whose requests a model does not answer; `class_of` looks its class up where a name was given.
 
     Raises:
         UserError: naming the tasks.
     """
-    if model == "sb" or any(hasattr(model, request_type) for request_type in _ANSWERED_BY_SB):
+    ours = {name: of for name, of in named(asked) if of and of.get("output_type") != _ANSWERED_BY_ALL}
+    if not ours or model == "sb":
         return
-    ours = [name for name, settings in named(asked) if settings and settings.get("output_type") != _ANSWERED_BY_ALL]
-    if ours:
-        shown = ", ".join(ours[:3]) + (" ..." if len(ours) > 3 else "")
+    shown, kind = model if isinstance(model, str) else type(model).__name__, model
+    with contextlib.suppress(Exception):  # whatever an engine's package raises, lm-eval is about to raise again
+        kind = class_of(model) if isinstance(model, str) else model
+    scores = "chat" not in shown.lower() and (isinstance(kind, str) or any(hasattr(kind, of) for of in _SCORED))
+    answered = {True: hasattr(kind, ATTENTION_SPAN), False: scores}
+    if refused := [name for name, of in ours.items() if not answered[str(of.get("class")).endswith(_LOOKS)]]:
+        names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")
+        reason = "scores tokens and does not show its attention" if scores else "gives no log-probabilities of a text"
         raise UserError(
-            f"Expected the model sb for {shown}, found {model if isinstance(model, str) else type(model).__name__}: no "
-            "other model of lm-eval knows such requests (windows of chosen lengths, targets within a text, attention): "
-            "use --model sb, which loads what hf loads, or tasks that any model answers, such as sb_niah_single_1, "
-            "sb_ruler, sb_json_kv or lm-eval's wikitext."
+            f"Expected the model sb for {names}, found {shown}, which {reason}: use --model sb, which loads what hf "
+            "loads, or tasks that any model answers, such as sb_niah_single_1, sb_ruler or sb_json_kv."
         )
 
 

@@ -23,7 +23,7 @@ LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")
 WORDS = ("a", " a")
 
-TOKENIZER_KEYS = ("tokenizer", "pretrained", "model")
+TOKENIZER_KEYS = ("tokenizer", "tokenizer_path", "pretrained", "model")
 _REMEDY = 'name the tokenizer with tokenizer= in --model_args or --metadata \'{"tokenizer": "PATH"}\''
 _LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 

@@ -108,7 +108,8 @@ def _member(member: str | Mapping[str, Any]) -> str:
 
 
 def _corpus_and_models(settings: Mapping[str, Any]) -> tuple[str, str]:
-    models = "any" if settings.get("output_type") == "generate_until" else "`sb`"
+    models = "`sb`" if str(settings["class"]).endswith(".SpanTask") else "scores tokens"
+    models = "any" if settings.get("output_type") == "generate_until" else models
     return str(settings.get("dataset_name") or "generated"), models
 
 

@@ -97,6 +97,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "command": record.command,
         "command, rebuilt": None if record.command else f"{rebuilt_command(run)} (the file does not keep the original)",
         "model": f"{record.name} ({record.format})",
+        "answered by": record.backend,
         "checkpoint hash": record.checkpoint_sha256,
         "parameters": f"{record.parameters:,}" if record.parameters else None,
         "attention": record.attention,

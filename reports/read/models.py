@@ -242,7 +242,7 @@ _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
     "head_norm": lambda run: "head norm" if run.record.head_norm else None,
     "dtype": lambda run: run.record.dtype,
     "skip": lambda run: f"skipping below {run.record.skip_threshold:g}" if run.record.skip_threshold else None,
-    "source": lambda run: None if run.described else run.model_source,
+    "source": lambda run: (run.record.backend or "").split(" ")[0] or None if run.described else run.model_source,
     "seed": lambda run: None if run.record.training_seed is None else f"seed {run.record.training_seed}",
 }
 

@@ -148,6 +148,8 @@ class ModelRecord(_Record):
         sliding_window: window in tokens, None for full attention.
         remainder: what the unbroken part of a stick adds, as the model's configuration names it; None where unknown.
         head_norm: whether heads are normalised before the output map, None where unknown.
+        backend: lm-eval's model that answered, with a server's address ("hf", "local-completions at http://..."); None
+            where it was `sb`.
         recipe: name of the training recipe, None where the checkpoint does not keep it.
         training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
         kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
@@ -178,6 +180,7 @@ class ModelRecord(_Record):
     sliding_window: int | None = None
     remainder: str | None = None
     head_norm: bool | None = None
+    backend: str | None = None
     recipe: str | None = None
     training_seed: int | None = None
     kernels: str | None = None

@@ -10,6 +10,9 @@ not travel in a request: they are written to one file for many, and `key` names 
 
 `attention_span`: how far back every layer and head looks.
 
+An `Instance` of the first two also has a function `cuts`, for models that tell sums alone: with which of its scored
+targets, counted from 0, does another sum begin? (Of `target_logprobs` also with each that is not the token read next.)
+
 Shape suffixes: L input length, T targets.
 """
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sbeval.corpora.windows import Window, document_target_blocks, stream_target_blocks
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object
@@ -126,6 +128,11 @@ class FixedTarget(PerplexityTask):
             "least_gain_nats": LEAST_GAIN_NATS,
             "least_logprob_nats": LEAST_LOGPROB_NATS,
         }
+
+    def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
+        """Adds where key tokens begin and end."""
+        changes = np.flatnonzero(np.diff(self._key_tokens[block["start"]])) + 1 if self.metrics.longppl else ()
+        return [*super().cuts(block, window), *map(int, changes)]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
         """Adds the rows of the block's key tokens."""

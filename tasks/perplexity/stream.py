@@ -94,6 +94,10 @@ class Position(Stream):
         lengths = self.settle_full_windows(targets=0)
         return lengths._replace(scored=lengths.scored[-1:])
 
+    def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
+        """Adds the first target of every bin."""
+        return [*super().cuts(block, window), *(first - 1 for first, _ in position_bins(window.scored))]
+
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
         """Adds the rows of every bin by source document under `position_nll`."""
         (window,) = self.windows(doc, self.lengths.scored[0])

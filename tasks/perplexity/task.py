@@ -1,5 +1,6 @@
 """What all perplexity protocols share: one lm-eval document is one block, cut anew at every context length."""
 
+import functools
 import importlib.metadata
 import logging
 from abc import abstractmethod
@@ -185,10 +186,20 @@ class PerplexityTask(BaseTask):
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each distinct window of the block."""
-        return [
+        windows = self._distinct_windows(doc)
+        instances = [
             Instance(TOKEN_LOGPROBS, doc, self.request(window), index, metadata=kwargs["metadata"])
-            for index, window in enumerate(self._distinct_windows(doc))
+            for index, window in enumerate(windows)
         ]
+        for window, instance in zip(windows, instances, strict=True):
+            instance.cuts = functools.partial(self.cuts, doc, window)
+        return instances
+
+    def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
+        """Returns the scored targets of a block's window with which another sum begins: those of the next document."""
+        first, starts = window.stop - window.scored, self.corpus.starts
+        inside = starts[np.searchsorted(starts, first, side="right") : np.searchsorted(starts, window.stop)]
+        return [int(start) - first for start in inside]
 
     def request(self, window: Window) -> TokenLogprobsRequest:
         """Returns the request that scores a window."""

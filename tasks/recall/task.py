@@ -3,6 +3,7 @@
 Sequences are tokens, or text in which the tokenizer's offsets tell where the answers' tokens are.
 """
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -117,14 +118,16 @@ class RecallTask(BaseTask):
         selected = self.chosen_samples(kwargs)
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
+        answer_tokens: list[list[int]] = []
         for _, doc in selected:
             index = int(doc["index"])
             by_condition = [self.asked(index, condition) for condition in self.all_conditions]
             tokens = [[asked.answer_tokens.tolist() for asked in several] for several in by_condition]
             rows[index] = {"index": index, "answer_tokens": tokens}
             sequences += [asked.sequence for several in by_condition for asked in several]
+            answer_tokens += itertools.chain.from_iterable(tokens)
         documents = self.keep_samples(selected, rows, self.options.num_samples)
-        self._instances = self.target_requests(documents, sequences)
+        self._instances = self.target_requests(documents, sequences, answer_tokens)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[TargetLogprobs]) -> dict[str, float]:
         """Scores one sample in every condition."""

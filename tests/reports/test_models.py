@@ -48,6 +48,13 @@ def test_models_of_one_name_are_told_apart_by_what_differs_and_not_by_a_limit(tm
     assert sorted(labels(load_results([tmp_path]))) == ["demo-rope", "demo-rope (dynamic RoPE x4)"]
 
 
+def test_a_checkpoint_that_another_model_of_lm_eval_ran_is_named_after_it(tmp_path: Path) -> None:
+    for index, backend in enumerate((None, "hf", "local-completions at http://host:8000/v1/completions")):
+        write(tmp_path / str(index), "rope", backend=backend)
+    named = {"demo-rope", "demo-rope (hf)", "demo-rope (local-completions)"}
+    assert set(labels(load_results([tmp_path]))) == named
+
+
 def test_models_in_folders_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
     for index, folder in enumerate(("wide/checkpoint/ckpt1", "deep/checkpoint/ckpt1")):
         model = model_record("rope", name="ckpt1", checkpoint_sha256=str(index) * 64)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from source_tree import layer, modules
 
@@ -103,13 +104,29 @@ def test_a_name_that_is_nowhere_is_answered_with_those_near_it(wrong: str, near:
         check_names(["hellaswag", wrong])
 
 
-@pytest.mark.parametrize("tasks", [["sb_stdlib_stream"], ["sb_span"], ["sb_niah_forced"], ["sb_paper_nlp"]])
-def test_tasks_that_only_sb_answers_are_refused_for_another_model(tasks: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("tasks", "model", "reason"),
+    [
+        (["sb_stdlib_stream", "sb_span"], "vllm", "sb_span, found vllm, which scores tokens and does not show its"),
+        (
+            ["sb_niah_forced"],
+            "local-chat-completions",
+            "sb_niah_single_1_forced, .* gives no log-probabilities of a text",
+        ),
+        (["sb_paper_nlp"], "gguf", "sb_paper_wikitext, found gguf, which gives no log-probabilities of a text"),
+        (["sb_wikitext_rolling"], object(), "sb_wikitext_rolling, found object, which gives no log-probabilities"),
+    ],
+    ids=["spans", "chats", "no tokens", "no model"],
+)
+def test_tasks_that_a_model_cannot_answer_are_refused(tasks: list[str], model: object, reason: str) -> None:
     check_model("sb", tasks)
-    with pytest.raises(UserError, match=r"Expected the model sb for sb_.*, found vllm"):
-        check_model("vllm", tasks)
-    with pytest.raises(UserError, match=r"sb_wikitext_rolling, found hf: no other model of lm-eval knows"):
-        check_model("hf", ["sb_wikitext_rolling"])
+    with pytest.raises(UserError, match=f"Expected the model sb for {reason}"):
+        check_model(model, tasks, get_model)
+
+
+@pytest.mark.parametrize("model", ["hf", "vllm", "local-completions", "openai-completions"])
+def test_windows_and_targets_are_for_every_model_that_scores_tokens(model: str) -> None:
+    check_model(model, ["sb_wikitext", "sb_copy", "sb_mqrar", "sb_paper_length"], get_model)
 
 
 def test_tasks_that_generate_are_every_models() -> None:

@@ -1,0 +1,133 @@
+"""Windows and targets of this project's tasks, scored by any model of lm-eval that scores tokens (`TemplateLM`).
+
+Such a model tells the sum of a continuation's log-probabilities, and nothing of its tokens. So where targets of one
+window count apart, as those of two documents or positions do, each run of them is a piece: a request of its own, whose
+context is all that stands before it.
+"""
+
+import hashlib
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from numpy.typing import NDArray
+
+from sbeval.corpora import resolve_tokens
+from sbeval.model_adapters.backend import Backend
+from sbeval.model_adapters.loading import warn_of_other_tokens
+from sbeval.models.rope import LENGTH_DEPENDENT
+from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
+
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+logger = logging.getLogger("lm_eval.sbeval.any_model")
+
+_TOKENS_A_CALL = 2**22  # some 150 MB as Python's numbers
+Arguments = tuple[Any, ...]
+Load = Callable[..., TargetSequence]
+
+
+class _Piece(NamedTuple):
+    """Targets [first, stop) of the sequence that some arguments name, each the token that is read next.
+
+    `context` counts the tokens before them, `tokens` all. `turn` sets pieces apart that read the same tokens and score
+    different numbers of them: asked in one call, `hf` would answer one with the logits of the other.
+    """
+
+    arguments: Arguments
+    first: int
+    stop: int
+    context: int
+    tokens: int
+    turn: int
+
+
+def token_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
+    """Returns log-probabilities that add up to the model's over every run of targets that a task tells apart."""
+    if callable(getattr(lm.tokenizer, "get_vocab", None)):
+        warn_of_other_tokens(lm.tokenizer, [request.args[0] for request in requests])
+    return [TokenLogprobs(logprobs) for logprobs, _ in _answers(lm, requests, _window, quiet=quiet)]
+
+
+def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
+    """Returns the same for named targets, and whether all of such a run are the most probable tokens."""
+    found = _answers(lm, requests, lambda key, inputs: resolve_sequence(key), quiet=quiet)
+    return [TargetLogprobs(*answer) for answer in found]
+
+
+def _window(key: str, length: int, lead_in: int, scored: int) -> TargetSequence:
+    tokens = np.asarray(resolve_tokens(key), dtype=np.int64)
+    inputs = np.concatenate([np.array([lead_in]), tokens[:-1]])
+    return TargetSequence(inputs, np.arange(length - scored, length), tokens[-scored:])
+
+
+def _answers(
+    lm: Any, requests: Sequence[Instance], load: Load, *, quiet: bool
+) -> list[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
+    """Returns log-probabilities and greediness by request; equal requests, and equal pieces, are asked for once."""
+    backend = Backend.of(lm)
+    cuts: dict[Arguments, set[int]] = defaultdict(set)
+    for request in requests:
+        cuts[tuple(request.args)].update(request.cuts())
+    names, pieces = _plan(cuts, load)
+    scores = {name: kept for name in pieces if (kept := backend.kept(name)) is not None}
+    left = {name: piece for name, piece in pieces.items() if name not in scores}
+    backend.check_room(max((piece.tokens for piece in left.values()), default=0))
+    logger.info(
+        "%s: %d windows are asked for in %d requests of %s tokens in all; --use_cache holds %d more",
+        *(backend.name, len(cuts), len(left), f"{sum(piece.tokens for piece in left.values()):,}", len(scores)),
+    )
+    rope = str(getattr(backend.config(), "rope_parameters", None))
+    if len(pieces) > len(cuts) and any(f"'{kind}'" in rope for kind in LENGTH_DEPENDENT):
+        logger.warning(
+            "the model's RoPE depends on an input's length: a window's first pieces are read as shorter ones"
+        )
+    for call in _calls(left):
+        sequences = [load(*left[name].arguments) for name in call]
+        texts = [
+            (of.inputs_L[: piece.context].tolist(), of.targets_T[piece.first : piece.stop].tolist())
+            for of, piece in zip(sequences, map(left.__getitem__, call), strict=True)
+        ]
+        scores |= backend.score(dict(zip(call, texts, strict=True)), len(scores), len(pieces), quiet=quiet)
+    counts = {name: piece.stop - piece.first for name, piece in pieces.items()}
+    answers = {}
+    for arguments, of_request in names.items():
+        sums, greedy = zip(*map(scores.__getitem__, of_request), strict=True)
+        targets = [counts[name] for name in of_request]  # each has an equal share of its piece's sum
+        shares = np.divide(sums, targets).astype(np.float32)
+        answers[arguments] = (np.repeat(shares, targets), np.repeat(np.array(greedy), targets))
+    return [answers[tuple(request.args)] for request in requests]
+
+
+def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arguments, list[str]], dict[str, _Piece]]:
+    """Returns the names of the pieces of every request, and the pieces by name, which tells their tokens."""
+    names: dict[Arguments, list[str]] = defaultdict(list)
+    pieces: dict[str, _Piece] = {}
+    contexts: dict[str, list[int]] = defaultdict(list)
+    for arguments, places in cuts.items():
+        inputs, positions, targets = load(*arguments)
+        follows = np.diff(positions) == 1
+        follows[follows] = inputs[positions[1:][follows]] == targets[:-1][follows]
+        begins = {0, *places, *(np.flatnonzero(~follows) + 1).tolist()} & {*range(len(targets))}
+        for first, stop in itertools.pairwise([*sorted(begins), len(targets)]):
+            context = int(positions[first]) + 1
+            read = hashlib.sha256(inputs[: int(positions[stop - 1]) + 1].tobytes()).hexdigest()
+            if context not in contexts[read]:
+                contexts[read].append(context)
+            name = f"{read}:{context}:{targets[stop - 1]}"
+            names[arguments].append(name)
+            turn = contexts[read].index(context)
+            pieces.setdefault(name, _Piece(arguments, first, stop, context, context + stop - first, turn))
+    return names, pieces
+
+
+def _calls(pieces: Mapping[str, _Piece]) -> Iterator[list[str]]:
+    """Yields the names of pieces to score in one call, the longest first."""
+    order = sorted(pieces, key=lambda name: (pieces[name].turn, -pieces[name].tokens))
+    ends = itertools.accumulate(pieces[name].tokens for name in order)
+    call_of = {name: (pieces[name].turn, end // _TOKENS_A_CALL) for name, end in zip(order, ends, strict=True)}
+    for _, call in itertools.groupby(order, key=call_of.__getitem__):
+        yield list(call)

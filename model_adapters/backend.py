@@ -1,0 +1,265 @@
+"""A model of lm-eval that scores tokens: how it is called, what it takes whole, and what is kept and recorded of it.
+
+Every piece is kept in lm-eval's cache under its tokens and what the model is: a run that failed asks for nothing twice.
+lm-eval adds up whatever comes back, so a prompt that was cut, a BOS that was added or left out, or a list that is too
+short would be a wrong number. What comes back is counted where lm-eval reads it.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from lm_eval.api.model import hash_args
+from lm_eval.api.registry import model_registry
+from transformers import AutoConfig
+
+import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
+from sbeval.checkpoints.facts import text_config
+from sbeval.errors import UserError, first_line
+from sbeval.fingerprint.checkpoint import checkpoint_parts
+from sbeval.fingerprint.parts import Parts, installed_version, named, versions
+from sbeval.hub_names import local_path
+from sbeval.model_adapters.record import APART, gpu_facts, kernels_in_use, model_facts, model_parts
+from sbeval.results.records import ModelRecord, recorded_command
+
+_PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
+_KIND = "loglikelihood"  # under which lm-eval keeps what `_loglikelihood_tokens` answers
+_READERS = ("parse_logprobs", "_parse_logprobs")  # lm-eval's, of what servers and engines return
+# by how much `max_length` has to exceed context and continuation, of which lm-eval 0.4.13 cuts the beginning otherwise
+_SPARE = {"HFLM": -1, "NEURON_HF": -1, "VLLM": 1, "TemplateAPI": 0}
+_ENGINES = ("vllm", "sglang", "tensorrt_llm", "onnxruntime")
+_LOADED = ("pretrained", "model_path")
+_CHECKPOINTS = (*_LOADED, "model", "tokenizer", "tokenizer_path", "lora_local_path")
+# beside what answers of `sb` do not depend on either: how a server is reached, and how many prompts at once
+_APART = APART | {"num_concurrent", "max_retries", "timeout", "header", "auth_token", "ca_cert_path", "max_gen_toks"}
+_APART |= {"verify_certificate", "gpu_memory_utilization", "mem_fraction_static", "max_model_len", "context_length"}
+
+Score = tuple[float, bool]
+"""The sum of a continuation's log-probabilities in nats, and whether each of its tokens is the most probable."""
+_Returned = tuple[int, int | None, Any]
+"""Of a prompt: how many tokens came back scored, how many were read, and which first; None where that is not told."""
+
+
+@dataclasses.dataclass(slots=True)
+class Backend:
+    """A loaded model; `name` is lm-eval's, with the address of a server."""
+
+    lm: Any
+    name: str
+    tokens: int = 0
+    seconds: float = 0.0
+    _identity: str | None = None
+
+    @classmethod
+    def of(cls, lm: Any) -> Self:
+        """Returns a model's backend, the same each time, and has the model describe itself; refuses an encoder."""
+        if (known := getattr(lm, "sbeval_backend", None)) is not None:
+            return known  # type: ignore[no-any-return]
+        if getattr(lm, "backend", "causal") != "causal":
+            raise UserError(f"Expected a causal language model to score windows of tokens, found {lm.backend}.")
+        names = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
+        address = getattr(lm, "base_url", None)
+        lm.sbeval_backend = backend = cls(lm, names[0] + (f" at {address}" if address else ""))
+        described = getattr(lm, "get_model_info", dict)
+        lm.get_model_info = lambda: {**described(), "sbeval": backend.record().to_json()}
+        return backend
+
+    def kept(self, name: str) -> Score | None:
+        """Returns what the response cache holds of a piece, None where this model was not asked for it."""
+        database = self.lm.cache_hook.dbdict
+        return None if database is None else database.get(hash_args(_KIND, self._key(name)))
+
+    def check_room(self, tokens: int) -> None:
+        """Refuses pieces of which lm-eval would cut the beginning; `tokens` are context and continuation."""
+        kinds = [kind.__name__ for kind in type(self.lm).__mro__]
+        spare = next((_SPARE[kind] for kind in kinds if kind in _SPARE), 0)
+        longest = getattr(self.lm, "max_length", None)
+        if longest is None or tokens + spare <= longest:
+            return
+        asked = tokens + spare + ("TemplateAPI" in kinds)  # which takes one from what it was given
+        raise UserError(
+            f"Expected windows of at most {longest - spare - 1} tokens, which {self.name} takes whole, found one of "
+            f"{tokens - 1}: pass max_length={asked} in --model_args (context_length to sglang), if the model goes that "
+            "far, or ask for shorter context_lengths."
+        )
+
+    def score(
+        self, texts: Mapping[str, tuple[list[int], list[int]]], answered: int, planned: int, *, quiet: bool
+    ) -> dict[str, Score]:
+        """Scores pieces in one call: context and continuation by name.
+
+        Raises:
+            UserError: the model failed, or did not read or score all tokens; says where the run stands.
+        """
+        batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
+        in_float32 = getattr(self.lm, "softmax_dtype", True) is None  # `hf` adds in the model's own type unless told
+        began = time.perf_counter()
+        try:
+            if in_float32:
+                self.lm.softmax_dtype = torch.float32
+            with self._counted():
+                if not self.tokens and (fault := self._tokenizer_fault()):
+                    self.lm._loglikelihood_tokens(batch[:1], disable_tqdm=quiet)  # which may show another reason
+                    raise UserError(fault)
+                answers = self.lm._loglikelihood_tokens(batch, disable_tqdm=quiet)
+            scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
+        except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
+            said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({first_line(error)})"
+            answered += sum(self.kept(name) is not None for name in texts)
+            kept = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
+            if hook.dbdict is None:
+                kept = "with --use_cache FILE answers are kept as they come, and the same command goes on after them"
+            raise UserError(f"{error if isinstance(error, UserError) else said}: {kept}.") from error
+        finally:
+            if in_float32:
+                self.lm.softmax_dtype = None
+        self.seconds += time.perf_counter() - began
+        self.tokens += sum(map(len, (tokens for pair in texts.values() for tokens in pair)))
+        for name, score in scores.items():
+            if hook.dbdict is not None and math.isfinite(score[0]) and self.kept(name) is None:
+                hook.add_partial(_KIND, self._key(name), score)
+        return scores
+
+    def config(self) -> Any:
+        """Returns the configuration of the model, or of the folder that is named for it or its tokenizer."""
+        config = getattr(self.lm, "config", None) or getattr(self.lm, "_config", None)
+        names = [name for key in _CHECKPOINTS if isinstance(name := _arguments(self.lm).get(key), str)]
+        told = next((name for name in names if (local_path(name) / "config.json").is_file()), None)
+        return text_config(AutoConfig.from_pretrained(local_path(told)) if config is None and told else config)
+
+    def record(self) -> ModelRecord:
+        """Returns the record of a run that has finished."""
+        lm, arguments = self.lm, _arguments(self.lm)
+        loaded = next((name for key in _LOADED if isinstance(name := arguments.get(key), str)), None)
+        model = getattr(lm, "model", None)
+        facts = {"dtype": arguments.get("dtype"), **model_facts(self.config(), loaded, model)}
+        if isinstance(model, torch.nn.Module):
+            facts |= {"kernels": kernels_in_use(model, "auto", lm.device)}
+        if loaded:
+            facts |= gpu_facts(lm.device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return ModelRecord(
+            **facts,
+            name=Path(loaded or str(arguments.get("model") or type(model).__name__)).name,
+            backend=self.name,
+            inputs=self._inputs(),
+            max_length=getattr(lm, "max_length", None),
+            command=recorded_command(),
+            versions=_versions(),
+            tokens_per_second=self.tokens / self.seconds if self.seconds else None,
+        )
+
+    def _key(self, name: str) -> tuple[str, str]:
+        """Returns what the response cache keeps a piece under: of a server its address, model and tokenizer."""
+        if self._identity is None:
+            settings = {key: value for key, value in _arguments(self.lm).items() if key not in _APART}
+            if not hasattr(self.lm, "base_url"):
+                settings |= _versions() | {"dtype": getattr(self.lm.model, "dtype", settings.get("dtype"))}
+            depends_on = [self.name, self._inputs(), settings]
+            written = json.dumps(depends_on, sort_keys=True, default=lambda of: type(of).__name__ + str(of)[:40])
+            self._identity = sha256(written.encode()).hexdigest()[:16]
+        return (self._identity, name)
+
+    def _inputs(self) -> Parts:
+        arguments, inputs = _arguments(self.lm), Parts()
+        if all(hasattr(self.lm, name) for name in ("pretrained", "peft", "delta")):  # `hf` and its kin
+            self.lm.arguments = arguments
+            return model_parts(self.lm)
+        for key in _CHECKPOINTS:
+            if isinstance(value := arguments.get(key), str):
+                inputs |= named(key, checkpoint_parts(value, revision=arguments.get("revision")))
+        return inputs
+
+    def _tokenizer_fault(self) -> str | None:
+        """Has a server count the tokens of a text, where it does that, and compares the count with the tokenizer's."""
+        lm = self.lm
+        with contextlib.suppress(Exception):  # it takes no text, tells no count, or fails, which the first piece shows
+            count = len(lm.tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
+            ((_, told, _),) = _returned(lm.model_call([_PROBE], generate=False)) or [(0, None, None)]
+            if told is not None and told - count not in (0, 1):  # it may put BOS before a text
+                given = f"found that tokenizer={lm.tokenizer.name_or_path} makes {count} tokens of a text"
+                return f"Expected the tokenizer of {self.name}, {given} where the server counts {told}: name its own"
+        return None
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Within it, an answer to other tokens than were sent, or to some of them, is an error."""
+        reader = next((name for name in _READERS if hasattr(self.lm, name)), None)
+        if reader is None:
+            yield
+            return
+        read = getattr(self.lm, reader)
+
+        def counting(*, outputs: Any, tokens: Any, **rest: Any) -> Any:
+            self._count(tokens if isinstance(tokens[0], list) else [tokens], outputs)
+            return read(outputs=outputs, tokens=tokens, **rest)
+
+        setattr(self.lm, reader, counting)
+        try:
+            yield
+        finally:
+            delattr(self.lm, reader)
+
+    def _count(self, sent: Sequence[Sequence[int]], outputs: Any) -> None:
+        if (returned := _returned(outputs)) is None:
+            return
+        if len(returned) != len(sent):
+            raise UserError(f"Expected {len(sent)} answers from {self.name}, found {len(returned)}")
+        for tokens, (scored, told, first) in zip(sent, returned, strict=True):
+            count, read = len(tokens), scored if told is None else told
+            if read == count + 1:
+                reason = f"that it puts one of its own before them ({first!r}); have it add no special tokens"
+            elif read == count - 1 and tokens[0] == getattr(self.lm, "prefix_token_id", None):
+                reason = f"that it leaves out the first, BOS ({tokens[0]}); have it take prompts as they are"
+            elif read > count:
+                reason = f"that it read {read}; send it tokens, not text (tokenized_requests=True)"
+            elif read < count:
+                reason = f"that it read {read}, since it cuts prompts; start it with room for longer ones"
+            elif scored < count:
+                reason = f"log-probabilities of {scored}; use a server that tells all of them (echo)"
+            else:
+                continue
+            raise UserError(f"Expected {self.name} to read and score the {count} tokens of a prompt, found {reason}")
+
+
+def _returned(outputs: Any) -> list[_Returned] | None:
+    """Reads what a completions server, SGLang, or an engine such as vLLM returned for some prompts; None for others."""
+    several = outputs if isinstance(outputs, list) else [outputs]
+    if all(isinstance(output, dict) and "choices" in output for output in several):
+        choices = sorted((choice for output in several for choice in output["choices"]), key=lambda of: of["index"])
+        # of several prompts a server tells how many tokens all have
+        read = (several[0].get("usage") or {}).get("prompt_tokens") if len(choices) == 1 else None
+        lists = [choice.get("logprobs") or {} for choice in choices]
+        return [_scored((of.get("token_logprobs") or [])[:-1], read, of.get("tokens")) for of in lists]
+    if all(isinstance(output, dict) and "meta_info" in output for output in several):
+        metas = [output["meta_info"] for output in several]
+        columns = [[*zip(*meta["input_token_logprobs"], strict=True)] or [(), ()] for meta in metas]
+        return [_scored(of[0], meta.get("prompt_tokens"), of[1]) for meta, of in zip(metas, columns, strict=True)]
+    if all(hasattr(output, "prompt_logprobs") for output in several):
+        ids = [getattr(output, "prompt_token_ids", None) for output in several]
+        return [_scored(of.prompt_logprobs or [], i and len(i), i) for of, i in zip(several, ids, strict=True)]
+    return None
+
+
+def _scored(logprobs: Sequence[Any], read: int | None, tokens: Sequence[Any] | None) -> _Returned:
+    """Counts the log-probabilities, and the first token, which has none."""
+    scored = min(1, len(logprobs)) + sum(value is not None for value in logprobs[1:])
+    return scored, read, tokens[0] if tokens else None
+
+
+def _versions() -> Parts:
+    return versions() | {name: version for name in _ENGINES if (version := installed_version(name))}
+
+
+def _arguments(lm: Any) -> dict[str, Any]:
+    """Returns the arguments that a model was made with, by name."""
+    positional, keywords = getattr(lm, "sbeval_arguments", ((), {}))
+    names = list(inspect.signature(type(lm).__init__).parameters)[1:]
+    return {**dict(zip(names, positional, strict=False)), **keywords}

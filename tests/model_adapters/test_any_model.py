@@ -1,0 +1,272 @@
+"""Any model of lm-eval that scores tokens answers this project's requests with the numbers of `sb`, or says why not."""
+
+import importlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_problems import byte_level_bpe
+from lm_eval.api.registry import get_model
+from ruler_problems import evaluated, write_labelled
+from scoring_servers import LLM, Choice, CompletionsServer, completions_server, install_vllm
+
+from sbeval import plugin
+from sbeval.errors import UserError
+from sbeval.tasks.perplexity import longppl
+from tests.model_adapters.small import Checkpoints, copied, english, t5
+
+plugin.complete_imports()
+PERPLEXITY = [f"sb_text_{protocol}" for protocol in ("fixed_target", "position", "rolling", "stream", "sliding")]
+RECALL = ["sb_mqrar", "sb_mqrar_text", "sb_flipflop", "sb_copy_phrase", "sb_json_kv_forced", "sb_many_shot_file"]
+LONG = {"context_lengths": [1000], "max_length": 1100}
+CANCELLED = ("change", "gain", "stderr")  # differences of numbers a hundred times as large
+
+
+@pytest.fixture
+def metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Short documents, so that windows hold targets of several, and small probes."""
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "texts").mkdir()
+    for index in range(6):
+        (tmp_path / "texts" / f"{index}.txt").write_text(english()[60 * index : 60 * index + 260])
+    write_labelled(tmp_path / "labelled.jsonl")
+    probes = {
+        "num_samples": 2,
+        "pairs": [2],
+        "phrases": 1,
+        "phrase_words": 4,
+        "distances": [128],
+        "examples_file": str(tmp_path / "labelled.jsonl"),
+    }
+    sizes = {"sb_mqrar": {"context_lengths": [20], "vocabulary": 100}, "sb_text_sliding": {"stride": 8}}
+    lengths = {"context_lengths": [16, 32, 64], "max_length": 128}
+    return {"data_path": str(tmp_path / "texts"), "targets_per_window": 8, **lengths, **probes, **sizes}
+
+
+@pytest.fixture
+def server(checkpoint: Checkpoints) -> Iterator[CompletionsServer]:
+    for package in ("tenacity", "aiohttp"):
+        pytest.importorskip(package, reason="lm-eval[api] brings it")
+    with completions_server(checkpoint("rope", adds_bos=True)) as running:
+        yield running
+
+
+def over(server: CompletionsServer, **options: Any) -> Any:
+    return get_model("local-completions")(**server.arguments | options)
+
+
+def numbers(lm: Any, tasks: list[str], metadata: dict[str, Any], folder: Path, **options: Any) -> Any:
+    """Every metric of a run, and of every sample."""
+    found = evaluated(lm, tasks, {"pretrained": str(folder)} | metadata, log_samples=True, **options)
+    samples = [
+        [row["resps"], {key: row[key] for key in row["metrics"]}] for name in tasks for row in found["samples"][name]
+    ]
+    return json.loads(json.dumps([found["results"], samples]))
+
+
+def differing(found: Any, expected: Any, path: str = "") -> Iterator[str]:
+    """Yields where two runs differ by more than 1e-6 of a number."""
+    if isinstance(expected, dict | list):
+        assert len(found) == len(expected)
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            yield from differing(found[key], expected[key], f"{path}/{key}")
+    elif isinstance(expected, float):
+        small = 1e-4 if any(word in path for word in CANCELLED) else 1e-7
+        if found != pytest.approx(expected, rel=1e-6, abs=small, nan_ok=True):
+            yield f"{path}: {found} instead of {expected}"
+    elif found != expected:
+        yield f"{path}: {found} instead of {expected}"
+
+
+@pytest.mark.parametrize("tasks", [PERPLEXITY, RECALL], ids=["perplexity", "recall"])
+@pytest.mark.parametrize("architecture", ["llama", "stickbreaking"])
+def test_hf_gives_the_numbers_of_sb(
+    architecture: str, tasks: list[str], checkpoint: Checkpoints, metadata: dict[str, Any]
+) -> None:
+    folder = checkpoint(architecture, adds_bos=architecture == "llama")
+    metadata |= LONG if tasks is RECALL else {}
+    arguments = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", "batch_size": 3, "max_length": 1100}
+    hf, sb = (numbers(get_model(name)(**arguments), tasks, metadata, folder) for name in ("hf", "sb"))
+    assert not [*differing(hf, sb)]
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"num_concurrent": 3, "batch_size": 2}], ids=str)
+def test_a_completions_server_gives_the_numbers_of_sb(
+    options: dict[str, int], server: CompletionsServer, checkpoint: Checkpoints, metadata: dict[str, Any]
+) -> None:
+    folder = checkpoint("rope", adds_bos=True)
+    tasks = [*PERPLEXITY, "sb_mqrar"]
+    expected = numbers(get_model("sb")(str(folder), device="cpu", dtype="float32"), tasks, metadata, folder)
+    assert not [*differing(numbers(over(server, **options), tasks, metadata, folder), expected)]
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[type[LLM], Callable[..., Any]]:
+    engine = install_vllm(monkeypatch)
+    return engine, importlib.import_module("lm_eval.models.vllm_causallms").VLLM
+
+
+def test_vllm_is_called_as_lm_eval_calls_it_and_gives_the_numbers_of_sb(
+    vllm: tuple[type[LLM], Callable[..., Any]], checkpoint: Checkpoints, metadata: dict[str, Any]
+) -> None:
+    folder, (engine, load) = checkpoint("rope"), vllm
+    expected = numbers(get_model("sb")(str(folder), device="cpu", dtype="float32"), PERPLEXITY, metadata, folder)
+    lm = load(str(folder), max_model_len=66, dtype="float32")
+    assert not [*differing(numbers(lm, PERPLEXITY, metadata, folder), expected)]
+    assert lm.get_model_info()["sbeval"]["backend"] == "vllm"
+    engine.spoil = staticmethod(lambda output: output.prompt_token_ids.insert(0, 0))  # type: ignore[method-assign]
+    with pytest.raises(
+        UserError, match=r"Expected vllm .* the 65 tokens of a prompt, found that it puts one of its own"
+    ):
+        numbers(lm, ["sb_text_stream"], metadata, folder)
+
+
+def test_longppl_needs_sums_over_key_tokens_and_the_other_targets(
+    checkpoint: Checkpoints, metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(longppl, "LEAST_LOGPROB_NATS", -99.0)  # which a model that knows nothing seldom exceeds
+    folder, lengths = checkpoint("llama"), {"context_lengths": [8, 64]}
+    arguments = {"pretrained": str(folder), "device": "cpu", "dtype": "float32"}
+    metadata |= {"longppl_evaluator": str(folder), **lengths}
+    hf, sb = (numbers(get_model(name)(**arguments), PERPLEXITY[:1], metadata, folder) for name in ("hf", "sb"))
+    assert sb[0][PERPLEXITY[0]]["longppl_tokens@0000064,none"] > 0
+    assert not [*differing(hf, sb)]
+
+
+def shorter(choice: Choice) -> None:
+    choice["token_logprobs"] = choice["token_logprobs"][:20]
+
+
+@pytest.mark.parametrize(
+    ("change", "spoil", "tells_usage", "sentence"),
+    [
+        (lambda prompt: prompt[-40:], None, True, "the 65 tokens of a prompt, found that it read 40, since it cuts"),
+        (lambda prompt: prompt[-40:], None, False, "the 65 tokens of a prompt, found that it read 40, since it cuts"),
+        (lambda prompt: prompt[1:], None, True, r"found that it leaves out the first, BOS \(0\); have it take"),
+        (lambda prompt: prompt[1:], None, False, r"found that it leaves out the first, BOS \(0\)"),
+        (lambda prompt: [0, *prompt], None, True, r"found that it puts one of its own before them \('<s>'\)"),
+        (lambda prompt: [0, *prompt], None, False, r"found that it puts one of its own before them \('<s>'\)"),
+        (list, shorter, True, "found log-probabilities of 19; use a server that tells all"),
+        (list, lambda choice: choice.clear(), True, "found log-probabilities of 0; use a server"),
+        (list, lambda choice: choice["token_logprobs"].__setitem__(9, None), True, "found log-probabilities of 64"),
+        (list, lambda choice: choice.pop("top_logprobs"), True, r"found KeyError \('top_logprobs'\)"),
+    ],
+)
+def test_a_server_that_does_something_else_with_a_prompt_is_named(
+    change: Any, spoil: Any, tells_usage: bool, sentence: str, server: CompletionsServer, metadata: dict[str, Any]
+) -> None:
+    server.change, server.spoil, server.tells_usage = change, spoil or server.spoil, tells_usage
+    with pytest.raises(UserError, match=rf"Expected local-completions at http.*{sentence}.*: with --use_cache FILE"):
+        numbers(over(server), ["sb_text_stream"], metadata, Path(server.arguments["tokenizer"]))
+
+
+def test_a_server_that_makes_tokens_of_its_own_of_a_text_is_named(
+    server: CompletionsServer, metadata: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=r"puts one of its own before them \('<s>'\)"):
+        numbers(
+            over(server, tokenized_requests=False), ["sb_text_stream"], metadata, Path(server.arguments["tokenizer"])
+        )
+
+
+def test_another_tokenizer_than_the_server_s_is_named(
+    server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    byte_level_bpe(["of other text"], 290, adds_bos=True, pad_token="<pad>").save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match=r"makes \d+ tokens of a text where the server counts \d+: name"):
+        numbers(over(server, tokenizer=str(tmp_path / "other")), ["sb_text_stream"], metadata, tmp_path / "other")
+    assert len(server.asked) == 1
+
+
+def test_a_run_that_failed_goes_on_after_what_was_answered(
+    server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="lm_eval.sbeval")
+    folder, tasks = Path(server.arguments["tokenizer"]), ["sb_text_stream", "sb_text_position"]
+    expected = numbers(over(server), tasks, metadata, folder)
+    planned = len(server.asked)
+    assert (
+        f"windows are asked for in {planned} requests of {sum(map(len, server.asked)):,} tokens in all" in caplog.text
+    )
+    server.asked.clear()
+    server.fails_at = 7
+    with pytest.raises(
+        UserError, match=rf"HTTPError \(500.*: 6 of {planned} answers are kept by --use_cache; the same"
+    ):
+        numbers(over(server), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))
+    found = numbers(over(server, timeout=9), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))
+    assert len(server.asked) == planned + 1
+    assert not [*differing(found, expected)]
+    numbers(over(server, model="another"), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))
+    assert len(server.asked) == 2 * planned + 1
+
+
+def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
+    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    made = []
+    for name, dtype in (("rope", "float32"), ("llama", "float32"), ("rope", "bfloat16"), ("rope", "float32")):
+        lm = get_model("hf")(str(checkpoint(name)), device="cpu", dtype=dtype, batch_size=len(made) + 1)
+        calls = []
+        lm.model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        numbers(lm, ["sb_text_stream"], metadata, checkpoint(name), use_cache=str(tmp_path / "answers"))
+        made.append(len(calls))
+    assert all(made[:3])
+    assert not made[3]
+
+
+def test_windows_that_a_backend_would_cut_are_refused(
+    server: CompletionsServer, vllm: tuple[Any, Callable[..., Any]], checkpoint: Checkpoints, metadata: dict[str, Any]
+) -> None:
+    folder = checkpoint("rope")
+    loads: dict[int, Callable[[int], Any]] = {  # by what has to be asked for beyond a window
+        0: lambda length: get_model("hf")(str(folder), device="cpu", dtype="float32", max_length=length),
+        1: lambda length: over(server, max_length=length),
+        2: lambda length: vllm[1](str(folder), max_model_len=length),
+    }
+    for beyond, load in loads.items():
+        beyond += beyond == 1  # lm-eval takes one for the generated token itself
+        numbers(load(64 + beyond), ["sb_text_stream"], metadata, folder)
+        with pytest.raises(UserError, match=rf"of at most 63 tokens.*found one of 64: pass max_length={64 + beyond} "):
+            numbers(load(63 + beyond), ["sb_text_stream"], metadata, folder)
+
+
+def test_pieces_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_shorter_inputs(
+    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    folder = copied(checkpoint("llama"), tmp_path, rope_parameters=rope)
+    for task, said in (("sb_text_fixed_target", False), ("sb_text_position", True)):
+        numbers(get_model("hf")(str(folder), device="cpu", dtype="float32"), [task], metadata, folder)
+        assert ("first pieces are read as shorter ones" in caplog.text) is said
+
+
+def test_an_encoder_is_refused(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    lm = get_model("hf")(str(t5(tmp_path / "t5")), device="cpu")
+    with pytest.raises(UserError, match="Expected a causal language model to score windows of tokens, found seq2seq"):
+        numbers(lm, ["sb_text_stream"], metadata, tmp_path / "t5")
+
+
+def test_a_half_precision_model_s_sums_are_float32s(checkpoint: Checkpoints, metadata: dict[str, Any]) -> None:
+    folder, run = checkpoint("llama"), {"device": "cpu", "dtype": "bfloat16"}
+    hf = get_model("hf")(str(folder), **run)
+    found = numbers(hf, ["sb_text_rolling"], metadata, folder)
+    expected = numbers(
+        get_model("hf")(str(folder), **run, softmax_dtype="float32"), ["sb_text_rolling"], metadata, folder
+    )
+    assert found == expected
+    assert hf.softmax_dtype is None
+
+
+def test_a_run_records_its_backend_and_its_checkpoint(checkpoint: Checkpoints, metadata: dict[str, Any]) -> None:
+    records = {}
+    for name in ("hf", "sb"):
+        lm = get_model(name)(str(checkpoint("rope")), device="cpu", dtype="float32")
+        numbers(lm, ["sb_text_stream"], metadata, checkpoint("rope"))
+        records[name] = lm.get_model_info()["sbeval"]
+    apart = {key for key in records["sb"] if records["hf"][key] != records["sb"][key]}
+    assert apart == {"backend", "tokens_per_second"}
+    assert records["hf"]["backend"] == "hf"
