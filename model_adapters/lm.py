@@ -56,7 +56,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self.options = AdapterOptions.pop(kwargs)
-        check_shared_arguments(kwargs)
+        check_shared_arguments(kwargs, thinks=self.options.thinking_tokens is not None)
         self.arguments = dict(kwargs)
         self.loaded: checkpoints.LoadedCheckpoint | None = None
         self._format: checkpoints.FoundFormat = (None, {})
@@ -77,7 +77,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             raise UserError(f"{expected}, but {first_line(error)}: {remedy}.") from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        for name, usual in (("non_finite", "error"), ("extrapolation", None)):
+        for name, usual in (("non_finite", "error"), ("extrapolation", None), ("thinking_tokens", None)):
             if self.backend != "causal" and (asked := getattr(self.options, name)) != usual:
                 raise UserError(
                     f"Expected no {name} for an encoder-decoder model, found {asked}: remove it from --model_args."

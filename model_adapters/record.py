@@ -4,6 +4,7 @@ The cache's keys hold a request's arguments only, so a database used with two mo
 would silently return the first one's answers.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ APART = KEPT_IN | {
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
 _OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
-_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite")
+_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite", "thinking_tokens")
 T = TypeVar("T")
 
 
@@ -126,8 +127,13 @@ def model_record(lm: Any) -> ModelRecord:
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
         peak_memory_bytes=sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else None,
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
+        generated=_generated(lm) if lm.session and lm.session.tally.answers else None,
         self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
     )
+
+
+def _generated(lm: Any) -> dict[str, Any]:
+    return {"thinking_budget_tokens": lm.options.thinking_tokens, **dataclasses.asdict(lm.session.tally)}
 
 
 def model_parts(lm: Any) -> Parts:

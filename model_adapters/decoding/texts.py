@@ -130,6 +130,13 @@ def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
     return stops
 
 
+def has_end(hf: Any, tokens: Sequence[int], stop: Sequence[str]) -> bool:
+    """Whether a continuation ends with an end token, or holds a stop sequence."""
+    ends = hf.model.generation_config.eos_token_id
+    last = tokens[-1] in ([ends] if isinstance(ends, int) else ends or ())
+    return last or any(text in hf.tokenizer.decode(tokens) for text in stop if text)
+
+
 def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
     """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
     length = prompt_tokens + answer_tokens
