@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
+from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_text
 from numpy.typing import NDArray
 
-from sbeval.corpora.tokenizers import encode_together
+from sbeval.corpora.tokenizers import begins_specially, encode_together
 from sbeval.errors import UserError
 from sbeval.scoring.non_finite import NoText
 
@@ -79,9 +79,8 @@ class Continuation(NamedTuple):
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens, with BOS as tokenizer or `add_bos_token` say unless the text begins with it."""
-    bos = getattr(hf.tokenizer, "bos_token", None)
-    begins = [has_bos_prefix(text, bos) for text in texts]
+    """Returns each prompt's tokens, with what tokenizer or `add_bos_token` put before it, unless it is there."""
+    begins = [begins_specially(hf.tokenizer, text) for text in texts]
     encoded: dict[int, list[int]] = {}
     for has_bos in (True, False):
         adds = False if has_bos else hf.add_bos_token

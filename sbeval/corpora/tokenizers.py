@@ -121,6 +121,12 @@ def adds_special_tokens(tokenizer: Any) -> bool:
     return len(tokenizer.encode("")) > 0
 
 
+def begins_specially(tokenizer: Any, text: str) -> bool:
+    """Whether a text begins with what the tokenizer puts before one, as chat templates write it: BOS, or all of it."""
+    before = "".join(tokenizer.convert_ids_to_tokens(tokenizer.encode("")))
+    return any(start and text.startswith(start) for start in (tokenizer.bos_token, before))
+
+
 def adds_bos(tokenizer: Any) -> bool:
     """Whether the tokenizer puts BOS in front of a text by itself."""
     return tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
