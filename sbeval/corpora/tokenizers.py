@@ -36,7 +36,8 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
 
     try:
         with panics_as_errors():
-            return AutoTokenizer.from_pretrained(source, **options)
+            # None would have transformers ask at the terminal whether to run a checkpoint's own code
+            return AutoTokenizer.from_pretrained(source, **{"trust_remote_code": False, **options})
     except Exception as error:  # a broken file is answered with any class, bare Exception among them
         raise UserError(
             f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): give a folder or "
