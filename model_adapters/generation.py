@@ -118,6 +118,8 @@ def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> 
     The session's meter begins before each. Prompts of one setting are in one group.
     """
     slots = GenerationInSlots(session, hf)
+    if any(group and not slots.serves(group[0].setting) for group in groups):
+        session.self_test.check("generation")  # before any other group takes its time
 
     def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
         if slots.serves(prompts[0].setting):
@@ -194,8 +196,6 @@ def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
 
 
 def _in_batches(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
-    session.self_test.check("generation")
-
     def run(batch: Sequence[Prompt]) -> list[Continuation]:
         session.meter.begin()
         with session.rope.hold(batch[0].length_tokens):
