@@ -199,7 +199,7 @@ def _details(config: Any, model: Any) -> dict[str, Any]:
     positions = (
         getattr(config, "position_embedding_type", None) if _declares(config, "position_embedding_type") else "rope"
     )
-    if kinds and rotates is None and not any("rotary" in type(part).__name__.lower() for part in model.modules()):
+    if kinds and rotates is None and not any("rotary" in type(module).__name__.lower() for module in model.modules()):
         positions = None
     details["positions"] = None if positions == "rope" else str(positions or "no embeddings")
     details["layers"] = _places(list(kinds)) if kinds else None

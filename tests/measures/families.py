@@ -87,7 +87,7 @@ _KINDS = (
 )
 _MOST_SECONDS = 120
 # of texts of some 90 tokens, the shorter rows of a batch choose other tokens to attend to; the self-test's are shorter
-_KNOWN = {"hy_v4"}
+_KNOWN = {"deepseek_v32", "glm_moe_dsa", "hy_v4"}
 # what configurations call their sizes
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("n_embd", "d_model", "embed_dim", "embedding_size", "lru_width", "rnn_width"), 32),
@@ -108,6 +108,7 @@ SMALL: dict[str, Any] = {
     ),
     **{"mamba_n_heads": 8, "mamba_num_heads": 8, "mamba_n_groups": 1, "query_pre_attn_scalar": 8, "num_heads": 4},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "pad_token_id": 2, "max_position_embeddings": 512},
+    **{"attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
     **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "num_hidden_layers": 4, "block_size": 8},
 }
 
@@ -220,7 +221,8 @@ def compared(family: str, folder: Path) -> list[str]:
 
 def names_no_attention(lm: StickBreakingLM) -> bool:
     """Whether no module of a model is called attention."""
-    return not any("attention" in type(module).__name__.lower() for module in lm.model.modules())
+    kinds = {type(module).__name__.lower() for module in lm.model.modules()}
+    return not any("attention" in kind or "mla" in kind for kind in kinds)
 
 
 def scalings(lm: StickBreakingLM, folder: Path) -> str:
