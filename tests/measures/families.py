@@ -144,9 +144,9 @@ def tiny_config(family: str, vocabulary: int) -> Any:
             return isinstance(getattr(type(default), default.attribute_map.get(name, name), None), property)
 
         sizes = {name: value for name, value in sizes.items() if not follows(name)}
-        sizes |= {
-            name: n for name, n in SMALL.items() if not follows(name) and getattr(default, name, None) is not None
-        }
+        for name, size in SMALL.items():
+            there = getattr(default, name, None) is not None or (isinstance(size, list) and hasattr(default, name))
+            sizes |= {name: size} if there and not follows(name) else {}
         if getattr(default, "kv_lora_rank", None):
             sizes |= {"num_key_value_heads": 4, "head_dim": 8}
         for name in ("layer_types", "layers_block_type", "block_types"):
