@@ -16,7 +16,7 @@ FIRST ?= 0
 KILLS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings check lint types tree editor bench hub-kernel clean
+.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings families check lint types tree editor bench hub-kernel clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-ray      run the tests of sweeps on a Ray cluster of three nodes on this machine"
 	@echo "make kills         kill every command that writes at random moments; KILLS=... of each, COMMANDS=... names some"
 	@echo "make surroundings  run them with a full disk, no home and the like; COMMANDS=... names some"
+	@echo "make families      tiny models of transformers' families against whole texts, as a table; FAMILIES=... names some"
 	@echo "make docs          build the site into build/site, without a network once its packages are there"
 	@echo "make check         lint, formatting and types"
 	@echo "make editor        lay build/tree/sbeval out as the package installs, so that editors follow its imports"
@@ -90,6 +91,10 @@ kills: $(INSTALLED)
 # the same commands in 30 surroundings each: a full disk, no home, little memory, a closed pipe, another process
 surroundings: $(INSTALLED)
 	$(BIN)/python tests/kills/surroundings.py $(COMMANDS)
+
+# every family with a cache, layers or positions of its own kind: some 20 minutes; the most used are among the tests
+families: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/measures/families.py $(FAMILIES)
 
 check: lint types
 

@@ -6,12 +6,14 @@ at the same time.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
@@ -27,13 +29,18 @@ from sbeval.model_adapters.decoding.schedule import Continuations
 from sbeval.model_adapters.decoding.served import GenerationInSlots, why_not_setting
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
 from sbeval.model_adapters.decoding.texts import Continuation
+from sbeval.model_adapters.decoding.thinking import Thought
 from sbeval.model_adapters.self_test.measured import without_cache
 from sbeval.model_adapters.self_test.outcome import WITHOUT_CACHE
-from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.session import Session, Tally
 from sbeval.model_adapters.speed.generating import growing_cache, steps_without_plans
-from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_cut
+from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_facts
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
+from sbeval.scoring.requests import AfterThinking
+
+_THOUGHTS_KEPT = 64
+"""Prompts that are thought about before the first of them is answered, where a response cache keeps answers."""
 
 
 def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -45,33 +52,64 @@ def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device)
 
 
 def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, quiet: bool) -> list[str]:
-    """Returns the continuation of each prompt up to its first stop sequence."""
+    """Returns the continuation of each prompt up to its first stop sequence, behind any thinking."""
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
     encoded = texts.encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
     prompts = fit_prompts(session, encoded, settings, [request.task_name for request in requests])
-    session.check_positions(max((prompt.length_tokens for prompt in prompts), default=0))
     arguments = dict(enumerate(request.args[:2] for request in requests))
     groups = _same_answers(prompts)
     same = {equal[0].index: equal for group in groups for equal in group}
     answers: Answers[int, str] = Answers(session, "generate_until", arguments, quiet=quiet)
+    thoughts: dict[int, Thought] = {}
+    tally = Tally()
     with answers:
         firsts = [[equal[0] for equal in group] for group in groups]
-        for first, (tokens, sound) in answers.each(generated(session, hf, firsts)):
-            prompt = prompts[first]
+        for first, (tokens, sound) in answers.each(_answered(session, hf, firsts, thoughts)):
+            prompt, thought = prompts[first], thoughts.get(first)
             session.meter.add(len(prompt.tokens))
             if sound:
                 stop = texts.stop_texts(hf, prompt.setting["until"])
                 text = texts.answer_text(hf.tokenizer, tokens, stop, hf.think_end_token)
+                text = text if thought is None else AfterThinking.of(text, cut=thought.cut)
             else:
                 text = texts.no_text(len(prompt.tokens), len(tokens))
                 if session.scorer.non_finite == "error":
                     answers.fail(text.error.of(request_name(requests[first])))
                     continue
+            cut = sound and len(tokens) >= prompt.setting["max_gen_toks"] and not texts.has_end(hf, tokens, stop)
             for alike in same[first]:
-                record_cut(requests[alike.index], alike.cut_tokens)
+                tally.add(thought, cut=cut)
+                facts = {} if thought is None else {f"thinking_{k}": v for k, v in thought._asdict().items()}
+                record_facts(requests[alike.index], cut_tokens=alike.cut_tokens, **facts)
                 answers.give(alike.index, text)
+    session.tally.merge(tally)
     return answers.in_order()
+
+
+def _answered(
+    session: Session, hf: Any, groups: Sequence[Sequence[Prompt]], thoughts: dict[int, Thought]
+) -> Continuations:
+    """Generates answers, behind their thinking where the model thinks; puts that into `thoughts`."""
+    if (thinking := session.thinking) is None:
+        yield from generated(session, hf, groups)
+        return
+    pieces: list[Sequence[Sequence[Prompt]]] = [groups]
+    if session.cache_hook.dbdict is not None:  # it keeps what is complete
+        pieces = [[group[i : i + _THOUGHTS_KEPT]] for group in groups for i in range(0, len(group), _THOUGHTS_KEPT)]
+    for piece in pieces:
+        asked = {prompt.index: prompt for prompt in itertools.chain(*piece)}
+        before = [[dataclasses.replace(p, setting=thinking.setting(p.setting)) for p in group] for group in piece]
+        ready: dict[int, Prompt] = {}
+        for index, written in generated(session, hf, before):
+            prompt = asked[index]
+            if not written.sound:
+                yield index, written
+                continue
+            session.meter.add(len(prompt.tokens))
+            thoughts[index], tokens = thinking.ended(written.tokens, prompt.beginning)
+            ready[index] = dataclasses.replace(prompt, tokens=np.concatenate([prompt.tokens, np.array(tokens)]))
+        yield from generated(session, hf, [[ready[p.index] for p in group if p.index in ready] for group in piece])
 
 
 def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> Continuations:
@@ -80,6 +118,8 @@ def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> 
     The session's meter begins before each. Prompts of one setting are in one group.
     """
     slots = GenerationInSlots(session, hf)
+    if any(group and not slots.serves(group[0].setting) for group in groups):
+        session.self_test.check("generation")  # before any other group takes its time
 
     def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
         if slots.serves(prompts[0].setting):
@@ -156,8 +196,6 @@ def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
 
 
 def _in_batches(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
-    session.self_test.check("generation")
-
     def run(batch: Sequence[Prompt]) -> list[Continuation]:
         session.meter.begin()
         with session.rope.hold(batch[0].length_tokens):
@@ -222,6 +260,6 @@ def _same_answers(prompts: Sequence[Prompt]) -> list[list[list[Prompt]]]:
     """
     groups: dict[str, dict[object, list[Prompt]]] = defaultdict(lambda: defaultdict(list))
     for prompt in prompts:
-        once = prompt.index if prompt.setting.get("do_sample") else prompt.tokens.tobytes()
+        once = prompt.index if prompt.setting.get("do_sample") else (prompt.tokens.tobytes(), prompt.beginning)
         groups[json.dumps(prompt.setting, sort_keys=True, default=str)][once].append(prompt)
     return [[*group.values()] for group in groups.values()]

@@ -24,7 +24,7 @@ from sbeval.checkpoints.facts import checkpoint_format
 from sbeval.checkpoints.files import check_weights
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
-from sbeval.corpora.tokenizers import encode_together
+from sbeval.corpora.tokenizers import begins_specially, encode_together
 from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.hub_names import local_path
 from sbeval.model_adapters import generation, loading, scoring
@@ -56,7 +56,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self.options = AdapterOptions.pop(kwargs)
-        check_shared_arguments(kwargs)
+        check_shared_arguments(kwargs, thinks=self.options.thinking_tokens is not None)
         self.arguments = dict(kwargs)
         self.loaded: checkpoints.LoadedCheckpoint | None = None
         self._format: checkpoints.FoundFormat = (None, {})
@@ -77,7 +77,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             raise UserError(f"{expected}, but {first_line(error)}: {remedy}.") from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        for name, usual in (("non_finite", "error"), ("extrapolation", None)):
+        for name, usual in (("non_finite", "error"), ("extrapolation", None), ("thinking_tokens", None)):
             if self.backend != "causal" and (asked := getattr(self.options, name)) != usual:
                 raise UserError(
                     f"Expected no {name} for an encoder-decoder model, found {asked}: remove it from --model_args."
@@ -131,6 +131,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         """Returns a text's tokens as `hf` encodes it, looked up if it is one of those encoded together."""
         if add_special_tokens is None and not kwargs and (known := self._encoded.get(string)) is not None:
             return list(known)
+        if add_special_tokens is None and begins_specially(self.tokenizer, string):
+            add_special_tokens = False
         return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
 
     chat_template = loading.in_template(HFLM.chat_template)
@@ -141,6 +143,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         whole = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
         bos = self.tokenizer.decode(self.prefix_token_id)
         texts = [text for text in dict.fromkeys(itertools.chain(*whole)) if not has_bos_prefix(text, bos)]
+        texts = [text for text in texts if not begins_specially(self.tokenizer, text)]
         options = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         self._encoded = dict(zip(texts, encode_together(self.tokenizer, texts, quiet=quiet, **options), strict=True))
 

@@ -301,6 +301,8 @@ def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
                 f"Expected a chat template beside the tokenizer, found {what}: leave out --apply_chat_template, as "
                 f"for any model that was not trained on chats{several} or mend the template."
             ) from error
+        if getattr(lm, "session", None) is not None:
+            lm.session.tally.chat |= write.__name__ == "apply_chat_template"
         return text
 
     return written

@@ -118,6 +118,11 @@ class AdapterOptions(Settings):
         description="What happens where the model's logits are no numbers: an error that names the request, or null "
         "(NaN) in every metric that rests on its answer.",
     )
+    thinking_tokens: Tokens | None = Field(
+        default=None,
+        description="Most tokens that the model thinks before each answer, beside the answer's own; then it is made to "
+        "answer. None generates the answer alone.",
+    )
     self_test: Flag = Field(
         default=True,
         description="Whether some tens of tokens decide, before the first answer, if the model may be run in batches, "
@@ -243,8 +248,10 @@ def _check_device(device: Any) -> None:
     raise UserError(f"{expected}, found {shown(device)} with {there} {kind}: correct --device.")
 
 
-def check_shared_arguments(arguments: dict[str, Any]) -> None:
+def check_shared_arguments(arguments: dict[str, Any], *, thinks: bool = False) -> None:
     """Checks arguments of `hf` in which it answers a mistake with a traceback or not at all; digits become a number.
+
+    `thinks` says that `thinking_tokens` are given.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.
@@ -256,7 +263,12 @@ def check_shared_arguments(arguments: dict[str, Any]) -> None:
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
     _check_device(arguments.get("device"))
-    if arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
+    if thinks:
+        if arguments.get("enable_thinking") not in (None, True):
+            expected = "Expected enable_thinking=True beside thinking_tokens"
+            raise UserError(f"{expected}, found {shown(arguments['enable_thinking'])}: leave one of them out.")
+        arguments.pop("enable_thinking", None)  # set once the tokenizer is there, which may say what ends it
+    elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
     _check_batch_size(arguments.get("batch_size", 1))
     for name, kind in (("max_length", Tokens), ("max_batch_size", Count)):

@@ -4,6 +4,7 @@ The cache's keys hold a request's arguments only, so a database used with two mo
 would silently return the first one's answers.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ APART = KEPT_IN | {
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
 _OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
-_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite")
+_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite", "thinking_tokens")
 T = TypeVar("T")
 
 
@@ -112,6 +113,7 @@ def model_record(lm: Any) -> ModelRecord:
         command=recorded_command(),
         versions=versions(),
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
+        generated=_generated(lm) if lm.session and lm.session.tally.answers else None,
         self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
     )
 
@@ -146,6 +148,10 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
         return {}
     allocated = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
     return {"gpu": torch.cuda.get_device_name(device), "peak_memory_bytes": sum(allocated) or None}
+
+
+def _generated(lm: Any) -> dict[str, Any]:
+    return {"thinking_budget_tokens": lm.options.thinking_tokens, **dataclasses.asdict(lm.session.tally)}
 
 
 def model_parts(lm: Any) -> Parts:

@@ -14,7 +14,7 @@ from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.scored import Scored, ScoredWindow, requested_window, rolling_windows, scored, window_of
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.sharing import scored_after_prefixes, share_windows
-from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_cut
+from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_facts
 from sbeval.scoring import requests as asked
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.spans import attention_spans
@@ -30,7 +30,7 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
     arguments = dict(enumerate(request.args for request in requests))
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, context in enumerate(contexts):
-        record_cut(requests[index], context.cut_tokens)
+        record_facts(requests[index], cut_tokens=context.cut_tokens)
         groups[context.inputs].append(index)
     members = list(groups.values())
     windows = [window_of(inputs, [pairs[index][1] for index in indices]) for inputs, indices in groups.items()]

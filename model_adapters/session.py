@@ -1,6 +1,7 @@
 """What every request needs: the model's scorer and RoPE; the run's limits, meter and response cache."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -12,12 +13,15 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
+from sbeval.model_adapters.decoding.thinking import Thinking, Thought
 from sbeval.model_adapters.options import AdapterOptions, Truncation
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome
 from sbeval.models.learned_positions import learned_positions
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
+
+logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS = 65536
 CPU_BATCH_TOKENS = 8192
@@ -48,6 +52,44 @@ class Meter:
         return self.tokens / self.seconds if self.seconds > 0 else None
 
 
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Tally:
+    """Counts generated answers of this process.
+
+    Attributes:
+        chat: whether prompts were written with a chat template.
+        cut: those that took all of their budget without an end.
+        thinking_cut: those before which the thinking had to be ended.
+        thinking_tokens: tokens of thinking.
+    """
+
+    chat: bool = False
+    answers: int = 0
+    cut: int = 0
+    thinking_cut: int = 0
+    thinking_tokens: int = 0
+
+    def add(self, thought: Thought | None, *, cut: bool) -> None:
+        """Counts an answer."""
+        self.answers += 1
+        self.cut += cut
+        if thought is not None:
+            self.thinking_cut += thought.cut
+            self.thinking_tokens += thought.tokens
+
+    def merge(self, other: Self) -> None:
+        """Adds another tally, and says what was cut in it; base models end their answers nowhere."""
+        for name in ("answers", "cut", "thinking_cut", "thinking_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.thinking_cut:
+            words = "%d of %d answers were asked for before the model had ended its thinking: raise thinking_tokens"
+            logger.warning(words, other.thinking_cut, other.answers)
+        if other.cut and (self.chat or other.thinking_tokens):
+            words = "%d of %d answers were cut at their budget: raise it with --gen_kwargs max_gen_toks=..."
+            more = "" if other.thinking_tokens else ", or pass thinking_tokens=... for a model that thinks"
+            logger.warning(words + more, other.cut, other.answers)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
     """A loaded model, and the settings under which it answers requests.
@@ -61,6 +103,7 @@ class Session:
         generation_batches: limits where transformers' own loop generates.
         batches_ahead: how many batches the device computes while the scores of one are read.
         quiet: whether to hide progress bars, as in every process but the first.
+        thinking: what an answer's thinking may take, None where answers are all that is generated.
         self_test: in which ways the model may be run.
     """
 
@@ -80,6 +123,8 @@ class Session:
     batches_ahead: int
     cache_hook: CacheHook
     quiet: bool
+    thinking: Thinking | None = None
+    tally: Tally = dataclasses.field(default_factory=Tally)
     self_test: Outcome = NOT_NEEDED
 
     @classmethod
@@ -125,6 +170,7 @@ class Session:
             batches_ahead=0 if on_cpu else 1,
             cache_hook=hf.cache_hook,
             quiet=hf.rank != 0,
+            thinking=None if options.thinking_tokens is None else Thinking.of(hf, options.thinking_tokens),
         )
 
     def autocast(self) -> torch.autocast:

@@ -25,12 +25,14 @@ class Prompt:
     Attributes:
         tokens: int64 [P], those that fit.
         cut_tokens: how many were cut on the left.
+        beginning: words that are put between the thinking and the answer.
     """
 
     index: int
     tokens: NDArray[np.int64]
     setting: Mapping[str, Any]
     cut_tokens: int
+    beginning: str = ""
 
     @property
     def length_tokens(self) -> int:
@@ -46,9 +48,14 @@ class Context(NamedTuple):
 
 
 def fit_prompts(
-    session: Session, prompts: Sequence[list[int]], settings: Sequence[Mapping[str, Any]], task_names: Names
+    session: Session,
+    prompts: Sequence[list[int]],
+    settings: Sequence[Mapping[str, Any]],
+    task_names: Names,
 ) -> list[Prompt]:
-    """Cuts prompts on the left so that prompt and generation budget fit into `max_length`.
+    """Cuts prompts on the left so that prompt, thinking and generation budget fit into `max_length`.
+
+    Where the model thinks, a setting's `answer_prefix` are words with which its answer begins.
 
     Raises:
         UserError: a prompt is too long, and it is one of this project's tasks or `truncation` is "error"; or a
@@ -57,17 +64,24 @@ def fit_prompts(
     budgets = [setting["max_gen_toks"] for setting in settings]
     if min(budgets, default=1) < 1:
         raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")
+    beginnings = [""] * len(prompts)
+    if session.thinking is not None:
+        beginnings = [str(setting.get("answer_prefix", "")) for setting in settings]
+        settings = [{key: value for key, value in given.items() if key != "answer_prefix"} for given in settings]
+        budgets = [n + session.thinking.room(words) for n, words in zip(budgets, beginnings, strict=True)]
     needed = [len(tokens) + budget for tokens, budget in zip(prompts, budgets, strict=True)]
-    cuts = _cuts(session, "prompts and the tokens to generate", needed, task_names)
+    thinking = f", thinking_tokens={session.thinking.tokens}" if session.thinking else ""
+    cuts = _cuts(session, f"prompts{thinking} and the tokens to generate", needed, task_names)
+    session.check_positions(max((length - cut for length, cut in zip(needed, cuts, strict=True)), default=0))
     budget = max((budget for budget, cut in zip(budgets, cuts, strict=True) if cut), default=0)
     if budget >= session.max_length:
-        expected = f"Expected max_gen_toks to be less than max_length={session.max_length}"
+        expected = f"Expected max_gen_toks{thinking} to be less than max_length={session.max_length}"
         remedy = "lower it with --gen_kwargs max_gen_toks=..., or raise max_length in --model_args"
         raise UserError(f"{expected}, found {budget}: {remedy}.")
     _warn(session, "prompts", cuts)
     return [
-        Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut)
-        for index, (tokens, setting, cut) in enumerate(zip(prompts, settings, cuts, strict=True))
+        Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut, beginning)
+        for index, (tokens, setting, cut, beginning) in enumerate(zip(prompts, settings, cuts, beginnings, strict=True))
     ]
 
 
@@ -92,14 +106,18 @@ def fit_contexts(session: Session, pairs: Pairs, task_names: Names) -> list[Cont
     ]
 
 
-def record_cut(instance: Any, cut_tokens: int) -> None:
-    """Adds the number of cut tokens to a request's arguments, which lm-eval logs with the sample."""
-    if cut_tokens and not isinstance(instance.arguments[-1], CutTokens):
-        instance.arguments = (*instance.arguments, CutTokens(cut_tokens=cut_tokens))
+def record_facts(instance: Any, **facts: Any) -> None:
+    """Adds what is known of an answer to a request's arguments, which lm-eval logs with the sample; zero and None not.
+
+    A request that has such an entry already keeps it.
+    """
+    known = {name: fact for name, fact in facts.items() if fact not in (0, None) or isinstance(fact, bool)}
+    if known and not isinstance(instance.arguments[-1], Facts):
+        instance.arguments = (*instance.arguments, Facts(known))
 
 
-class CutTokens(dict[str, int]):
-    """The entry that `record_cut` adds to the arguments of a request."""
+class Facts(dict[str, Any]):
+    """The entry that `record_facts` adds to the arguments of a request."""
 
 
 def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Names) -> list[int]:

@@ -24,7 +24,7 @@ PERPLEXITY_SEED = 1234
 SAMPLES_SEED = 42
 
 _LEAST_LIKENESS = 0.85
-_NOT_IN_A_SAMPLE = {"num_samples", "seed", "max_length", "vocabulary", "vocab_size"}
+_NOT_IN_A_SAMPLE = {"num_samples", "seed", "max_length", "thinking_tokens", "vocabulary", "vocab_size"}
 # what writing a text and counting its tokens takes: 300 to 380 bytes, measured at 2M tokens
 _BYTES_A_TOKEN = 512
 
@@ -76,8 +76,8 @@ class TaskOptions(Settings):
         given = {key: value for key, value in chosen.items() if value is not None}
         return cls.read({**(definition or {}), **given}, place=task, source="--metadata")
 
-    def lengths_of(self, task: str, pretrained: object) -> SettledLengths:
-        """Returns the lengths to run, and the default ones the model is too short for.
+    def lengths_of(self, task: str, pretrained: object, *, thinking_tokens: int | None = None) -> SettledLengths:
+        """Returns the lengths to run, and the default ones the model is too short for beside its thinking.
 
         The model takes `max_length`, else what a local checkpoint's configuration names; a longer prompt would be cut
         on the left without a word in the results.
@@ -90,7 +90,11 @@ class TaskOptions(Settings):
         limits = [Limit(memory // _BYTES_A_TOKEN, because, "leave longer lengths out")]
         if (longest := self.max_length or longest_input_tokens(pretrained)) is not None:
             remedy = "raise max_length in --model_args, or leave longer lengths out"
-            limits.append(Limit(longest, f"the model takes {longest} tokens", remedy))
+            because = f"the model takes {longest} tokens"
+            if thinking_tokens is not None:
+                because += f" and thinks {thinking_tokens} of them, beside a context of prompt and answer"
+                remedy = f"lower thinking_tokens, {remedy}"
+            limits.append(Limit(max(0, longest - (thinking_tokens or 0)), because, remedy))
         return settle_lengths(task, self.context_lengths, self.default_lengths, hard=limits)
 
 

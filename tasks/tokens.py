@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sbeval.corpora import cache_folder, tokenizer_sha256
-from sbeval.corpora.tokenizers import load_tokenizer
+from sbeval.corpora.tokenizers import begins_specially, load_tokenizer
 from sbeval.errors import ENCODING, UserError, panics_as_errors
 from sbeval.keeping.cache import keep_table, read_table
 
@@ -97,8 +97,7 @@ class TokenCounter:
     @panics_as_errors(ENCODING)
     def _encoded(self, texts: Sequence[str], special_tokens: bool) -> list[Any]:
         """Returns each text's tokens; of a fast tokenizer as an `Encoding`, whose length needs no list of tokens."""
-        bos = getattr(self.tokenizer, "bos_token", None)
-        add = special_tokens and self.special_tokens and not (bos and texts and texts[0].startswith(bos))
+        add = special_tokens and self.special_tokens and not (texts and begins_specially(self.tokenizer, texts[0]))
         if self._backend is None:
             return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
         return list(self._plain_backend().encode_batch_fast(list(texts), add_special_tokens=add))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, postprocess_generated_text
+from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_text
 from numpy.typing import NDArray
 
-from sbeval.corpora.tokenizers import encode_together
+from sbeval.corpora.tokenizers import begins_specially, encode_together
 from sbeval.errors import UserError
 from sbeval.scoring.non_finite import NoText
 
@@ -79,9 +79,8 @@ class Continuation(NamedTuple):
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens, with BOS as tokenizer or `add_bos_token` say unless the text begins with it."""
-    bos = getattr(hf.tokenizer, "bos_token", None)
-    begins = [has_bos_prefix(text, bos) for text in texts]
+    """Returns each prompt's tokens, with what tokenizer or `add_bos_token` put before it, unless it is there."""
+    begins = [begins_specially(hf.tokenizer, text) for text in texts]
     encoded: dict[int, list[int]] = {}
     for has_bos in (True, False):
         adds = False if has_bos else hf.add_bos_token
@@ -128,6 +127,13 @@ def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
     eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
     stops: list[str] = handle_stop_sequences(given, eos=eos)
     return stops
+
+
+def has_end(hf: Any, tokens: Sequence[int], stop: Sequence[str]) -> bool:
+    """Whether a continuation ends with an end token, or holds a stop sequence."""
+    ends = hf.model.generation_config.eos_token_id
+    last = tokens[-1] in ([ends] if isinstance(ends, int) else ends or ())
+    return last or any(text in hf.tokenizer.decode(tokens) for text in stop if text)
 
 
 def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:

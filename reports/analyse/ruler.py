@@ -17,6 +17,8 @@ NIAH_TASKS = (
     *("niah_multivalue", "niah_multiquery"),
 )
 TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
+THINKING_CUT = "thinking_cut"
+"""Metric: the share of answers for which the model's thinking had to be ended."""
 ALIAS_SHARES = ("ruler_qa_squad", "ruler_qa_hotpot")
 """lm-eval's own QA tasks: they score the share of an answer's aliases, where RULER counts any of them as right."""
 ALIAS_WORDS = "lm-eval's ruler_qa tasks score the share of an answer's aliases found, RULER any of them"
@@ -43,12 +45,12 @@ def short_name(task: str) -> str:
     return task if task in ALIAS_SHARES else task.removeprefix("sb_").removeprefix("ruler_")
 
 
-def ruler_scores(measurements: pd.DataFrame) -> pd.DataFrame:
+def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
     """Returns the rows of RULER's 13 tasks, with a column `ruler_task`; lm-eval's own where ours was not run.
 
     Rows of `ALIAS_SHARES` are among them under their own names; averages take `TASKS` alone.
     """
-    rows = measurements[(measurements["metric"] == "score") & measurements["context_length_tokens"].notna()].copy()
+    rows = measurements[(measurements["metric"] == metric) & measurements["context_length_tokens"].notna()].copy()
     rows["ruler_task"] = rows["task"].map(short_name)
     rows["samples"] = rows["samples"].where(rows["family"].notna())  # lm-eval's own tasks count all lengths together
     lows, highs = share_interval(rows)

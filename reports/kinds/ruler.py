@@ -1,5 +1,6 @@
 """RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -48,6 +49,7 @@ def _section(material: Material) -> Section | None:
             _effective_table(material.ruler, labels),
             *_difference_tables(material.results[SAMPLE_SCORES], labels, material.baseline),
             _scores_table(scores, labels),
+            *_thinking_tables(analysis.ruler_scores(material.results.measurements, analysis.THINKING_CUT), labels),
         ),
     )
 
@@ -198,3 +200,23 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
         folded="Numbers: RULER, task by task",
         explanation=aside,
     )
+
+
+def _thinking_tables(cut: pd.DataFrame, labels: Sequence[str]) -> list[Table]:
+    """Returns how often thinking was cut, or nothing where no model thought."""
+    rows = []
+    for label, task in itertools.product(labels, TASKS if len(cut) else ()):
+        of_task = cut[cut["ruler_task"] == task]
+        values, lows, highs = (by_length(of_task, label, numbers=name) for name in ("value", "ci95_low", "ci95_high"))
+        cells = {n: Cell(f"{values[n]:.1%}", interval=interval(lows[n], highs[n], ".1%")) for n in values}
+        rows += [(Cell(f" {task}", name=label), cells)] if cells else []
+    table = Table.by_length(
+        rows,
+        lengths=column_values(cut),
+        heading="model and task",
+        stem="ruler-thinking",
+        caption="RULER: answers before which the model's thinking had to be cut",
+        explanation="Share of samples in which thinking_tokens did not suffice, with its 95% interval, Wilson's.",
+        interval="95% interval",
+    )
+    return [table] if rows else []

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sbeval import paper as the_paper
 from sbeval.reports.analyse.panels import safe_stem
-from sbeval.reports.analyse.ruler import by_length
+from sbeval.reports.analyse.ruler import THINKING_CUT, by_length
 from sbeval.reports.analyse.statistics import score_interval
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
 from sbeval.reports.figures.curves import SHARES, length_figure
@@ -95,7 +95,8 @@ def _section(material: Material) -> Section | None:
     labels = [model.label for model in material.results.models]
     tables = [_ordinary_table(ordinary, labels, material.baseline)] if ordinary else []
     tables += [_published_table(published, labels) for published in published_tables(measurements)]
-    ruler = measurements[(measurements["family"] == "ruler") & (measurements["metric"] != "score")]
+    elsewhere = measurements["metric"].isin(["score", THINKING_CUT])
+    ruler = measurements[(measurements["family"] == "ruler") & ~elsewhere]
     recall = measurements[measurements["family"] == "recall"]
     beside = pd.concat([ruler, recall[[not is_drawn(metric) for metric in recall["metric"]]]])
     tables += [_beside_table(task, beside[beside["task"] == task], labels) for task in dict.fromkeys(beside["task"])]

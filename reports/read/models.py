@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sbeval.fingerprint.parts import changes
+from sbeval.foreign_files import fits
 from sbeval.reports.read.fields import grouped, length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
@@ -129,6 +130,8 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
         for run in model.runs:
             if (text := self_test_text(run.record)) and mapping(run.record.self_test).get("sound") is not True:
                 notes.add(run.path, f"self-test: {text}.")
+            for text in cut_texts(run.record):
+                notes.add(run.path, text)
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
@@ -216,6 +219,20 @@ def self_test_text(record: ModelRecord) -> str | None:
     """Returns what the self-test of a model found, None where there was none."""
     sentence = mapping(record.self_test).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
+
+
+def cut_texts(record: ModelRecord) -> list[str]:
+    """Returns what was cut of generated answers; those of base models have no end, and are cut as a rule."""
+    kept = mapping(record.generated)
+    counts = {name: n for name in ("answers", "cut", "thinking_cut") if fits(n := kept.get(name), int)}
+    chat, texts = kept.get("chat") is True or kept.get("thinking_budget_tokens") is not None, []
+    if counts.get("thinking_cut"):
+        texts.append(
+            f"the model's thinking was cut before {counts['thinking_cut']} of {counts.get('answers')} answers."
+        )
+    if counts.get("cut") and chat:
+        texts.append(f"{counts['cut']} of {counts.get('answers')} answers were cut at their budget of tokens.")
+    return texts
 
 
 def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None:

@@ -258,5 +258,9 @@ def from_transformers(
     except Exception as error:  # a broken file is answered with any class
         if raised_here(error) or isinstance(error, MemoryError):
             raise
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            expected = f"Expected a model that transformers knows in {name}, found code of its own (auto_map)"
+            remedy = "read that code, and pass trust_remote_code=True in --model_args if you trust it"
+            raise UserError(f"{expected}: {remedy}.") from error
         raise UserError(f"transformers cannot load the checkpoint {name}: {first_line(error)}") from error
     return loaded

@@ -36,7 +36,8 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
 
     try:
         with panics_as_errors():
-            return AutoTokenizer.from_pretrained(source, **options)
+            # None would have transformers ask at the terminal whether to run a checkpoint's own code
+            return AutoTokenizer.from_pretrained(source, **{"trust_remote_code": False, **options})
     except Exception as error:  # a broken file is answered with any class, bare Exception among them
         raise UserError(
             f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): give a folder or "
@@ -119,6 +120,12 @@ def _code(kind: type) -> list[str]:
 def adds_special_tokens(tokenizer: Any) -> bool:
     """Whether encoding a text adds tokens that are not in it."""
     return len(tokenizer.encode("")) > 0
+
+
+def begins_specially(tokenizer: Any, text: str) -> bool:
+    """Whether a text begins with what the tokenizer puts before one, as chat templates write it: BOS, or all of it."""
+    before = "".join(tokenizer.convert_ids_to_tokens(tokenizer.encode("")))
+    return any(start and text.startswith(start) for start in (tokenizer.bos_token, before))
 
 
 def adds_bos(tokenizer: Any) -> bool:

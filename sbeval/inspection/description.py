@@ -4,6 +4,8 @@ The model is put together on the meta device: every tensor has its shape and dty
 """
 
 import dataclasses
+import itertools
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,7 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: facts.Kv
         format=name,
         told_by=tuple(_evidence(source, headers)),
         attention=None if config is None else _attention(config, name),
-        details={} if config is None else _details(config),
+        details={} if config is None else _details(config, model),
         dtype=None if model is None else str(model.dtype).removeprefix("torch."),
         tensors=len(headers.names()),
         sizes=None if model is None else sizes_of(model),
@@ -183,7 +185,7 @@ def _attention(config: Any, name: str | None) -> str:
     return str(getattr(config, "scheme", None) or config.attention) if ours else str(config.model_type)
 
 
-def _details(config: Any) -> dict[str, Any]:
+def _details(config: Any, model: Any) -> dict[str, Any]:
     """What else decides how attention is computed, where the configuration says it."""
     names = ("remainder", "head_norm", "attend_current", "qk_norm", "attention_multiplier", "sliding_window")
     details = {name: getattr(config, name, None) for name in names}
@@ -197,9 +199,24 @@ def _details(config: Any) -> dict[str, Any]:
     positions = (
         getattr(config, "position_embedding_type", None) if _declares(config, "position_embedding_type") else "rope"
     )
+    if kinds and rotates is None and not any("rotary" in type(module).__name__.lower() for module in model.modules()):
+        positions = None
     details["positions"] = None if positions == "rope" else str(positions or "no embeddings")
-    details["layers"] = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)} if kinds else None
+    details["layers"] = _places(list(kinds)) if kinds else None
     return {name: value for name, value in details.items() if value not in (None, False, "none")}
+
+
+def _places(kinds: list[str]) -> dict[str, str]:
+    """Returns how many layers are of each kind; of all but the commonest also which, from 0."""
+    counts = Counter(kinds)
+    commonest = counts.most_common(1)[0][0]
+    places: dict[str, list[str]] = {kind: [] for kind in counts}
+    first = 0
+    for kind, layers in itertools.groupby(kinds):
+        last = first + len(list(layers)) - 1
+        places[kind].append(f"{first}-{last}" if last > first else str(first))
+        first = last + 1
+    return {kind: f"{n}" + (f" ({', '.join(places[kind])})" if kind != commonest else "") for kind, n in counts.items()}
 
 
 def _declares(config: Any, name: str) -> bool:

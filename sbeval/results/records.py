@@ -164,6 +164,8 @@ class ModelRecord(_Record):
         gpu: device name, None on a CPU.
         peak_memory_bytes: most device memory allocated over the run, None on a CPU.
         tokens_per_second: input tokens per second of model time over the run.
+        generated: how many `answers` the first process gave, how many of them were `cut` at their budget; whether
+            prompts were `chat`; most tokens of thinking, those there were, and before how many answers it was cut.
         self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
             used, and a `sentence`; `untested` says why there are none. None for this family's
             models and for those with an encoder.
@@ -195,6 +197,7 @@ class ModelRecord(_Record):
     gpu: str | None = None
     peak_memory_bytes: int | None = None
     tokens_per_second: float | None = None
+    generated: dict[str, Any] | None = None
     self_test: dict[str, Any] | None = None
 
 

@@ -21,7 +21,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,19 @@ NonFinite = Literal["error", "null"]
 # Response caches hold answers pickled under the modules that these classes were once in.
 for _former in ("sbeval.token_logprobs", "sbeval.target_logprobs"):
     sys.modules.setdefault(_former, sys.modules[__name__])
+
+
+class AfterThinking(str):
+    """A generated answer behind the model's thinking; `cut` where the model had to be made to end that."""
+
+    cut: bool
+
+    @classmethod
+    def of(cls, text: str, *, cut: bool) -> Self:
+        """Returns it."""
+        answer = cls(text)
+        answer.cut = cut
+        return answer
 
 
 class TokenLogprobsRequest(NamedTuple):

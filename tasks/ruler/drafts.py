@@ -228,32 +228,42 @@ class Frame:
 
     Attributes:
         middle: between the question and the answer prefix.
+        prefixed: whether there is such a prefix.
     """
 
     head: str = ""
     middle: str = " "
     tail: str = ""
+    prefixed: bool = True
+
+    def end(self, draft: Draft) -> str:
+        """Returns what follows the body."""
+        return draft.closing + self.middle + (draft.answer_prefix if self.prefixed else "") + self.tail
 
 
 def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
     """Returns the whole prompt."""
-    prompt = (*draft.opening, draft.body(units), draft.closing, frame.middle, draft.answer_prefix)
-    return "".join([frame.head, *prompt, frame.tail])
+    return "".join([frame.head, *draft.opening, draft.body(units), frame.end(draft)])
 
 
-def rendered_frame(render: Callable[[str], str]) -> Frame:
+def rendered_frame(render: Callable[[str | None], str], *, prefixed: bool, behind: bool) -> Frame:
     """Returns what a template puts around a prompt, by rendering marks in its place and cutting there.
 
-    `render` goes from the start of an answer to the text of a message that is `PROMPT_MARK` and that start.
+    `render` goes from the start of an answer to the text of a message that is `PROMPT_MARK` and that start. A start
+    `behind` what the model thinks is none of the template's.
 
     Raises:
         UserError: the template does not show each of them once.
     """
-    text = render(PREFIX_MARK)
-    if text.count(PROMPT_MARK) != 1 or text.count(PREFIX_MARK) != 1:
-        expected = "Expected the chat template to show the user's message and the start of the answer once each"
+    marks = [PROMPT_MARK, PREFIX_MARK] if prefixed and not behind else [PROMPT_MARK]
+    text = render(PREFIX_MARK if len(marks) > 1 else None)
+    if any(text.count(mark) != 1 for mark in marks):
+        shown = (
+            "the user's message and the start of the answer once each" if len(marks) > 1 else "the user's message once"
+        )
+        counts = " and ".join(str(text.count(mark)) for mark in marks)
         remedy = "run without --apply_chat_template"
-        raise UserError(f"{expected}, found {text.count(PROMPT_MARK)} and {text.count(PREFIX_MARK)}; {remedy}.")
-    head, rest = text.split(PROMPT_MARK)
-    middle, tail = rest.split(PREFIX_MARK)
-    return Frame(head=head, middle=middle, tail=tail)
+        raise UserError(f"Expected the chat template to show {shown}, found {counts}; {remedy}.")
+    head, middle = text.split(PROMPT_MARK)
+    middle, _, tail = middle.partition(PREFIX_MARK)
+    return Frame(head=head, middle=middle, tail=tail, prefixed=prefixed)

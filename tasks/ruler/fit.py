@@ -133,7 +133,7 @@ class Fitter(NamedTuple):
             i: start + sum(piece_tokens[piece] for piece in draft.opening[1:])
             for (i, draft), start in zip(drafts.items(), start_tokens, strict=True)
         }
-        ends = [draft.closing + frame.middle + draft.answer_prefix + frame.tail for draft in drafts.values()]
+        ends = [frame.end(draft) for draft in drafts.values()]
         end_tokens = self.task.generator.counter.count_pieces(ends, (before_closing, "")).tolist()
         return before, {i: before[i] + end for i, end in zip(drafts, end_tokens, strict=True)}
 

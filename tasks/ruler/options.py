@@ -5,7 +5,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sbeval.settings import MOST_COUNTED, Count, Expected, PathText, WholeNumber, as_number, as_whole, number, whole
+from sbeval.settings import (
+    MOST_COUNTED,
+    Count,
+    Expected,
+    Flag,
+    PathText,
+    Tokens,
+    WholeNumber,
+    as_number,
+    as_whole,
+    number,
+    whole,
+)
 from sbeval.tasks.draws import NeedleType
 from sbeval.tasks.metadata import SampleOptions, doublings
 
@@ -22,6 +34,15 @@ class RulerOptions(SampleOptions):
     )
     squad: PathText | None = Field(default=None, description="File in the layout of SQuAD 2; None takes the hub's.")
     hotpot: PathText | None = Field(default=None, description="File in the layout of HotpotQA; None takes the hub's.")
+    answer_prefix: Flag = Field(
+        default=True,
+        description="Whether an answer's beginning is given, as RULER does: at the end of the prompt, in a chat as the "
+        "beginning of the model's own message, and behind its thinking where it thinks.",
+    )
+    thinking_tokens: Tokens | None = Field(
+        default=None,
+        description="An argument of the model, for which tasks keep room beside the context length.",
+    )
     scripts: Literal["nvidia"] | None = Field(
         default=None, description='"nvidia" fills and words prompts as NVIDIA\'s scripts do; None fills them up.'
     )

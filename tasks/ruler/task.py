@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lm_eval.api.filter import Filter, FilterEnsemble
@@ -14,6 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.non_finite import NoText
+from sbeval.scoring.requests import AfterThinking
 from sbeval.tasks.asked import corpus_facts, read_options
 from sbeval.tasks.base import BaseTask, Numbered
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _AROUND = ("system_instruction", "apply_chat_template", "chat_template")
 _CONTROL = re.compile(r"[\x00-\x1f]")
+THINKING_CUT = "thinking_cut"
+"""Metric: whether the model had to be made to answer."""
 Fits = Mapping[int, Mapping[int, Fit]]
 """How samples fill lengths, by length and sample."""
 
@@ -35,7 +38,7 @@ class ParsedAnswer(Filter):  # type: ignore[misc]
 
     def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[str]:
         """Returns the cleaned first answer of every request."""
-        return [parse_answer(answers[0]) for answers in resps]
+        return [_like(answer, parse_answer(answer)) for answer, *_ in resps]
 
 
 class RulerTask(BaseTask):
@@ -64,11 +67,16 @@ class RulerTask(BaseTask):
         """Reads options and tokenizer and lists the samples."""
         name, metadata = str(self.config.task), self.config.metadata
         self.options = read_options(name, metadata["ruler"], metadata)
-        self.asked_lengths, self.dropped_lengths, _ = self.options.lengths_of(name, metadata.get("pretrained"))
+        generates = self.OUTPUT_TYPE == "generate_until"
+        self.thinking_tokens = self.options.thinking_tokens if generates else None
+        if not (generates or self.options.answer_prefix):
+            raise UserError(f"{name} scores an answer behind its beginning: leave answer_prefix=false to other tasks.")
+        settled = self.options.lengths_of(name, metadata.get("pretrained"), thinking_tokens=self.thinking_tokens)
+        self.asked_lengths, self.dropped_lengths, _ = settled
         self.counter: TokenCounter = load_counter(metadata, name)
         if self.dropped_lengths:
             log.warning("%s leaves out %s: longer than the model takes", name, list(self.dropped_lengths))
-        self._prepare(Frame())
+        self._prepare(self._framed(lambda prefix: f"{PROMPT_MARK} {prefix}" if prefix else PROMPT_MARK))
         self.keep_documents({"index": index} for index in range(self.num_samples))
 
     def make_generator(self, name: str) -> Generator:
@@ -113,7 +121,7 @@ class RulerTask(BaseTask):
         selected = self.chosen_samples(kwargs)
         around = {name: kwargs[name] for name in _AROUND if name in kwargs}
         # lm-eval renders system text and chat template around a prompt
-        frame = rendered_frame(
+        frame = self._framed(
             lambda prefix: str(ConfigurableTask.fewshot_context(self, {"index": 0}, 0, gen_prefix=prefix, **around))
         )
         indices = [int(doc["index"]) for _, doc in selected]
@@ -126,12 +134,19 @@ class RulerTask(BaseTask):
 
     def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes the requests of some documents: one for each length, in order."""
-        task, settings = self.config.task, self.config.generation_kwargs
-        return [
-            Instance("generate_until", doc, (prompt, copy.deepcopy(settings)), place, metadata=(task, number, 1))
-            for number, doc in documents
-            for place, prompt in enumerate(self.prompts(doc["index"], fits, frame))
-        ]
+        requests = []
+        for number, doc in documents:
+            settings, behind = self.config.generation_kwargs, ""
+            if self.thinking_tokens is not None and (behind := doc["answer_prefix"]):
+                settings = {**settings, "answer_prefix": behind}
+            for place, prompt in enumerate(self.prompts(doc["index"], fits, frame)):
+                arguments = (prompt.removesuffix(behind), copy.deepcopy(settings))
+                name = (self.config.task, number, 1)
+                requests.append(Instance("generate_until", doc, arguments, place, metadata=name))
+        return requests
+
+    def _framed(self, render: Callable[[str | None], str]) -> Frame:
+        return rendered_frame(render, prefixed=self.options.answer_prefix, behind=self.thinking_tokens is not None)
 
     def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
         """Returns the whole prompts of a sample at every length."""
@@ -171,7 +186,7 @@ class RulerTask(BaseTask):
             "index": index,
             "lengths": list(self.lengths),
             "references": list(draft.references),
-            "answer_prefix": draft.answer_prefix,
+            "answer_prefix": draft.answer_prefix if self.options.answer_prefix else "",
             "prompt_tokens": [fit.prompt_tokens for fit in fits],
             "haystack_units": [fit.units for fit in fits],
             "depths_tokens": [fit.depths_tokens for fit in fits],
@@ -185,14 +200,23 @@ class RulerTask(BaseTask):
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
         references = doc["references"]
-        return {
-            metric_key("score", length): math.nan if isinstance(answer, NoText) else self.score(answer, references)
-            for length, answer in zip(doc["lengths"], results, strict=True)
-        }
+        scores: dict[str, float] = {}
+        for length, answer in zip(doc["lengths"], results, strict=True):
+            none = isinstance(answer, NoText)
+            scores[metric_key("score", length)] = math.nan if none else self.score(answer, references)
+            if self.thinking_tokens is not None:
+                cut = math.nan if none else float(getattr(answer, "cut", False))
+                scores[metric_key(THINKING_CUT, length)] = cut
+        return scores
 
     def means(self) -> dict[str, bool]:
         """Returns which way is better at every length."""
-        return {metric_key(metric, length): more for length in self.lengths for metric, more in self.metrics.items()}
+        metrics = {**self.metrics, **({} if self.thinking_tokens is None else {THINKING_CUT: False})}
+        return {metric_key(metric, length): more for length in self.lengths for metric, more in metrics.items()}
+
+
+def _like(answer: str, parsed: str) -> str:
+    return AfterThinking.of(parsed, cut=answer.cut) if isinstance(answer, AfterThinking) else parsed
 
 
 def parse_answer(answer: str) -> str:

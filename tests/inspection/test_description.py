@@ -15,6 +15,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -201,3 +203,24 @@ def test_keys_that_a_model_does_not_know_decide_nothing(tmp_path: Path) -> None:
     described = describe(tmp_path)
     assert described.rope is not None
     assert not {"positions", "layers that rotate"} & described.details.keys()
+
+
+def test_layers_of_the_rarer_kinds_are_named_and_a_model_that_rotates_nothing(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "mamba_num_heads": 8, "mamba_head_dim": 8}
+    kinds = ["mamba", "attention", "mamba", "mlp", "mamba", "attention", "attention"]
+    config = NemotronHConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, layers_block_type=kinds)
+    NemotronHForCausalLM(config).save_pretrained(tmp_path)
+    details = describe(tmp_path).details
+    assert details["layers"] == {"linear_attention": "3", "full_attention": "3 (1, 5-6)", "mlp": "1 (3)"}
+    assert details["positions"] == "no embeddings"
+
+
+def test_nobody_is_asked_to_run_a_checkpoints_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **own}))
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asks"))
+    monkeypatch.setattr("signal.alarm", lambda _: pytest.fail("asks"))
+    (problem, *_) = describe(tmp_path).problems
+    assert "found code of its own (auto_map): read that code, and pass trust_remote_code=True" in problem

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,11 @@ from sbeval.model_adapters.batching import BatchLimits
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test import testing
-from tests.model_adapters.small import (
-    LINES,
-    SIZES,
-    Checkpoints,
-    copied,
-    generated,
-    likelihoods,
-    load_lm,
-    tiny_tokenizer,
-)
+from tests.measures.families import FAMILIES, PAIRS, PROMPTS, answers_of, save_tiny, whole_answers, whole_scores
+from tests.model_adapters.small import Checkpoints, copied, likelihoods, load_lm
 
 Forward = Callable[..., Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
-PROMPTS = ["Beautiful is", "Simple is better than", "Now is", LINES[-3], "There should be one"]
-PAIRS = [("\n".join(LINES[:6]) + end, line) for end in ("", " ", "\nNow") for line in ("\nSparse is better", " is")]
 
 
 @pytest.fixture(autouse=True)
@@ -150,34 +140,6 @@ CASES = {
 }
 
 
-@torch.no_grad()
-def whole_answers(lm: StickBreakingLM, prompts: Sequence[str], tokens: int = 12) -> list[str]:
-    """The most probable answers, each token after a pass over the whole text alone."""
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([lm.tok_encode(prompt)])
-        start, end = ids.shape[1], lm.tokenizer.eos_token_id
-        while ids.shape[1] < start + tokens and ids[0, -1] != end:
-            ids = torch.cat([ids, lm.model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
-        answers.append(lm.tokenizer.decode(ids[0, start:], skip_special_tokens=True))
-    return answers
-
-
-@torch.no_grad()
-def whole_scores(lm: StickBreakingLM, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    scores = []
-    for context, continuation in pairs:
-        before, after = lm._encode_pair(context, continuation)
-        ids = torch.tensor([before + after])
-        logprobs = lm.model(input_ids=ids[:, :-1], use_cache=False).logits[0].log_softmax(-1)[-len(after) :]
-        scores.append(float(logprobs.gather(1, ids[0, -len(after) :, None]).sum()))
-    return scores
-
-
-def answers_of(lm: StickBreakingLM, tokens: int = 12) -> list[str]:
-    return generated(lm, [(prompt, {"until": [], "max_gen_toks": tokens, "num_beams": 1}) for prompt in PROMPTS])
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_is_found_and_avoided(name: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     case, folder = CASES[name], checkpoint("llama")
@@ -206,71 +168,10 @@ def test_a_sound_model_is_run_as_before(checkpoint: Checkpoints) -> None:
     assert lm.session.own_batches.max_rows is None
 
 
-SSM = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}
-GROUPED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, **EXPERTS}
-INDEXED = {"o_lora_rank": 16, "o_groups": 2, "index_n_heads": 2, "index_head_dim": 8, "mlp_layer_types": ["moe"] * 4}
-COMPRESSED = ["compressed_sparse_attention", "heavily_compressed_attention"]
-DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "llama": ({}, set()),
-    "qwen3": ({}, set()),
-    "mistral": ({"sliding_window": 16}, set()),
-    "phi3": ({}, set()),
-    "gemma3_text": ({"sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 6}, set()),
-    "qwen3_moe": ({"num_experts": 4, **EXPERTS}, set()),
-    "gpt_oss": ({"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2}, set()),
-    "glm4_moe": (GROUPED, set()),
-    "deepseek_v3": ({"q_lora_rank": 16, **LATENT, **GROUPED}, set()),
-    "llama4_text": ({"num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 16}, set()),
-    "qwen3_next": ({"num_experts": 4, "shared_expert_intermediate_size": 32, **DELTA, **EXPERTS}, set()),
-    "lfm2": ({"layer_types": ["conv", "conv", "full_attention", "conv"], "block_ff_dim": 48}, set()),
-    "mamba": ({"state_size": 8}, {names.SEVERAL}),
-    "falcon_h1": ({**SSM, "mamba_d_ssm": 32, "mamba_n_heads": 4}, set()),
-    "granitemoehybrid": (
-        {**SSM, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4, "shared_intermediate_size": 32},
-        set(),
-    ),
-    "nemotron_h": (
-        {"layers_block_type": ["mamba", "attention", "mamba", "mlp"], "mamba_num_heads": 8, "mamba_head_dim": 8},
-        set(),
-    ),
-    "minimax": (
-        {"num_local_experts": 4, "block_size": 8, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
-        {names.SEVERAL, names.LENGTH, names.LEFT_PADDING},
-    ),
-    "deepseek_v4": (
-        {
-            **{
-                "q_lora_rank": 16,
-                "n_routed_experts": 4,
-                "num_key_value_heads": 1,
-                "head_dim": 16,
-                **INDEXED,
-                **EXPERTS,
-            },
-            **{"sliding_window": 16, "layer_types": ["sliding_attention", *COMPRESSED, COMPRESSED[0]]},
-        },
-        {names.LEFT_PADDING},
-    ),
-}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_answers_in_a_batch_as_whole_texts_do(family: str, tmp_path: Path) -> None:
-    tokenizer, (more, failed) = tiny_tokenizer(adds_bos=False), FAMILIES[family]
-    sizes = {**SIZES, "num_hidden_layers": 4, "vocab_size": len(tokenizer), **more}
-    config = transformers.AutoConfig.for_model(family, **sizes)
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = 0, 1, 2
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(4.0)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    failed = FAMILIES[family][1]
+    save_tiny(family, tmp_path)
     lm, alone = load_lm(tmp_path, batch_size=8), load_lm(tmp_path, batch_size=1)
     assert lm.session is not None
     assert lm.session.self_test.failed.keys() == failed, str(lm.session.self_test)

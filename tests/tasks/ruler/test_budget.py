@@ -4,15 +4,19 @@ import math
 import random
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruler_problems import FILLED, KINDS, TASKS, load_task, prompts
+from tokenizers import processors
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.decoding.texts import encode_prompts
 from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Frame, prompt_text
 
@@ -101,6 +105,44 @@ def test_system_text_and_chat_template_are_in_the_budget(folder: Path, corpora: 
         assert "<|user|>\nA special magic number" in prompt
         assert "<|assistant|>\nThe special magic number" in prompt
         assert 1024 - 60 < len(task.counter.tokenizer(prompt)["input_ids"]) + 128 <= 1024
+
+
+TEMPLATE = (
+    "[gMASK]<s>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ '\n' if not loop.last }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("options", [{}, {"answer_prefix": False}, {"thinking_tokens": 600}], ids=str)
+@pytest.mark.parametrize("name", ["sb_niah_multiquery", "sb_ruler_qa_squad", "sb_json_kv", "sb_ruler_cwe"])
+def test_a_length_is_the_whole_prompt_as_the_model_reads_it(
+    folder: Path, corpora: dict[str, Any], name: str, options: dict[str, Any]
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "sentencepiece")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[gMASK]"]})
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[gMASK]", "<s>")]
+    own = processors.TemplateProcessing(single="[gMASK] <s> $A", special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = own
+    tokenizer.chat_template = TEMPLATE
+    task = load_task(name, {**corpora, "tokenizer": tokenizer, "context_lengths": [2500], "num_samples": 4, **options})
+
+    def template(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        given = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        thinks = {"enable_thinking": "thinking_tokens" in options}
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given, **thinks))
+
+    whole = prompts(task, apply_chat_template=True, chat_template=template)
+    lm = SimpleNamespace(tokenizer=tokenizer, add_bos_token=None)
+    for prompt, instance in zip(whole, task.instances, strict=True):
+        prefix, given = task.generator.draft(instance.doc["index"], 2500).answer_prefix, instance.args[1]
+        end = {"answer_prefix": "<|assistant|>\n", "thinking_tokens": "<|assistant|>\n<think>\n"}
+        assert prompt.endswith(end.get(next(iter(options), ""), f"<|assistant|>\n{prefix}"))
+        assert given.get("answer_prefix") == (prefix if "thinking_tokens" in options else None)
+        (tokens,) = encode_prompts(lm, [prompt + given.get("answer_prefix", "")], quiet=True)
+        assert tokens[:2] == [token for _, token in special]
+        assert tokens[2] not in tokens[:2]
+        assert instance.doc["prompt_tokens"] == [len(tokens)]
+        assert 2500 - 400 < len(tokens) + task.generated_tokens <= 2500
 
 
 STEPS = {"sb_niah_single_1": 25, "sb_niah_multikey_1": 500, **dict.fromkeys(("sb_ruler_vt", "sb_ruler_cwe"), 10)}

@@ -15,6 +15,7 @@ from ruler_problems import TASKS, evaluated, load_task
 
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord
+from sbeval.scoring.requests import AfterThinking
 from sbeval.tasks.ruler import wording
 from sbeval.tasks.ruler.drafts import Frame
 
@@ -100,6 +101,12 @@ def test_single_samples_can_be_chosen(metadata: dict[str, Any]) -> None:
         ("sb_niah_single_1", {"context_lengths": ["4K"]}, "list of positive whole numbers of tokens, found"),
         ("sb_niah_single_1", {"context_lengths": []}, "list of positive whole numbers"),
         ("sb_niah_single_1", {"max_length": 2048}, "of 3000 tokens, found room for 2048, since the model takes 2048"),
+        (
+            "sb_niah_single_1",
+            {"max_length": 3500, "thinking_tokens": 501},
+            "room for 2999, since the model takes 3500 tokens and thinks 501 of them, beside a context of prompt and",
+        ),
+        ("sb_niah_single_1_forced", {"answer_prefix": False}, "leave answer_prefix=false to other tasks"),
         ("sb_niah_single_1", {"depths": 1}, "Expected depths of sb_niah_single_1 to be"),
         ("sb_niah_single_1", {"num_samples": 0}, "num_samples of sb_niah_single_1 to be a whole number of at least 1"),
         ("sb_niah_single_1", {"type_haystack": "straw"}, "to be one of noise, needle, essay"),
@@ -188,6 +195,29 @@ def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) 
     task.build_all_requests(limit=1, rank=0, world_size=1, apply_chat_template=True, chat_template=chat)
     assert task.lengths == (3000,)
     assert list(task.aggregation()) == ["score@0003000"]
+
+
+class Thinker(Reader):
+    """Thinks before each answer, and is cut before that of every second sample."""
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        keys = [
+            Instance("generate_until", {}, (r.args[0] + r.args[1]["answer_prefix"], r.args[1]), 0) for r in requests
+        ]
+        answers = super().generate_until(keys)
+        return [AfterThinking.of(a, cut=r.doc_id % 2 == 1) for a, r in zip(answers, requests, strict=True)]
+
+
+def test_how_often_thinking_was_cut_is_a_metric_and_keeps_the_prompts(metadata: dict[str, Any]) -> None:
+    plain, thinking = (
+        evaluated(lm, ["sb_niah_single_1"], {**metadata, **more}, limit=4)
+        for lm, more in ((Reader(), {}), (Thinker(), {"thinking_tokens": 50}))
+    )
+    scores = thinking["results"]["sb_niah_single_1"]
+    assert (scores["score@0003000,none"], scores["thinking_cut@0003000,none"]) == (1.0, 0.5)
+    assert "thinking_cut@0003000,none" not in plain["results"]["sb_niah_single_1"]
+    units = [[s["doc"]["haystack_units"] for s in run["samples"]["sb_niah_single_1"]] for run in (plain, thinking)]
+    assert units[0] == units[1]
 
 
 def test_a_longer_answer_takes_its_tokens_from_the_context(metadata: dict[str, Any]) -> None:
