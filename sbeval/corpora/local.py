@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbeval.corpora.documents import Corpus, Document, make_document
 from sbeval.errors import UserError, first_line
@@ -19,6 +19,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PIECE_BYTES = 2**20
 _COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
 _KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
+_NAME_THE_FIELD = 'name the field that holds the text with --metadata \'{"text_field": "..."}\''
+_AS_PAIR = 'write one {"context": "...", "target": "..."} a line'
 
 
 def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
@@ -42,6 +44,31 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
             raise UserError(f"Expected text in data_path {str(path)!r}, found none: give a file or folder with text.")
 
     return Corpus(name=name, documents=documents, detail=path.name)
+
+
+class Pair(NamedTuple):
+    """A target and what stands before it; the name is its file's and line's."""
+
+    name: str
+    context: str
+    target: str
+
+
+def local_pairs(path: Path) -> Iterator[Pair]:
+    """Yields the pairs of a .jsonl file, or of a folder of them, of objects with `context` and `target`."""
+    empty = True
+    for file in _folder_files(path) if path.is_dir() else [path]:
+        base = file.relative_to(path).as_posix() if path.is_dir() else file.name
+        for number, line in _lines(file):
+            context, target = (_jsonl_text(line, file, number, field, _AS_PAIR) for field in Pair._fields[1:])
+            if not target:
+                raise UserError(
+                    f"Expected a target in line {number} of {str(file)!r}, found none: leave that line out."
+                )
+            empty = False
+            yield Pair(f"{base}:{number}", context, target)
+    if empty:
+        raise UserError(f"Expected pairs in data_path {str(path)!r}, found none: {_AS_PAIR}.")
 
 
 def text_name(path: Path) -> str:
@@ -100,14 +127,19 @@ def _file_documents(file: Path, name: str, text_field: str) -> Iterator[Document
 
 
 def _jsonl_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
+    for number, line in _lines(file):
+        yield number, _jsonl_text(line, file, number, text_field)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     with _open(file) as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MOST_DOCUMENT_BYTES + 1), b""), start=1):
             _check_size(len(line), file)
             if line.strip():
-                yield number, _jsonl_text(line, file, number, text_field)
+                yield number, line
 
 
-def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
+def _jsonl_text(line: bytes, file: Path, number: int, text_field: str, remedy: str = _NAME_THE_FIELD) -> str:
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -115,11 +147,11 @@ def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
             f"Expected JSON in UTF-8 in line {number} of {str(file)!r}, found something else: write one JSON value a "
             "line."
         ) from None
-    text = value.get(text_field) if isinstance(value, dict) else value
+    text = value.get(text_field) if isinstance(value, dict) else None if remedy == _AS_PAIR else value
     if not isinstance(text, str):
         raise UserError(
             f"Expected a string, or an object with a string {text_field!r}, in line {number} of {str(file)!r}, found "
-            'neither: name the field that holds the text with --metadata \'{"text_field": "..."}\'.'
+            f"neither: {remedy}."
         )
     if _SURROGATE.search(text):
         raise UserError(

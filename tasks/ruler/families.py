@@ -24,9 +24,7 @@ from sbeval.tasks.ruler.options import NiahOptions
 from sbeval.tasks.ruler.qa import QaGenerator
 from sbeval.tasks.ruler.task import Fits, RulerTask, string_match_part
 from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
-from sbeval.tasks.tokens import TokenCounter, shared_start
-
-_TAIL_CHARACTERS = 400
+from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter, shared_start
 
 
 class NiahTask(RulerTask):
@@ -117,7 +115,7 @@ class ForcedNiahTask(NiahTask):
 def answer_sequence(counter: TokenCounter, prompt: str, answer: str) -> TargetSequence:
     """Tokenises prompt and answer together; the answer's tokens are those that the prompt's end alone does not have."""
     (tokens,) = counter.encode([prompt + answer], special_tokens=True)
-    tail = prompt[-_TAIL_CHARACTERS:]
+    tail = prompt[-TAIL_CHARACTERS:]
     alone, together = counter.encode([tail, tail + answer], special_tokens=False)
     answer_tokens = len(together) - shared_start([alone, together])
     assert 0 < answer_tokens < len(tokens)
