@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sbeval.corpora.documents import Corpus, Document, make_document
 from sbeval.errors import UserError, first_line
@@ -19,8 +19,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PIECE_BYTES = 2**20
 _COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
 _KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
-_NAME_THE_FIELD = 'name the field that holds the text with --metadata \'{"text_field": "..."}\''
-_AS_PAIR = 'write one {"context": "...", "target": "..."} a line'
 
 
 def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
@@ -46,29 +44,22 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
     return Corpus(name=name, documents=documents, detail=path.name)
 
 
-class Pair(NamedTuple):
-    """A target and what stands before it; the name is its file's and line's."""
-
-    name: str
-    context: str
-    target: str
-
-
-def local_pairs(path: Path) -> Iterator[Pair]:
-    """Yields the pairs of a .jsonl file, or of a folder of them, of objects with `context` and `target`."""
-    empty = True
+def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str, str]]:
+    """Yields file and line, and the texts of two fields, of the objects in a .jsonl file or a folder of them."""
+    if not path.exists():
+        raise UserError(f"Expected pairs at {str(path)!r}, found nothing there: check the path.")
+    empty, remedy = True, f'write one {{"{first}": "...", "{second}": "..."}} a line'
     for file in _folder_files(path) if path.is_dir() else [path]:
         base = file.relative_to(path).as_posix() if path.is_dir() else file.name
         for number, line in _lines(file):
-            context, target = (_jsonl_text(line, file, number, field, _AS_PAIR) for field in Pair._fields[1:])
-            if not target:
-                raise UserError(
-                    f"Expected a target in line {number} of {str(file)!r}, found none: leave that line out."
-                )
+            one, other = (_jsonl_text(line, file, number, field, remedy) for field in (first, second))
+            if not other:
+                where = f"in line {number} of {str(file)!r}"
+                raise UserError(f"Expected a {second!r} that is not empty {where}, found one that is: leave it out.")
             empty = False
-            yield Pair(f"{base}:{number}", context, target)
+            yield f"{base}:{number}", one, other
     if empty:
-        raise UserError(f"Expected pairs in data_path {str(path)!r}, found none: {_AS_PAIR}.")
+        raise UserError(f"Expected pairs in {str(path)!r}, found none: {remedy}.")
 
 
 def text_name(path: Path) -> str:
@@ -139,7 +130,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _jsonl_text(line: bytes, file: Path, number: int, text_field: str, remedy: str = _NAME_THE_FIELD) -> str:
+def _jsonl_text(line: bytes, file: Path, number: int, text_field: str, remedy: str | None = None) -> str:
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -147,7 +138,8 @@ def _jsonl_text(line: bytes, file: Path, number: int, text_field: str, remedy: s
             f"Expected JSON in UTF-8 in line {number} of {str(file)!r}, found something else: write one JSON value a "
             "line."
         ) from None
-    text = value.get(text_field) if isinstance(value, dict) else None if remedy == _AS_PAIR else value
+    text = value.get(text_field) if isinstance(value, dict) else value if remedy is None else None
+    remedy = remedy or 'name the field that holds the text with --metadata \'{"text_field": "..."}\''
     if not isinstance(text, str):
         raise UserError(
             f"Expected a string, or an object with a string {text_field!r}, in line {number} of {str(file)!r}, found "

@@ -96,6 +96,6 @@ class PerplexityOptions(CorpusOptions):
         """
         if "protocol" in metadata:
             expected = f"{task}: expected the protocol in the task's name"
-            remedy = "name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target, position, riffled or pairs"
+            remedy = "name the task sb_<corpus>_<protocol>, such as sb_text_stream (`sbeval ls` lists them)"
             raise UserError(f"{expected}, found protocol {metadata['protocol']!r} in --metadata: {remedy}.")
         return super().of_task(task, metadata, definition)

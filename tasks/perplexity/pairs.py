@@ -4,6 +4,7 @@ Pairs are lines of a .jsonl file. Context and target are tokenised together, and
 does not have are the target's. N counts context; beside it stand the token that begins documents and the target.
 """
 
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -40,14 +41,15 @@ class Pairs(PerplexityTask):
             expected = "Expected the .jsonl file of your pairs as data_path and no dataset, split or text_field"
             raise UserError(f'{expected}, found {other or "none"}: give --metadata \'{{"data_path": "FILE.jsonl"}}\'.')
         counter = TokenCounter(tokenizer)
-        ends = [(pair.context[-TAIL_CHARACTERS:], pair.target) for pair in local_pairs(path)]
+        pairs = functools.partial(local_pairs, path, "context", "target")
+        ends = [(context[-TAIL_CHARACTERS:], target) for _, context, target in pairs()]
         alone = counter.encode([end for end, _ in ends], special_tokens=False)
         together = counter.encode([end + target for end, target in ends], special_tokens=False)
         counts = [len(both) - shared_start([end, both]) for end, both in zip(alone, together, strict=True)]
         self._targets = np.array(counts, dtype=np.int64)
         return Corpus(
             name=local_name(path),
-            documents=lambda: (make_document(name, context + target) for name, context, target in local_pairs(path)),
+            documents=lambda: (make_document(name, context + target) for name, context, target in pairs()),
             detail=path.name,
         )
 

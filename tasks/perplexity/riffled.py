@@ -1,7 +1,7 @@
 """`riffled`: does a model find its own document again where others stand in between?
 
-A context of L tokens holds the first pieces of k documents, L / k tokens each, and ends with the last piece of one, which
-is scored. It is read three times, with the same tokens in `blocks` and `riffled`:
+A context of L tokens holds pieces of k documents, L / k tokens of each, and ends with the piece that is scored. It is
+read three times, with the same tokens where it is riffled and where it is in blocks:
 
 - riffled: one piece of each document in turn
 - blocks: one document behind the other, the scored one last
