@@ -157,7 +157,8 @@ class TurnsTask(NiahTask):
         code, _, _ = references[0].partition(" ")
         if not answer.startswith(code):
             return 0.0
-        return difflib.SequenceMatcher(None, *(text.removeprefix(code) for text in (answer, references[0]))).ratio()
+        without = [text.removeprefix(code) for text in (answer, references[0])]
+        return difflib.SequenceMatcher(None, without[0], without[1]).ratio()
 
 
 class ForcedAssociationTask(ForcedNiahTask, AssociationTask):
