@@ -75,7 +75,8 @@ def test_what_is_no_pair_is_one_sentence(tmp_path: Path, line: str, message: str
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"split": "paragraph"}, "no dataset, split or text_field"), ({}, "since the longest context has")]
+    ("options", "message"),
+    [({"split": "paragraph"}, "no dataset, split or text_field"), ({}, "since the longest context has")],
 )
 def test_pairs_refuse_what_they_cannot_do(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
