@@ -13,16 +13,9 @@ from sbeval.tasks.perplexity.options import CorpusOptions, PerplexityOptions
 from sbeval.tasks.recall import options as recall
 from sbeval.tasks.recall.labelled import task_labelled
 from sbeval.tasks.recall.options import ManyShotOptions
-from sbeval.tasks.recall.questions import associations_sha256, load_questions
-from sbeval.tasks.ruler.options import (
-    CweOptions,
-    FweOptions,
-    NiahOptions,
-    PlacedOptions,
-    QaOptions,
-    RulerOptions,
-    VtOptions,
-)
+from sbeval.tasks.recall.questions import associations, load_questions
+from sbeval.tasks.ruler import options as ruler
+from sbeval.tasks.ruler.options import CweOptions, FweOptions, NiahOptions, QaOptions, RulerOptions, VtOptions
 from sbeval.tasks.ruler.qa import task_questions
 from sbeval.tasks.ruler.texts import SENTENCE_RULE, Missing, MissingCorpus, load_essays
 
@@ -38,7 +31,7 @@ _HELP: tuple[tuple[str, type[TaskOptions]], ...] = (
     ("attention spans: sb_span", recall.SpanOptions),
     ("tasks that draw samples: RULER, recall, copying", SampleOptions),
     ("RULER: sb_ruler", RulerOptions),
-    ("needles by depth: sb_niah, sb_niah_forced, sb_json_kv, sb_association, sb_turns", PlacedOptions),
+    ("needles by depth: sb_niah, sb_niah_forced, sb_json_kv, sb_association, sb_turns", ruler.PlacedOptions),
     ("needles: sb_niah, sb_niah_forced, sb_json_kv", NiahOptions),
     ("needles without a shared word: sb_association", recall.AssociationOptions),
     ("the n-th of some turns: sb_turns", recall.TurnsOptions),
@@ -144,7 +137,7 @@ def corpus_facts(options: RulerOptions) -> tuple[str | None, str | None, str | N
     """
     detail = None
     if isinstance(options, recall.AssociationOptions) and options.associations:
-        detail = f"associations {associations_sha256(options.associations)[:16]}"
+        detail = f"associations {associations(options.associations)[1][:16]}"
     if getattr(options, "type_haystack", None) == "essay":
         essays = load_essays(options.essays)
         return "essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}" + (f", {detail}" if detail else "")

@@ -69,8 +69,7 @@ def _finding(rows: pd.DataFrame) -> str:
     sentences = []
     for label in dict.fromkeys(rows["setting"]):
         values = by_length(rows, label)
-        first, last = min(values), max(values)
-        ends = dict.fromkeys(f"{values[length]:+.2f} at {length_text(length)}" for length in (first, last))
+        ends = dict.fromkeys(f"{values[length]:+.2f} at {length_text(length)}" for length in (min(values), max(values)))
         sentences.append(f"{in_words(label)}: {' and '.join(ends)}")
     return first_listed(sentences)
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import ClassVar
 
+import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -83,16 +84,14 @@ class LongBenchGenerator(Generator):
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - lives as long as its task
     def _draft(self, index: int) -> CutDraft:
-        import jinja2  # a tenth of a second; options are read without
-
-        entry, wording = self._questions[index], long_bench_wording()
-        closing = jinja2.Template(wording.closing).render(question=entry.question, choices=entry.choices)
+        entry, (opening, behind, *_) = self._questions[index], long_bench_wording()
+        closing = jinja2.Template(behind).render(question=entry.question, choices=entry.choices)
         _, starts, stops = self.counter.encode_with_offsets(entry.text)
         inside = stops > starts
         return CutDraft(
             references=[entry.right],
             answer_prefix=_CUE,
-            opening=[wording.opening],
+            opening=[opening],
             closing=closing.removesuffix(_CUE),
             least_units=0,
             most_units=int(inside.sum()),

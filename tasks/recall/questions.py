@@ -42,8 +42,8 @@ def needle(person: str, shown: str) -> str:
 
 
 @functools.cache
-def associations(path: str | None) -> Mapping[str, str]:
-    """Returns what is shown by what is asked, both without a word in common, from a file or the list that is here.
+def associations(path: str | None) -> tuple[Mapping[str, str], str]:
+    """Returns what is shown by what is asked, without a word in common, from a file or the list here, and its hash.
 
     Raises:
         UserError: a needle shares a word with its question.
@@ -56,12 +56,7 @@ def associations(path: str | None) -> Mapping[str, str]:
         if shared := words(needle("", shown)) & words(QUESTION.format(asked=asked)):
             expected = "Expected associations that share no word with their question"
             raise UserError(f"{expected}, found {sorted(shared)} in {shown!r} and {asked!r}: change one of the two.")
-    return listed
-
-
-def associations_sha256(path: str | None) -> str:
-    """Returns the hash of a list of associations."""
-    return hashlib.sha256(json.dumps(associations(path)).encode()).hexdigest()
+    return listed, hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 class Question(NamedTuple):
@@ -81,13 +76,12 @@ def load_questions(path: str | None) -> tuple[list[Question], str, str]:
     Raises:
         UserError: there are none, or they have another layout.
     """
-    wording = long_bench_wording()
+    *_, dataset, configs = long_bench_wording()
     if path:
         tables = list(local_splits(path, "longbench2", "LongBench v2").values())
     else:
-        splits = ((config, "longbench2", "PATH") for config in wording.configs)
-        tables = [load_from_hub(key, form, wording.dataset, config)["train"] for config, key, form in splits]
-    where = path or wording.dataset
+        tables = [load_from_hub("longbench2", "PATH", dataset, config)["train"] for config in configs]
+    where = path or dataset
     try:
         questions = [_question(row) for table in tables for row in table]
     except (KeyError, IndexError, TypeError) as error:

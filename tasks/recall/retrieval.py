@@ -42,7 +42,7 @@ class AssociationGenerator(NeedleGenerator):
 
     def __init__(self, options: AssociationOptions, *, task: str, **setting: Any) -> None:
         super().__init__(options, task=task, **setting)
-        self._shown = associations(options.associations)
+        self._shown, _ = associations(options.associations)
         most = min(len(self._shown), len(_PEOPLE) - 1, len(DEPTHS))
         if options.people > most:
             raise UserError(f"{task} has {most} people at most with these associations; ask for fewer people.")

@@ -133,28 +133,18 @@ def qa_document() -> str:
     return str(_assigned("qa_utils", "DOCUMENT_PROMPT"))
 
 
-class LongBenchWording(NamedTuple):
-    """What stands before a text of LongBench v2, a Jinja template of what stands behind, and where its data lie."""
-
-    opening: str
-    closing: str
-    dataset: str
-    configs: tuple[str, ...]
-
-
 @functools.cache
-def long_bench_wording() -> LongBenchWording:
-    """Reads the words and the place of LongBench v2."""
+def long_bench_wording() -> tuple[str, str, str, list[str]]:
+    """Reads what stands before a text of LongBench v2, a Jinja template of what stands behind, data set and configs."""
     folder = (lm_eval_tasks() or Path()) / "longbench2"
     try:
         common = parse_task_yaml((folder / "_longbench_common_yaml").read_text(encoding="utf-8"))
         opening, closing = common["doc_to_text"].split("{{context}}")
         tasks = [parse_task_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("[!_]*.yaml"))]
-        return LongBenchWording(opening, closing, common["dataset_path"], tuple(task["dataset_name"] for task in tasks))
+        return opening, closing, common["dataset_path"], [task["dataset_name"] for task in tasks]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(
-            f"LongBench v2's wording is read from lm-eval's sources: expected it in tasks/longbench2 of lm-eval "
-            f"{lm_eval_version()}, found none; install lm-eval 0.4.13."
+            f"Expected the wording of LongBench v2 in {folder}, found none: install lm-eval 0.4.13."
         ) from error
 
 
