@@ -74,6 +74,8 @@ class LongBenchGenerator(Generator):
 
     def available(self) -> int:
         """Returns the number of questions."""
+        if not self.counter.tokenizer.is_fast:
+            raise UserError("LongBench v2 needs a tokenizer that tells character offsets; give a fast one.")
         if not self._questions:
             raise UserError(f"Expected {self.options.stratum} texts in LongBench v2, found none: run another stratum.")
         return len(self._questions)
