@@ -52,12 +52,12 @@ def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str,
     for file in _folder_files(path) if path.is_dir() else [path]:
         base = file.relative_to(path).as_posix() if path.is_dir() else file.name
         for number, line in _lines(file):
-            one, other = (_jsonl_text(line, file, number, field, remedy) for field in (first, second))
-            if not other:
+            before, behind = (_jsonl_text(line, file, number, field, remedy) for field in (first, second))
+            if not behind:
                 where = f"in line {number} of {str(file)!r}"
                 raise UserError(f"Expected a {second!r} that is not empty {where}, found one that is: leave it out.")
             empty = False
-            yield f"{base}:{number}", one, other
+            yield f"{base}:{number}", before, behind
     if empty:
         raise UserError(f"Expected pairs in {str(path)!r}, found none: {remedy}.")
 
