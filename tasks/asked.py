@@ -13,11 +13,16 @@ from sbeval.tasks.perplexity.options import CorpusOptions, PerplexityOptions
 from sbeval.tasks.recall import options as recall
 from sbeval.tasks.recall.labelled import task_labelled
 from sbeval.tasks.recall.options import ManyShotOptions
+from sbeval.tasks.recall.questions import associations, load_questions
+from sbeval.tasks.ruler import options as ruler
 from sbeval.tasks.ruler.options import CweOptions, FweOptions, NiahOptions, QaOptions, RulerOptions, VtOptions
 from sbeval.tasks.ruler.qa import task_questions
 from sbeval.tasks.ruler.texts import SENTENCE_RULE, Missing, MissingCorpus, load_essays
 
-OPTIONS: tuple[type[RulerOptions], ...] = (NiahOptions, VtOptions, CweOptions, FweOptions, QaOptions, ManyShotOptions)
+OPTIONS: tuple[type[RulerOptions], ...] = (
+    *(NiahOptions, VtOptions, CweOptions, FweOptions, QaOptions),
+    *(ManyShotOptions, recall.AssociationOptions, recall.TurnsOptions, recall.LongBenchOptions),
+)
 
 _HELP: tuple[tuple[str, type[TaskOptions]], ...] = (
     ("every sb_ task", TaskOptions),
@@ -26,7 +31,10 @@ _HELP: tuple[tuple[str, type[TaskOptions]], ...] = (
     ("attention spans: sb_span", recall.SpanOptions),
     ("tasks that draw samples: RULER, recall, copying", SampleOptions),
     ("RULER: sb_ruler", RulerOptions),
+    ("needles by depth: sb_niah, sb_niah_forced, sb_json_kv, sb_association, sb_turns", ruler.PlacedOptions),
     ("needles: sb_niah, sb_niah_forced, sb_json_kv", NiahOptions),
+    ("needles without a shared word: sb_association", recall.AssociationOptions),
+    ("the n-th of some turns: sb_turns", recall.TurnsOptions),
     ("variable tracking: sb_ruler_vt", VtOptions),
     ("common words: sb_ruler_cwe", CweOptions),
     ("frequent words: sb_ruler_fwe", FweOptions),
@@ -38,6 +46,7 @@ _HELP: tuple[tuple[str, type[TaskOptions]], ...] = (
     ("marked words: sb_copy_selective", recall.SelectiveOptions),
     ("phrases by distance: sb_copy_phrase", recall.PhraseOptions),
     ("many-shot classification: sb_many_shot", ManyShotOptions),
+    ("LongBench v2 by length: sb_longbench2", recall.LongBenchOptions),
 )
 
 
@@ -121,21 +130,27 @@ def read_options(task: str, definition: Mapping[str, Any], metadata: Mapping[str
 def corpus_facts(options: RulerOptions) -> tuple[str | None, str | None, str | None]:
     """Reads the corpus that one of RULER's tasks needs, which is kept for it, and returns its name, hash and source.
 
-    All are None where the text is generated.
+    All are None where the text is generated, but for what identifies a list of the user's.
 
     Raises:
         UserError: it cannot be loaded.
     """
-    if isinstance(options, NiahOptions | VtOptions) and options.type_haystack == "essay":
+    detail = None
+    if isinstance(options, recall.AssociationOptions) and options.associations:
+        detail = f"associations {associations(options.associations)[1][:16]}"
+    if getattr(options, "type_haystack", None) == "essay":
         essays = load_essays(options.essays)
-        return "essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}"
+        return "essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}" + (f", {detail}" if detail else "")
     if isinstance(options, QaOptions):
         questions = task_questions(options)
         return options.dataset, questions.sha256, questions.source
     if isinstance(options, ManyShotOptions):
         labelled = task_labelled(options)
         return options.examples, labelled.sha256, labelled.source
-    return None, None, None
+    if isinstance(options, recall.LongBenchOptions):
+        _, digest, source = load_questions(options.longbench2)
+        return "longbench2", digest, source
+    return None, None, detail
 
 
 def _check_shared(place: str, options: Mapping[str, Any]) -> None:

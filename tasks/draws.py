@@ -66,6 +66,7 @@ def word_lists() -> tuple[list[str], list[str], list[str]]:
     return nouns, adjectives, verbs
 
 
+@functools.cache
 def short_nouns() -> list[str]:
     """Returns the nouns of 4 to 9 small letters."""
     nouns, _, _ = word_lists()

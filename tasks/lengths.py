@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sbeval.corpora import TokenizedCorpus
 from sbeval.errors import UserError
@@ -70,10 +71,9 @@ def text_limit(corpus: TokenizedCorpus, context: str, *, targets: int) -> Limit:
     return Limit(max(longest - targets, 0), because, remedy)
 
 
-def interval_limits(corpus: TokenizedCorpus, *, targets: int, shortest: int) -> list[Limit]:
-    """Returns the length that just enough documents for an interval can fill; nothing if that is below the shortest."""
-    room = np.sort(corpus.document_tokens)[::-1] - targets
-    enough = int(room[MINIMUM_CLUSTERS - 1]) if len(room) >= MINIMUM_CLUSTERS else 0
+def interval_limits(room: NDArray[np.int64], *, shortest: int) -> list[Limit]:
+    """Returns the length for which just enough documents for an interval have room; nothing if below the shortest."""
+    enough = int(np.sort(room)[-MINIMUM_CLUSTERS]) if len(room) >= MINIMUM_CLUSTERS else 0
     because = f"fewer than {MINIMUM_CLUSTERS} documents are as long, too few for an interval"
     return [Limit(enough, because, "give more long documents")] if enough >= shortest else []
 

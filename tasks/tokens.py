@@ -22,6 +22,8 @@ from sbeval.keeping.cache import keep_table, read_table
 LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")
 WORDS = ("a", " a")
+TAIL_CHARACTERS = 400
+"""So much of a text's end decides how what comes behind it is tokenised."""
 
 TOKENIZER_KEYS = ("tokenizer", "tokenizer_path", "pretrained", "model")
 _REMEDY = 'name the tokenizer with tokenizer= in --model_args or --metadata \'{"tokenizer": "PATH"}\''

@@ -17,6 +17,8 @@ PROTOCOL_WORDS = {
     "stream": "Joined documents in disjoint windows: shows whether a model breaks, not whether it uses context.",
     "sliding": "Joined documents in overlapping windows: every target has a long left context.",
     "rolling": "Each document alone, in windows of the given length: a document shorter than that changes no further.",
+    "pairs": "Targets of a file behind the end of their contexts; a context length counts context alone.",
+    "riffled": "The last piece of a document, behind its own pieces in turn with those of other documents.",
     "position": "One pass at the longest length.",
 }
 CORPUS_WORDS = {

@@ -2,6 +2,7 @@
 
 - `curves`: perplexity against context length, and over the steps of one training
 - `differences`: what the same targets gain or lose beyond the training length, and one number for each curve
+- `gains`: the same targets under two conditions
 - `positions`: NLL by position
 - `position_sums`: its bins, its sums by document, and paired bands over both
 - `needles`: needles by depth and length

@@ -28,6 +28,12 @@ _TASKS = {
     "sb_copy_phrase": ("Copying phrases", "Short phrases of random words come back, each after its own distance."),
     "sb_copy_selective": ("Selective copying", "Words marked among others are listed at the end, in their order."),
     "sb_json_kv_forced": ("JSON keys and values", "The value of one key in an object of random pairs."),
+    "sb_association_forced": ("Association", "A name whose sentence shares no word with the question."),
+    "sb_turns_forced": ("The n-th of several turns", "One of several replies to the same request, by its number."),
+    **{
+        f"sb_longbench2_{stratum}": (f"LongBench v2, {stratum} texts", "Four choices; what does not fit is cut out.")
+        for stratum in ("short", "medium", "long")
+    },
     "sb_flipflop": ("Flip-flop", "Write, ignore and read a bit; a read shows the bit written last."),
 }
 _MANY_SHOT = "sb_many_shot_"

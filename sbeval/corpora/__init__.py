@@ -14,7 +14,7 @@
 """
 
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document
-from sbeval.corpora.local import local_corpus, read_text, text_name
+from sbeval.corpora.local import local_corpus, local_pairs, read_text, text_name
 from sbeval.corpora.sources import KNOWN, hub_corpus, hub_text, split_wikitext_pages, stdlib_corpus, wikitext_corpus
 from sbeval.corpora.store import resolve_tokens, token_key, tokenize_corpus
 from sbeval.corpora.tokenizers import adds_bos, prefix_token_id, separator_ids, tokenizer_sha256
@@ -34,6 +34,7 @@ __all__ = [
     "hub_corpus",
     "hub_text",
     "local_corpus",
+    "local_pairs",
     "make_document",
     "prefix_token_id",
     "read_text",

@@ -44,6 +44,24 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
     return Corpus(name=name, documents=documents, detail=path.name)
 
 
+def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str, str]]:
+    """Yields file and line, and the texts of two fields, of the objects in a .jsonl file or a folder of them."""
+    if not path.exists():
+        raise UserError(f"Expected pairs at {str(path)!r}, found nothing there: check the path.")
+    empty, remedy = True, f'write one {{"{first}": "...", "{second}": "..."}} a line'
+    for file in _folder_files(path) if path.is_dir() else [path]:
+        base = file.relative_to(path).as_posix() if path.is_dir() else file.name
+        for number, line in _lines(file):
+            before, behind = (_jsonl_text(line, file, number, field, remedy) for field in (first, second))
+            if not behind:
+                where = f"in line {number} of {str(file)!r}"
+                raise UserError(f"Expected a {second!r} that is not empty {where}, found one that is: leave it out.")
+            empty = False
+            yield f"{base}:{number}", before, behind
+    if empty:
+        raise UserError(f"Expected pairs in {str(path)!r}, found none: {remedy}.")
+
+
 def text_name(path: Path) -> str:
     """Returns the name of a file or folder of text without the endings that say how the text is stored."""
     name = path.name
@@ -100,14 +118,19 @@ def _file_documents(file: Path, name: str, text_field: str) -> Iterator[Document
 
 
 def _jsonl_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
+    for number, line in _lines(file):
+        yield number, _jsonl_text(line, file, number, text_field)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     with _open(file) as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MOST_DOCUMENT_BYTES + 1), b""), start=1):
             _check_size(len(line), file)
             if line.strip():
-                yield number, _jsonl_text(line, file, number, text_field)
+                yield number, line
 
 
-def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
+def _jsonl_text(line: bytes, file: Path, number: int, text_field: str, remedy: str | None = None) -> str:
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -115,11 +138,12 @@ def _jsonl_text(line: bytes, file: Path, number: int, text_field: str) -> str:
             f"Expected JSON in UTF-8 in line {number} of {str(file)!r}, found something else: write one JSON value a "
             "line."
         ) from None
-    text = value.get(text_field) if isinstance(value, dict) else value
+    text = value.get(text_field) if isinstance(value, dict) else value if remedy is None else None
+    remedy = remedy or 'name the field that holds the text with --metadata \'{"text_field": "..."}\''
     if not isinstance(text, str):
         raise UserError(
             f"Expected a string, or an object with a string {text_field!r}, in line {number} of {str(file)!r}, found "
-            'neither: name the field that holds the text with --metadata \'{"text_field": "..."}\'.'
+            f"neither: {remedy}."
         )
     if _SURROGATE.search(text):
         raise UserError(

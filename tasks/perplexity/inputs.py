@@ -33,10 +33,10 @@ def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> corpora.Co
 def _whole_corpus(name: str, options: CorpusOptions) -> corpora.Corpus:
     if name == "wikitext":
         path = options.data_path
-        read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else _local_name(path)
+        read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else local_name(path)
         return corpora.wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext, name=read)
     if options.data_path is not None:
-        name = _local_name(options.data_path)
+        name = local_name(options.data_path)
         return corpora.local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
     if name == "stdlib" and options.dataset is None:
         return corpora.stdlib_corpus()
@@ -49,7 +49,7 @@ def _whole_corpus(name: str, options: CorpusOptions) -> corpora.Corpus:
     return corpora.hub_corpus(source, name=options.dataset or name)
 
 
-def _local_name(path: Path) -> str:
+def local_name(path: Path) -> str:
     """Returns the name of a file or folder, with its parent's where it would be taken for a corpus known here."""
     place = local_path(path).resolve()
     name = corpora.text_name(place)

@@ -113,20 +113,24 @@ class PerplexityMetrics:
     Attributes:
         same_targets: whether every length scores the same targets with only the context differing. Then `nll_change@L`
             is NLL at L minus NLL at the shortest length: below zero, the longer context helps.
+        beside: other conditions under which the same targets are scored. Samples log their rows under
+            `nll_<condition>@L`; `gain_over_<condition>@L` is that NLL minus `nll@L`, paired by document.
         longppl: whether samples also log rows of key tokens under `longppl@L`.
     """
 
     lengths: Sequence[int]
     seed: int
     same_targets: bool
+    beside: Sequence[str] = ()
     longppl: bool = False
     _values: dict[str, Any] = field(default_factory=dict)
-    _shortest_nats: NDArray[np.float64] | None = None
+    _nats: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def higher_is_better(self) -> dict[str, bool]:
         """Returns, for metrics that have a better direction, which it is."""
         neither = ("_ci95", "tokens@", "clusters@")
-        return {key: False for key in self.aggregation() if not any(word in key for word in neither)}
+        keys = [key for key in self.aggregation() if not any(word in key for word in neither)]
+        return {key: key.startswith("gain_over_") for key in keys}
 
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
         """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""
@@ -140,6 +144,9 @@ class PerplexityMetrics:
             if self.longppl:
                 functions[metric_key("longppl", length)] = functools.partial(self._longppl, length)
                 names += OF_LONGPPL
+            for condition in self.beside:
+                functions[metric_key(f"nll_{condition}", length)] = functools.partial(self._beside, condition, length)
+                names += [f"gain_over_{condition}", f"gain_over_{condition}_ci95"]
             for name in names:
                 functions[metric_key(name, length)] = functools.partial(self._stored, metric_key(name, length))
         return functions
@@ -153,13 +160,20 @@ class PerplexityMetrics:
         for metric, (unit, transform) in RATIOS.items():
             values[metric] = _finite(transform, estimates[unit].estimate)
             values[f"{metric}_ci95"] = _interval(estimates[unit], transform)
-        if length == self.lengths[0]:
-            self._shortest_nats = nll_nats
-        elif self.same_targets and self._shortest_nats is not None:
-            change = ratio_interval(nll_nats - self._shortest_nats, tokens, seed=self.seed)
-            values |= {"nll_change": change.estimate, "nll_change_ci95": _interval(change, lambda nats: nats)}
+        self._nats[length] = nll_nats
+        if self.same_targets and length != self.lengths[0]:
+            values |= self._difference("nll_change", nll_nats - self._nats[self.lengths[0]], tokens)
         self._keep(length, values)
         return values["nll"]
+
+    def _beside(self, condition: str, length: int, samples: list[Any]) -> Any:
+        nll_nats, tokens, *_ = cluster_sums(samples, 1 + len(UNITS))
+        self._keep(length, self._difference(f"gain_over_{condition}", nll_nats - self._nats[length], tokens))
+        return _finite(float, ratio_interval(nll_nats, tokens, seed=self.seed).estimate)
+
+    def _difference(self, name: str, nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> dict[str, Any]:
+        ratio = ratio_interval(nats, tokens, seed=self.seed)
+        return {name: ratio.estimate, f"{name}_ci95": _interval(ratio, lambda nats: nats)}
 
     def _longppl(self, length: int, samples: list[Any]) -> Any:
         nll_nats, tokens, *_ = cluster_sums(samples, 1 + len(UNITS))

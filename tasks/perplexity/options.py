@@ -1,13 +1,13 @@
 """What a user chooses with `--metadata` for the perplexity tasks."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from sbeval.corpora.split import Split
 from sbeval.errors import UserError
-from sbeval.settings import Count, LocalPath, Text, WholeNumber
+from sbeval.settings import Count, LocalPath, Text, WholeNumber, whole
 from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions, doublings
 
 MOST_TARGETS = 256
@@ -71,6 +71,12 @@ class PerplexityOptions(CorpusOptions):
         description="Results file of a finished run: the same targets are scored, at these context_lengths.",
     )
     blocks_per_document: Count = Field(default=4, description="Most target blocks that one document gives.")
+    riffled_documents: Annotated[int, whole(2)] = Field(
+        default=4, description="Documents that share a context of the riffled protocol."
+    )
+    piece_tokens: Count = Field(
+        default=64, description="Tokens of a piece of the riffled protocol; the last piece is scored."
+    )
     stride: Count | None = Field(default=None, description="New targets of a sliding window; None is half its length.")
     longppl_evaluator: Text | None = Field(
         default=None,
@@ -90,6 +96,6 @@ class PerplexityOptions(CorpusOptions):
         """
         if "protocol" in metadata:
             expected = f"{task}: expected the protocol in the task's name"
-            remedy = "name the task sb_<corpus>_<protocol>, with rolling, stream, sliding, fixed_target or position"
+            remedy = "name the task sb_<corpus>_<protocol>, such as sb_text_stream (`sbeval ls` lists them)"
             raise UserError(f"{expected}, found protocol {metadata['protocol']!r} in --metadata: {remedy}.")
         return super().of_task(task, metadata, definition)

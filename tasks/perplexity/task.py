@@ -5,19 +5,28 @@ import importlib.metadata
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from lm_eval.api.instance import Instance
+from numpy.typing import NDArray
 
-from sbeval.corpora import Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
+from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
 from sbeval.corpora.windows import Window, own_document_share, targets_by_document, targets_sha256
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
 from sbeval.results.records import ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.lengths import Limit, SettledLengths, interval_limits, model_limits, settle_lengths, text_limit
+from sbeval.tasks.lengths import (
+    Limit,
+    Limits,
+    SettledLengths,
+    interval_limits,
+    model_limits,
+    settle_lengths,
+    text_limit,
+)
 from sbeval.tasks.perplexity.inputs import LeadIn, load_corpus, model_positions, trained_on
 from sbeval.tasks.perplexity.metrics import PerplexityMetrics, SampleMetrics, WindowNll, checked_nll, document_rows
 from sbeval.tasks.perplexity.options import PerplexityOptions
@@ -36,11 +45,13 @@ class PerplexityTask(BaseTask):
     Attributes:
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
         identical_targets: whether every length scores the same targets with only the context differing.
+        beside: other conditions under which the same targets are scored.
     """
 
     protocol: str
     special_tokens = False
     identical_targets = False
+    beside: ClassVar[tuple[str, ...]] = ()
     default_context = "stream"
 
     options: PerplexityOptions
@@ -57,6 +68,10 @@ class PerplexityTask(BaseTask):
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Cuts a block at one context length."""
 
+    def source(self, tokenizer: Any) -> Corpus:
+        """Returns the text; needs `options`."""
+        return load_corpus(self.config.dataset_name, self.options, tokenizer)
+
     def settle(self) -> SettledLengths:
         """Chooses the context lengths; needs `options` and `corpus`."""
         return self.settle_full_windows(targets=0)
@@ -64,9 +79,12 @@ class PerplexityTask(BaseTask):
     def settle_full_windows(self, *, targets: int) -> SettledLengths:
         """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
         hard = [text_limit(self.corpus, self.context, targets=targets), *self.model_limits()]
+        return self.settle_within(hard, None if self.context == "stream" else self.corpus.document_tokens - targets)
+
+    def settle_within(self, hard: Limits, room: NDArray[np.int64] | None) -> SettledLengths:
+        """Chooses lengths within hard limits; the default ones as far as enough documents have [C] room for them."""
         defaults, name = self.options.default_lengths, self.config.task
-        streams = self.context == "stream"
-        by_default = [] if streams else interval_limits(self.corpus, targets=targets, shortest=defaults[0])
+        by_default = [] if room is None else interval_limits(room, shortest=defaults[0])
         return settle_lengths(name, self.options.context_lengths, defaults, hard=hard, by_default=by_default)
 
     @property
@@ -113,7 +131,7 @@ class PerplexityTask(BaseTask):
         self.options = PerplexityOptions.of_task(name, metadata)
         tokenizer = model_tokenizer(metadata, name)
         try:
-            source = load_corpus(self.config.dataset_name, self.options, tokenizer)
+            source = self.source(tokenizer)
             separator = self.separator(tokenizer)
             self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
         except UserError as error:
@@ -124,7 +142,7 @@ class PerplexityTask(BaseTask):
         if self.lengths.dropped:
             dropped = list(self.lengths.dropped)
             log.warning("%s: left out default context lengths %s, since %s", name, dropped, self.lengths.reason)
-        self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, self.identical_targets)
+        self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, self.identical_targets, self.beside)
         if not (blocks := self.blocks()):
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
         self.keep_documents(blocks)
@@ -186,7 +204,7 @@ class PerplexityTask(BaseTask):
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns one request for each distinct window of the block."""
-        windows = self._distinct_windows(doc)
+        windows = self.distinct_windows(doc)
         instances = [
             Instance(TOKEN_LOGPROBS, doc, self.request(window), index, metadata=kwargs["metadata"])
             for index, window in enumerate(windows)
@@ -214,7 +232,7 @@ class PerplexityTask(BaseTask):
         """Returns the block's rows by source document under `nll@L`; the other keys are computed from them."""
         nll = {
             window: checked_nll(self.config.task, window, result, null=self.records_null)
-            for window, result in zip(self._distinct_windows(doc), results, strict=True)
+            for window, result in zip(self.distinct_windows(doc), results, strict=True)
         }
         return SampleMetrics(self.logged(doc, nll), self.aggregation())
 
@@ -234,5 +252,6 @@ class PerplexityTask(BaseTask):
         """Says which direction is better, for each metric that has one."""
         return self.metrics.higher_is_better()
 
-    def _distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:
+    def distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:
+        """Returns what is scored of a block, each window once."""
         return list(dict.fromkeys(window for length in self.lengths.scored for window in self.windows(block, length)))

@@ -122,23 +122,32 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
 
 def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
     """Returns the tables by split, `train` among them."""
-    import datasets  # seconds; options are read without
-
     if path is None:
         if source.key == "examples_file":
             raise MissingCorpus([Missing(source.key, "PATH", source.path, "none is given")])
         revision = "refs/convert/parquet" if source.converted else None
         return dict(load_from_hub(source.key, "PATH", source.path, source.config, revision=revision))
+    return local_splits(path, source.key, "labelled texts")
+
+
+def local_splits(path: str, key: str, what: str) -> dict[str, Any]:
+    """Returns the tables of a file or folder by split, `train` among them; `key` names it in --metadata.
+
+    Raises:
+        UserError: there is nothing that can be read.
+    """
+    import datasets  # seconds; options are read without
+
     place = local_path(path)
     kind = {".jsonl": "json"}.get(place.suffix, place.suffix[1:])
     if not place.is_dir() and not (place.is_file() and kind in ("json", "csv", "parquet")):
-        expected = f"Expected labelled texts at {path}"
-        remedy = f"name a .jsonl, .json, .csv or .parquet file, or a folder of them, with {source.key} in --metadata"
+        expected = f"Expected {what} at {path}"
+        remedy = f"name a .jsonl, .json, .csv or .parquet file, or a folder of them, with {key} in --metadata"
         raise UserError(f"{expected}, found {'another kind of file' if place.is_file() else 'nothing'}: {remedy}.")
     try:
         splits = datasets.load_dataset(str(place)) if place.is_dir() else datasets.load_dataset(kind, data_files=path)
     except Exception as error:  # the reader raises many unrelated classes for files it cannot read
-        expected = f"Expected rows of text and label at {path}"
+        expected = f"Expected rows of {what} at {path}"
         remedy = "write one JSON object a line"
         raise UserError(f"{expected}, found what cannot be read ({first_line(error)}): {remedy}.") from error
     if "train" not in splits:

@@ -57,6 +57,7 @@ class ManyShotGenerator(Generator):
         self._of_label = [np.flatnonzero(labelled.shot_labels == label) for label in range(labelled.labels)]
         least = 10 ** math.ceil(math.log10(labelled.labels / 9)) if labelled.labels > 9 else 1
         self.numbers = np.arange(least, least + labelled.labels)
+        self.labels = [str(number) for number in self.numbers]
 
     def available(self) -> int:
         """Returns the number of questions."""
@@ -133,23 +134,31 @@ class LabelTree:
         return np.array([sum(by_path[path[: i + 1]] for i in range(len(path))) for path in self.paths])
 
 
-class ManyShotTask(RulerTask):
-    """Many-shot classification.
+class LabelTask(RulerTask):
+    """A question whose answer is one of a few labels.
 
     Metrics at each length: `exact_match`, whether the right label is the most probable of all; `answer_nll`, its
-    negative log-likelihood among them in nats; `chance`, the share of one label.
+    negative log-likelihood among them in nats; `chance`, the share of one label; and, where every length has a second
+    prompt, `retrieval_gain`, by how much the negative log-likelihood rises there.
+
+    Attributes:
+        cue: what a label stands behind.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
-    generator_class = ManyShotGenerator
     family = "recall"
     metrics: ClassVar = {"exact_match": True, "answer_nll": False, "chance": True}
-    generator: ManyShotGenerator
+    cue: ClassVar = CUE
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """All labels, as they stand behind a space."""
+        return self.generator.labels  # type: ignore[attr-defined,no-any-return]
 
     def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes a request for each place where labels part, at each length; with most tokenizers that is one."""
-        end = f"a{frame.middle}{CUE}{frame.tail}"
-        ended = [end, *(f"{end} {number}" for number in self.generator.numbers)]
+        end = f"a{frame.middle}{self.cue}{frame.tail}"
+        ended = [end, *(f"{end} {label}" for label in self.labels)]
         alone, *behind = self.counter.encode(ended, special_tokens=False)
         shared, trunk = shared_start([alone, *behind]), behind[0][: shared_start(behind)]
         self.tree = LabelTree([tuple(tokens[len(trunk) :]) for tokens in behind])
@@ -163,18 +172,29 @@ class ManyShotTask(RulerTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
-        right = int(doc["references"][0]) - int(self.generator.numbers[0])
-        places = len(self.tree.next_of)
-        scores: dict[str, float] = {}
-        for number, length in enumerate(doc["lengths"]):
-            of_length = results[number * places : (number + 1) * places]
-            for result in of_length:
+        right, places = self.labels.index(doc["references"][0]), len(self.tree.next_of)
+        scored = []
+        for first in range(0, len(results), places):
+            of_prompt = results[first : first + places]
+            for result in of_prompt:
                 split_answers(result, np.array([len(result.logprobs)]), null=self.records_null)
-            logprobs = self.tree.logprobs(of_length)
+            logprobs = self.tree.logprobs(of_prompt)
             nll = exact = math.nan
             if not np.isnan(logprobs).any():
                 nll = float(np.logaddexp.reduce(logprobs) - logprobs[right])
                 exact = float(logprobs.argmax() == right)
-            values = (exact, nll, 1.0 / len(logprobs))
+            scored.append((nll, exact))
+        each = len(scored) // len(doc["lengths"])
+        scores: dict[str, float] = {}
+        for number, length in enumerate(doc["lengths"]):
+            (nll, exact), *control = scored[number * each : (number + 1) * each]
+            gains = [without - nll for without, _ in control]
+            values = (exact, nll, 1.0 / len(self.labels), *gains)
             scores |= {metric_key(metric, length): value for metric, value in zip(self.metrics, values, strict=True)}
         return scores
+
+
+class ManyShotTask(LabelTask):
+    """Many-shot classification."""
+
+    generator_class = ManyShotGenerator

@@ -8,7 +8,7 @@ from sbeval.settings import MOST_COUNTED, Count, Counted, Counts, Expected, Path
 from sbeval.tasks.metadata import SampleOptions, doublings
 from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.recall.sequences import LENGTH_TOKENS, PAIRS, VOCABULARY
-from sbeval.tasks.ruler.options import RulerOptions
+from sbeval.tasks.ruler.options import PlacedOptions, RulerOptions
 
 CUE_WORDS = 3
 SHORTEST_DISTANCE = 128
@@ -91,6 +91,30 @@ class ManyShotOptions(RulerOptions):
     examples_file: PathText | None = Field(
         default=None, description="Labelled texts of sb_many_shot_file, with the columns text and label."
     )
+
+
+class AssociationOptions(PlacedOptions):
+    """Options of needles that share no word with their question."""
+
+    type_haystack: Literal["noise", "essay"] = Field(description="What the sentences about people lie in.")
+    people: Annotated[int, whole(2)] = Field(description="People in the text, one of them asked for.")
+    associations: PathText | None = Field(
+        default=None,
+        description='A .jsonl of {"shown", "asked"}, such as "the Louvre" and "Paris"; None takes the packaged list.',
+    )
+
+
+class TurnsOptions(PlacedOptions):
+    """Options of the n-th of several same-looking turns."""
+
+    same_turns: Annotated[int, whole(2)] = Field(description="Turns with the same request, one of them asked for.")
+
+
+class LongBenchOptions(RulerOptions):
+    """Options of LongBench v2."""
+
+    stratum: Literal["short", "medium", "long"] = Field(description="Which of its texts.")
+    longbench2: PathText | None = Field(default=None, description="Local copy of LongBench v2; None takes the hub's.")
 
 
 def _from_two(value: Any) -> tuple[int, ...]:

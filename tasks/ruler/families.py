@@ -6,6 +6,7 @@ is scored twice: as it is, and with the needle's value replaced by another one. 
 difference.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,25 +17,20 @@ from sbeval.errors import UserError
 from sbeval.results.records import metric_key
 from sbeval.scoring.requests import TargetSequence
 from sbeval.tasks.base import Numbered
-from sbeval.tasks.draws import draw_distinct, log_count, seeded_random
+from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.recall.task import split_answers
-from sbeval.tasks.ruler.drafts import Frame
-from sbeval.tasks.ruler.niah import NiahGenerator, VtGenerator
-from sbeval.tasks.ruler.options import NiahOptions
+from sbeval.tasks.ruler.drafts import Frame, Generator
+from sbeval.tasks.ruler.niah import NeedleGenerator, NiahGenerator, VtGenerator
 from sbeval.tasks.ruler.qa import QaGenerator
 from sbeval.tasks.ruler.task import Fits, RulerTask, string_match_part
 from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
-from sbeval.tasks.tokens import TokenCounter, shared_start
-
-_TAIL_CHARACTERS = 400
+from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter, shared_start
 
 
 class NiahTask(RulerTask):
     """Needles in a haystack."""
 
-    generator_class = NiahGenerator
-    options: NiahOptions
-    generator: NiahGenerator
+    generator_class: ClassVar[type[Generator]] = NiahGenerator
 
 
 class VtTask(RulerTask):
@@ -76,48 +72,50 @@ class ForcedNiahTask(NiahTask):
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
     family = "recall"
     metrics: ClassVar = {"answer_nll": False, "retrieval_gain": True, "exact_match": True, "chance_nll": False}
+    generator: NeedleGenerator
 
-    def make_generator(self, name: str) -> NiahGenerator:
+    def make_generator(self, name: str) -> NeedleGenerator:
         """Returns the generator of the task that generates."""
         generator = super().make_generator(name.removesuffix("_forced"))
-        assert isinstance(generator, NiahGenerator)
+        assert isinstance(generator, NeedleGenerator)
         if not generator.asks_one:
             raise UserError(f"{name} scores one answer; leave num_needle_q and num_needle_v at 1.")
         return generator
 
     def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
         """Makes two requests for each length: with the needle's value, and with another one in its place."""
-        generator, kind = self.generator, self.options.type_needle_v
+        generator = self.generator
         sequences: list[TargetSequence] = []
         for _, doc in documents:
-            (value,) = doc["references"]
+            told, value = generator.given(doc["references"][0])
             rng = seeded_random(self.config.task, self.options.seed, doc["index"], "another value")
-            (other,) = draw_distinct(kind, 1, rng, {value} | generator.haystack_strings)
+            other = generator.other_value(doc["index"], value, rng)
             needle = generator.value_in_needle(value)
             for prompt in self.prompts(doc["index"], fits, frame):
                 if prompt.count(needle) != 1:
                     raise UserError(f"Expected the value {value} once in the prompt, found {prompt.count(needle)}.")
                 replaced = prompt.replace(needle, generator.value_in_needle(other))
-                sequences += [answer_sequence(self.counter, text, f" {value}") for text in (prompt, replaced)]
+                sequences += [answer_sequence(self.counter, text + told, f" {value}") for text in (prompt, replaced)]
         return self.target_requests(documents, sequences)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
-        chance = log_count(self.options.type_needle_v)
+        chance = self.generator.guess_nats()
         scores: dict[str, float] = {}
         for length, *answers in zip(doc["lengths"], results[0::2], results[1::2], strict=True):
             ((nll,), (exact,)), ((without,), _) = (
                 split_answers(answer, np.array([len(answer.logprobs)]), null=self.records_null) for answer in answers
             )
-            values = (float(nll), float(without - nll), float(exact), chance)
-            scores |= {metric_key(metric, length): value for metric, value in zip(self.metrics, values, strict=True)}
+            scored = {"answer_nll": float(nll), "retrieval_gain": float(without - nll), "exact_match": float(exact)}
+            values = {**scored, "chance_nll": chance, "chance": math.exp(-chance)}
+            scores |= {metric_key(metric, length): values[metric] for metric in self.metrics}
         return scores
 
 
 def answer_sequence(counter: TokenCounter, prompt: str, answer: str) -> TargetSequence:
     """Tokenises prompt and answer together; the answer's tokens are those that the prompt's end alone does not have."""
     (tokens,) = counter.encode([prompt + answer], special_tokens=True)
-    tail = prompt[-_TAIL_CHARACTERS:]
+    tail = prompt[-TAIL_CHARACTERS:]
     alone, together = counter.encode([tail, tail + answer], special_tokens=False)
     answer_tokens = len(together) - shared_start([alone, together])
     assert 0 < answer_tokens < len(tokens)

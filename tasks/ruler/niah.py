@@ -6,17 +6,17 @@ import itertools
 import random
 import string
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.errors import UserError
-from sbeval.tasks.draws import distinct, draw, draw_distinct, seeded_order, seeded_random
+from sbeval.tasks.draws import distinct, draw, draw_distinct, log_count, seeded_order, seeded_random
 from sbeval.tasks.ruler.drafts import Generator, HaystackDraft, Insert, Steps, with_inserts
 from sbeval.tasks.ruler.haystacks import Haystack, LineHaystack, NoiseHaystack, running_totals
-from sbeval.tasks.ruler.options import NiahOptions, VtOptions
+from sbeval.tasks.ruler.options import NiahOptions, RulerOptions, VtOptions
 from sbeval.tasks.ruler.texts import load_essays
 from sbeval.tasks.ruler.wording import TaskWording, niah_wording, task_wording
 
@@ -37,12 +37,12 @@ class HaystackGenerator(Generator):
         step_lines: lines of a step of NVIDIA's scripts from `SHORT_TOKENS` on.
     """
 
-    options: NiahOptions | VtOptions
+    options: Any
     step_lines: int
 
-    def __init__(self, options: NiahOptions | VtOptions, **setting: Any) -> None:
+    def __init__(self, options: RulerOptions, **setting: Any) -> None:
         super().__init__(options, **setting)
-        self._inline = options.type_haystack == "essay"
+        self._inline = getattr(options, "type_haystack", None) == "essay"
         self._drafts: dict[int, HaystackDraft] = {}
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
@@ -73,11 +73,49 @@ class HaystackGenerator(Generator):
         return NoiseHaystack(line=line, line_tokens=int(self.counter.count_pieces([line])[0]))
 
 
-class NiahGenerator(HaystackGenerator):
+class NeedleGenerator(HaystackGenerator):
+    """Makes samples whose answers stand in needles.
+
+    Attributes:
+        asks_one: whether there is one answer, which can be scored under a model and replaced in its needle.
+    """
+
+    asks_one = True
+    step_lines = 25
+
+    @abstractmethod
+    def value_in_needle(self, value: str) -> str:
+        """Returns a value as its needle shows it, and as nothing else in a prompt does."""
+
+    @abstractmethod
+    def other_value(self, index: int, value: str, rng: random.Random) -> str:
+        """Draws a value that is nowhere in sample `index`."""
+
+    @abstractmethod
+    def guess_nats(self) -> float:
+        """Returns the NLL of a guess, in nats."""
+
+    def given(self, reference: str) -> tuple[str, str]:
+        """Returns what the prompt of a scored answer tells of the reference, and the answer that remains."""
+        return "", reference
+
+    def placed(self, index: int, needles: Sequence[str], asked: Container[int], first: int) -> list[Insert]:
+        """Places needles, of which those asked for are recorded; the depths that are set are those of the first."""
+        fractions = self._depths(seeded_random(*self._name, index, "depths"), len(needles))
+        if (depths := self.options.depths) is not None:
+            fractions[first] = depths[index % len(depths)] / 100
+        end = "" if self._inline else "\n"
+        inserts = [
+            Insert(text=needle + end, fraction=fraction, asked=number in asked)
+            for number, (needle, fraction) in enumerate(zip(needles, fractions, strict=True))
+        ]
+        return sorted(inserts, key=lambda insert: insert.fraction)
+
+
+class NiahGenerator(NeedleGenerator):
     """Makes the samples of one needle task."""
 
     options: NiahOptions
-    step_lines = 25
 
     def __init__(self, options: NiahOptions, *, task: str, **setting: Any) -> None:
         super().__init__(options, task=task, **setting)
@@ -94,6 +132,14 @@ class NiahGenerator(HaystackGenerator):
     def value_in_needle(self, value: str) -> str:
         """Returns a value as its needle shows it, and as nothing else in a prompt does."""
         return f": {value}."
+
+    def other_value(self, index: int, value: str, rng: random.Random) -> str:
+        """Draws a value that is nowhere in the sample."""
+        return draw_distinct(self.options.type_needle_v, 1, rng, {value} | self.haystack_strings)[0]
+
+    def guess_nats(self) -> float:
+        """Returns the NLL of a guess among all values."""
+        return log_count(self.options.type_needle_v)
 
     def _make(self, index: int) -> HaystackDraft:
         rng = seeded_random(*self._name, index, "needles")
@@ -114,7 +160,12 @@ class NiahGenerator(HaystackGenerator):
             opening=[opening.format(type_needle_v=noun)],
             closing=("\n" if self._inline else "") + closing.removeprefix("\n").format(type_needle_v=noun, query=query),
             haystack=self._make_haystack(index),
-            inserts=self._inserts(index, needles, asked),
+            inserts=self.placed(
+                index,
+                [self.needle(key, value) for key, value in needles],
+                {i for i, (key, _) in enumerate(needles) if key in asked},
+                next(i for i, (key, _) in enumerate(needles) if key == asked[0]),
+            ),
             least_units=len(needles),
             most_units=POOL_LINES if self.options.type_haystack == "needle" else None,
             counter=self.counter,
@@ -153,22 +204,6 @@ class NiahGenerator(HaystackGenerator):
         lines, _, tokens = self._pool
         order = seeded_order(len(lines), *self._name, index, "haystack")
         return LineHaystack(pool=lines, order=order, cumulative_tokens=running_totals(tokens[order]))
-
-    def _inserts(self, index: int, needles: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[Insert]:
-        end = "" if self._inline else "\n"
-        inserts = [
-            Insert(text=self.needle(key, value) + end, fraction=fraction, asked=key in asked)
-            for (key, value), fraction in zip(needles, self._fractions(index, needles, asked), strict=True)
-        ]
-        return sorted(inserts, key=lambda insert: insert.fraction)
-
-    def _fractions(self, index: int, needles: Sequence[tuple[str, Any]], asked: Sequence[str]) -> list[float]:
-        """Returns the relative depth of each needle, in the order of `needles`."""
-        fractions = self._depths(seeded_random(*self._name, index, "depths"), len(needles))
-        if (depths := self.options.depths) is not None:
-            depth = depths[index % len(depths)] / 100
-            fractions[next(i for i, (key, _) in enumerate(needles) if key == asked[0])] = depth
-        return fractions
 
 
 class VtGenerator(HaystackGenerator):

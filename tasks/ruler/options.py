@@ -57,8 +57,8 @@ def _depths(value: Any) -> tuple[float, ...] | None:
     return tuple(round(100 * i / (count - 1), 6) for i in range(count))
 
 
-class NiahOptions(RulerOptions):
-    """Options of a needle task."""
+class PlacedOptions(RulerOptions):
+    """Options of tasks whose needles have depths."""
 
     depths: Annotated[
         tuple[float, ...] | None,
@@ -68,6 +68,11 @@ class NiahOptions(RulerOptions):
         description="Depths in percent that the samples' first asked needle goes through in turn: a list of them, a "
         f'number of depths spread evenly, "grid" for {GRID_DEPTHS}, or "random" for RULER\'s random depths.',
     )
+
+
+class NiahOptions(PlacedOptions):
+    """Options of a needle task."""
+
     type_haystack: Literal["noise", "needle", "essay"] = Field(description="What the needles lie in.")
     type_needle_k: NeedleType = Field(description="What keys are.")
     type_needle_v: NeedleType = Field(description="What values are.")

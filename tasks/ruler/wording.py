@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
+from sbeval.foreign_files import parse_task_yaml
 from sbeval.tasks.packaged import lm_eval_tasks
 
 
@@ -130,6 +131,21 @@ def task_wording(task: str) -> TaskWording:
 def qa_document() -> str:
     """Reads how one document is shown, with `{i}` and `{document}` open."""
     return str(_assigned("qa_utils", "DOCUMENT_PROMPT"))
+
+
+@functools.cache
+def long_bench_wording() -> tuple[str, str, str, list[str]]:
+    """Reads what stands before a text of LongBench v2, a Jinja template of what stands behind, data set and configs."""
+    folder = (lm_eval_tasks() or Path()) / "longbench2"
+    try:
+        common = parse_task_yaml((folder / "_longbench_common_yaml").read_text(encoding="utf-8"))
+        opening, closing = common["doc_to_text"].split("{{context}}")
+        tasks = [parse_task_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("[!_]*.yaml"))]
+        return opening, closing, common["dataset_path"], [task["dataset_name"] for task in tasks]
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(
+            f"Expected the wording of LongBench v2 in {folder}, found none: install lm-eval 0.4.13."
+        ) from error
 
 
 def qa_source(dataset: str) -> str:

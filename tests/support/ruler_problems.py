@@ -18,7 +18,7 @@ NIAH = (
     *("sb_niah_multivalue", "sb_niah_multiquery"),
 )
 TASKS = (*NIAH, "sb_ruler_vt", "sb_ruler_cwe", "sb_ruler_fwe", "sb_ruler_qa_squad", "sb_ruler_qa_hotpot")
-FILLED = (*TASKS, "sb_json_kv", "sb_many_shot_file")
+FILLED = (*TASKS, "sb_json_kv", "sb_many_shot_file", "sb_association", "sb_turns", "sb_longbench2_short")
 """Tasks whose prompts are filled to a length."""
 KINDS = ("byte_level_bpe", "sentencepiece", "character")
 
@@ -90,6 +90,18 @@ def write_labelled(path: Path, *, labels: int = 12, rows: int = 240) -> Path:
     return path
 
 
+def write_long_bench(path: Path, rows: int = 60) -> Path:
+    """Writes questions in the layout of LongBench v2, on texts that name the answer at their end."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(rows):
+            text = " ".join(_SENTENCES[(number + i) % len(_SENTENCES)] for i in range(40 * (1 + number % 5)))
+            choices = {f"choice_{letter}": f"{letter.lower()}{number}" for letter in "ABCD"}
+            right = "ABCD"[number % 4]
+            row = {"context": f"{text} It is {right}.", "question": f"Which is {number}?", "answer": right, **choices}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
 def byte_level_bpe(
     texts: list[str], vocabulary: int, *, adds_bos: bool, **special: str
 ) -> transformers.PreTrainedTokenizerFast:
@@ -144,7 +156,8 @@ def write_inputs(folder: Path) -> dict[str, Any]:
         make_tokenizer(kind, texts).save_pretrained(folder / kind)
     squad, hotpot = write_squad(folder / "squad.json"), write_hotpot(folder / "hotpot.json")
     write_labelled(folder / "labelled.jsonl")
-    return {"essays": str(essays), "squad": str(squad), "hotpot": str(hotpot)}
+    long_bench = write_long_bench(folder / "longbench2.jsonl")
+    return {"essays": str(essays), "squad": str(squad), "hotpot": str(hotpot), "longbench2": str(long_bench)}
 
 
 def task_manager(metadata: dict[str, Any] | None = None) -> TaskManager:

@@ -1,0 +1,117 @@
+"""LongBench v2: questions on long texts with four choices, scored by log-likelihood in one forward pass.
+
+After Bai et al., *LongBench v2* (arXiv 2412.15204), with lm-eval's data and words. As there, a text that does not fit
+loses its middle, and every question is asked a second time without its text.
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jinja2
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+from sbeval.tasks.draws import seeded_order
+from sbeval.tasks.recall.many_shot import LabelTask
+from sbeval.tasks.recall.options import LongBenchOptions
+from sbeval.tasks.recall.questions import LETTERS, Question, load_questions
+from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
+from sbeval.tasks.ruler.task import Fits
+from sbeval.tasks.ruler.wording import long_bench_wording
+from sbeval.tasks.tokens import TokenCounter
+
+_CUE = "Answer:"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CutDraft(Draft):
+    """A text whose middle is left out; a unit is one of its tokens.
+
+    Attributes:
+        starts: first character of each token, int64.
+        stops: the character behind each, int64.
+    """
+
+    text: str
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    counter: TokenCounter
+
+    def body(self, units: int) -> str:
+        """Returns the first and the last tokens."""
+        if units >= len(self.starts):
+            return self.text
+        first, last = (units + 1) // 2, len(self.starts) - units // 2
+        begin = self.text[: self.stops[first - 1]] if first else ""
+        return begin + (self.text[self.starts[last] :] if last < len(self.starts) else "")
+
+    def body_tokens(self, units: int) -> int:
+        """Counts the tokens of what is left of the text."""
+        before, after = self.body_ends()
+        around, whole = self.counter.encode([before + after, before + self.body(units) + after], special_tokens=False)
+        return len(whole) - len(around)
+
+    def units_within(self, tokens: int) -> int:
+        """Returns how many tokens can be left, counted as the two ends join."""
+        units = min(max(0, tokens), len(self.starts))
+        while units > 0 and (over := self.body_tokens(units) - tokens) > 0:
+            units = max(0, units - over)
+        return units
+
+
+class LongBenchGenerator(Generator):
+    """Makes the samples of one stratum, in an order that the seed draws."""
+
+    options: LongBenchOptions
+    labels = LETTERS
+
+    @functools.cached_property
+    def _questions(self) -> list[Question]:
+        known = [entry for entry in load_questions(self.options.longbench2)[0] if entry.stratum == self.options.stratum]
+        return [known[i] for i in seeded_order(len(known), *self._name, "questions")]
+
+    def available(self) -> int:
+        """Returns the number of questions."""
+        if not self.counter.tokenizer.is_fast:
+            raise UserError("LongBench v2 needs a tokenizer that tells character offsets; give a fast one.")
+        if not self._questions:
+            raise UserError(f"Expected {self.options.stratum} texts in LongBench v2, found none: run another stratum.")
+        return len(self._questions)
+
+    def draft(self, index: int, context_length: int) -> CutDraft:
+        """Makes sample `index`."""
+        return self._draft(index)
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - lives as long as its task
+    def _draft(self, index: int) -> CutDraft:
+        entry, (opening, behind, *_) = self._questions[index], long_bench_wording()
+        closing = jinja2.Template(behind).render(question=entry.question, choices=entry.choices)
+        _, starts, stops = self.counter.encode_with_offsets(entry.text)
+        inside = stops > starts
+        return CutDraft(
+            references=[entry.right],
+            answer_prefix=_CUE,
+            opening=[opening],
+            closing=closing.removesuffix(_CUE),
+            least_units=0,
+            most_units=int(inside.sum()),
+            text=entry.text,
+            starts=starts[inside],
+            stops=stops[inside],
+            counter=self.counter,
+        )
+
+
+class LongBenchTask(LabelTask):
+    """Questions of one stratum of LongBench v2, with the text and without it."""
+
+    generator_class = LongBenchGenerator
+    metrics: ClassVar = {**LabelTask.metrics, "retrieval_gain": True}
+    cue: ClassVar = _CUE
+
+    def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
+        """Adds the same question without its text behind every prompt."""
+        without = prompt_text(self.generator.draft(index, self.lengths[0]), 0, frame)
+        return [prompt for whole in super().prompts(index, fits, frame) for prompt in (whole, without)]

@@ -1,0 +1,101 @@
+"""What harder retrieval asks: questions one association away from their needle, and LongBench v2's."""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sbeval.corpora import local_pairs
+from sbeval.errors import UserError
+from sbeval.hub_names import local_path
+from sbeval.tasks.recall.labelled import local_splits
+from sbeval.tasks.ruler.texts import load_from_hub
+from sbeval.tasks.ruler.wording import long_bench_wording
+
+_PLACES = (
+    "the Eiffel Tower=France|the Colosseum=Italy|the Brandenburg Gate=Germany|the Acropolis=Greece|Big Ben=England|"
+    "the Kremlin=Russia|the Taj Mahal=India|the Great Pyramid=Egypt|Mount Fuji=Japan|Machu Picchu=Peru|"
+    "the Statue of Liberty=America|the Sagrada Familia=Spain|the Little Mermaid statue=Denmark|Angkor Wat=Cambodia|"
+    "the Hagia Sophia=Turkey|the Forbidden City=China|the ruins of Petra=Jordan|Table Mountain=South Africa|"
+    "the Blue Lagoon spa=Iceland|the Atomium=Belgium|the Charles Bridge=Czechia|the Anne Frank House=Netherlands|"
+    "the Sydney Opera House=Australia|the Christ statue on Corcovado=Brazil|the Matterhorn=Switzerland|"
+    "the Cliffs of Moher=Ireland|Borobudur temple=Indonesia|the Petronas Towers=Malaysia|Chichen Itza=Mexico|"
+    "the CN Tower=Canada|the Marina Bay Sands hotel=Singapore|the Belem Tower=Portugal"
+)
+QUESTION = "Question: Who in this text has already visited {asked}?"
+LETTERS = ("A", "B", "C", "D")
+_STRATA = {"short": 32_000, "medium": 128_000}
+"""Words that a text has at most, where a data set does not name its stratum; all others are long."""
+
+
+def words(text: str) -> set[str]:
+    """Returns the words of a text in small letters."""
+    return set(re.findall(r"\w+", text.lower()))
+
+
+def needle(person: str, shown: str) -> str:
+    """Returns a sentence about a person."""
+    return f"{person} lives beside {shown}."
+
+
+@functools.cache
+def associations(path: str | None) -> tuple[Mapping[str, str], str]:
+    """Returns what is shown by what is asked, without a word in common, from a file or the list here, and its hash.
+
+    Raises:
+        UserError: a needle shares a word with its question.
+    """
+    if path is None:
+        listed = dict(pair.split("=")[::-1] for pair in _PLACES.split("|"))
+    else:
+        listed = {asked: shown for _, shown, asked in local_pairs(Path(local_path(path)), "shown", "asked")}
+    for asked, shown in listed.items():
+        if shared := words(needle("", shown)) & words(QUESTION.format(asked=asked)):
+            expected = "Expected associations that share no word with their question"
+            raise UserError(f"{expected}, found {sorted(shared)} in {shown!r} and {asked!r}: change one of the two.")
+    return listed, hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+class Question(NamedTuple):
+    """One question on a text, and which of its choices is right."""
+
+    text: str
+    question: str
+    choices: Sequence[str]
+    right: str
+    stratum: str
+
+
+@functools.lru_cache(maxsize=2)
+def load_questions(path: str | None) -> tuple[list[Question], str, str]:
+    """Returns the questions of a local copy, or of the hub's where no path is given, their hash, and where they lie.
+
+    Raises:
+        UserError: there are none, or they have another layout.
+    """
+    *_, dataset, configs = long_bench_wording()
+    if path:
+        tables = list(local_splits(path, "longbench2", "LongBench v2").values())
+    else:
+        tables = [load_from_hub("longbench2", "PATH", dataset, config)["train"] for config in configs]
+    where = path or dataset
+    try:
+        questions = [_question(row) for table in tables for row in table]
+    except (KeyError, IndexError, TypeError) as error:
+        expected = f"Expected context, question, choices and answer in {where}"
+        raise UserError(f"{expected}, found another layout ({error!r}): name a copy of LongBench v2.") from error
+    digest = hashlib.sha256("\x1e".join(map(repr, questions)).encode("utf-8", "surrogatepass")).hexdigest()
+    return questions, digest, where
+
+
+def _question(row: Mapping[str, Any]) -> Question:
+    """Reads a row as lm-eval's data have it, or as the authors' have."""
+    choices = row["choices"] if "choices" in row else [row[f"choice_{letter}"] for letter in LETTERS]
+    answer = row["answer"]
+    right = answer if answer in LETTERS else LETTERS[int(answer)]
+    size = len(row["context"].split())
+    stratum = row.get("length") or next((name for name, most in _STRATA.items() if size <= most), "long")
+    return Question(row["context"], row["question"], [choices[i] for i in range(len(LETTERS))], right, stratum)

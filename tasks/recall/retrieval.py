@@ -1,0 +1,173 @@
+"""Harder retrieval: needles that share no word with their question, and the n-th of several turns that look the same.
+
+After Modarressi et al., *NoLiMa* (arXiv 2502.05167): one step of association leads from the question to the needle. And
+after MRCR of Vodrahalli et al., *Michelangelo* (arXiv 2409.12640), which asks for the n-th of several replies to one
+request; scores are those of OpenAI's data set of that name. The words and lists are this project's.
+"""
+
+import difflib
+import functools
+import math
+import random
+import string
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbeval.errors import UserError
+from sbeval.tasks.draws import distinct, seeded_order, seeded_random, short_nouns
+from sbeval.tasks.recall.options import AssociationOptions, TurnsOptions
+from sbeval.tasks.recall.questions import QUESTION, associations, needle
+from sbeval.tasks.ruler.drafts import HaystackDraft
+from sbeval.tasks.ruler.families import ForcedNiahTask, NiahTask
+from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
+from sbeval.tasks.ruler.niah import DEPTHS, NeedleGenerator
+
+_NAMES = (
+    "Alice Boris Carmen Dimitri Elena Farid Greta Hassan Ingrid Jamal Katya Lorenzo Mei Nadia Oskar Priya Quentin Rosa "
+    "Stefan Tomoko Ursula Viktor Wanda Xavier Yusuf Zelda Anders Bianca Cedric Dolores Emil Fatima Gustav Helga Igor "
+    "Jasmine Klaus Leila Magnus Noor"
+)
+_PEOPLE = _NAMES.split()
+_FORMS = ("poem", "story", "letter", "song", "riddle", "speech", "joke", "prayer")
+_REPLY_WORDS, _CODE_LETTERS, _POOL_TURNS = 8, 10, 16384
+
+
+class AssociationGenerator(NeedleGenerator):
+    """Makes samples in which people live beside places, and one who has been in a country is asked for."""
+
+    options: AssociationOptions
+
+    def __init__(self, options: AssociationOptions, *, task: str, **setting: Any) -> None:
+        super().__init__(options, task=task, **setting)
+        self._shown, _ = associations(options.associations)
+        most = min(len(self._shown), len(_PEOPLE) - 1, len(DEPTHS))
+        if options.people > most:
+            raise UserError(f"{task} has {most} people at most with these associations; ask for fewer people.")
+
+    def value_in_needle(self, value: str) -> str:
+        """Returns a person with the words behind."""
+        return needle(value, "")[:-1]
+
+    def other_value(self, index: int, value: str, rng: random.Random) -> str:
+        """Draws somebody who is not in the sample."""
+        return rng.choice([person for person in _PEOPLE if person not in self._drawn(index)[1]])
+
+    def guess_nats(self) -> float:
+        """Returns the NLL of a guess among the people of a sample."""
+        return math.log(self.options.people)
+
+    def _drawn(self, index: int) -> tuple[list[str], list[str]]:
+        """Returns what could be asked, and people, the first of each asked for."""
+        rng, count = seeded_random(*self._name, index, "needles"), self.options.people
+        return rng.sample(sorted(self._shown), count), rng.sample(_PEOPLE, count)
+
+    def _make(self, index: int) -> HaystackDraft:
+        places, people = self._drawn(index)
+        needles = [needle(person, self._shown[place]) for person, place in zip(people, places, strict=True)]
+        return HaystackDraft(
+            references=people[:1],
+            answer_prefix="Answer:",
+            opening=["Read this text, which says where some people live.\n"],
+            closing=("\n" if self._inline else "") + QUESTION.format(asked=places[0]),
+            haystack=self._shared_haystack,
+            inserts=self.placed(index, needles, {0}, 0),
+            least_units=len(needles),
+            counter=self.counter,
+        )
+
+
+class TurnsGenerator(NeedleGenerator):
+    """Makes samples of requests and replies, several of which look the same; the reply to the n-th is asked for."""
+
+    options: TurnsOptions
+
+    def value_in_needle(self, value: str) -> str:
+        """Returns a reply as its turn shows it."""
+        return f" Reply: {value}"
+
+    def other_value(self, index: int, value: str, rng: random.Random) -> str:
+        """Draws another reply."""
+        return _reply(rng)
+
+    def guess_nats(self) -> float:
+        """Returns the NLL of a guess among the turns that look the same."""
+        return math.log(self.options.same_turns)
+
+    def given(self, reference: str) -> tuple[str, str]:
+        """Returns the code that an answer begins with, and the reply."""
+        code, _, reply = reference.partition(" ")
+        return f" {code}", reply
+
+    @functools.cached_property
+    def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Turns about every second noun, which no sample asks for, and their tokens."""
+        rng, nouns = seeded_random(*self._name, "pool"), short_nouns()[::2]
+        lines = [_turn(_request(rng, nouns), _reply(rng)) + "\n" for _ in range(_POOL_TURNS)]
+        return lines, self.counter.count_pool(lines)
+
+    def _make(self, index: int) -> HaystackDraft:
+        rng, count = seeded_random(*self._name, index, "turns"), self.options.same_turns
+        request, replies = _request(rng, short_nouns()[1::2]), distinct(count, lambda: _reply(rng))
+        code = "".join(rng.choices(string.ascii_letters + string.digits, k=_CODE_LETTERS))
+        inserts = self.placed(index, [_turn(request, reply) for reply in replies], {0}, 0)
+        place = 1 + next(number for number, insert in enumerate(inserts) if insert.asked)
+        lines, tokens = self._pool
+        order = seeded_order(len(lines), *self._name, index, "haystack")
+        return HaystackDraft(
+            references=[f"{code} {replies[0]}"],
+            answer_prefix="Reply:",
+            opening=["These are requests, each with its reply.\n"],
+            closing=f"Request: write {code} and then, word for word, reply {place} of the {count} to: {request}.",
+            haystack=LineHaystack(pool=lines, order=order, cumulative_tokens=running_totals(tokens[order])),
+            inserts=inserts,
+            least_units=count,
+            most_units=len(lines),
+            counter=self.counter,
+        )
+
+
+def _request(rng: random.Random, nouns: Sequence[str]) -> str:
+    return f"write a {rng.choice(_FORMS)} about the word {rng.choice(nouns)}"
+
+
+def _reply(rng: random.Random) -> str:
+    return " ".join(rng.choices(short_nouns(), k=_REPLY_WORDS)) + "."
+
+
+def _turn(request: str, reply: str) -> str:
+    return f"Request: {request}. Reply: {reply}"
+
+
+class AssociationTask(NiahTask):
+    """A needle that shares no word with its question, by generation; the answer holds the name."""
+
+    generator_class = AssociationGenerator
+
+
+class TurnsTask(NiahTask):
+    """The reply to the n-th of several same-looking requests, by generation; scored as OpenAI-MRCR is."""
+
+    generator_class = TurnsGenerator
+
+    def score(self, answer: str, references: Sequence[str]) -> float:
+        """Returns how alike answer and reply are, 0 to 1, and 0 where the answer does not begin with the code."""
+        code, _, _ = references[0].partition(" ")
+        if not answer.startswith(code):
+            return 0.0
+        without = [text.removeprefix(code) for text in (answer, references[0])]
+        return difflib.SequenceMatcher(None, without[0], without[1]).ratio()
+
+
+class ForcedAssociationTask(ForcedNiahTask, AssociationTask):
+    """The same prompts, the name scored under the model in one forward pass; a guess is one of the sample's people."""
+
+    metrics: ClassVar = {**ForcedNiahTask.metrics, "chance": True}
+
+
+class ForcedTurnsTask(ForcedNiahTask, TurnsTask):
+    """The same prompts with the code, the reply scored in one forward pass; a guess is one of the turns alike."""
+
+    metrics: ClassVar = {**ForcedNiahTask.metrics, "chance": True}
