@@ -13,7 +13,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from sbeval.checkpoints.facts import checkpoint_format, positive, text_config, training_length_tokens
+from sbeval.checkpoints.facts import (
+    checkpoint_format,
+    declared_length_tokens,
+    positive,
+    text_config,
+    training_length_tokens,
+)
 from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
@@ -107,6 +113,7 @@ def model_record(lm: Any) -> ModelRecord:
         checkpoint_sha256=_read(lambda: weights_sha256(Path(folder))) if folder else None,
         inputs=(_read(lambda: model_parts(lm)) or {}) if pretrained else {},
         training_length_tokens=lm.options.training_length or training_length_tokens(config),
+        declared_length_tokens=declared_length_tokens(config),
         extended_from=getattr(config, "extended_from", None),
         attention=loaded.attention if loaded else attention,
         sliding_window=positive(getattr(config, "sliding_window", None)),

@@ -8,8 +8,9 @@ import datetime
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
@@ -23,6 +24,7 @@ from sbeval.reports.analyse.overview import BRACKETS, HEADER, caveats, side_by_s
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
+from sbeval.reports.figures.lengths import on_axis
 from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.kinds import answers, curves, differences, needles, positions, recall, ruler, runs, spans, suite
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
@@ -153,6 +155,7 @@ def build_report(
     baseline: str | None = None,
     only: Iterable[str] = (),
     image_formats: Iterable[str] = IMAGE_FORMATS,
+    axis: str = "tokens",
     replace: bool = False,
 ) -> Path:
     """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
@@ -165,6 +168,7 @@ def build_report(
         baseline: model that differences are taken against; the first RoPE model if None.
         only: names or patterns of models and tasks to show; everything if empty.
         image_formats: which image files to write beside the page, of png, svg and pdf.
+        axis: of lengths in image files, and the one the page begins with: "tokens", or one of `lengths.UNITS`.
         replace: move files that lie in the way, and that no report wrote, aside.
 
     Raises:
@@ -184,10 +188,14 @@ def build_report(
         for name in ("figures", "latex"):
             (part / name).mkdir()
         with ImageWriter(part / "figures", image_formats) as writer:
-            report = assemble(results, baseline=baseline, publish=writer.publish, folder=folder)
+
+            def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
+                return writer.publish(on_axis(spec, axis), stem)
+
+            report = assemble(results, baseline=baseline, publish=publish, folder=folder)
             write_tables(every_seed, report, part, title=heading)
             images = writer.svgs()
-        page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images)
+        page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images, axis=axis)
         (part / PAGE).write_text(page, encoding="utf-8")
         add_manifest(part, folder, replace=replace)
     return folder / PAGE

@@ -17,6 +17,7 @@ from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
 from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lengths import UNITS, axes_of
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.files import Notes
@@ -212,6 +213,13 @@ class Section:
     tables: tuple[Table, ...] = ()
     folds: tuple[Fold, ...] = ()
     remarks: tuple[Fact, ...] = ()
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The axes of lengths that some figure has, to their names, for the switch."""
+        units = {unit for figure in self.figures for spec in figure.variants.values() for unit in axes_of(spec)}
+        words = {unit: f"\N{MULTIPLICATION SIGN} {name}" for unit, name in UNITS.items() if unit in units}
+        return {"tokens": "Tokens", **words} if words else {}
 
     @property
     def first_row(self) -> tuple[Figure, ...]:

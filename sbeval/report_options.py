@@ -7,6 +7,9 @@ OUTPUT = typer.Option("--output", "-o", help="Folder for index.html, figures and
 LABEL = typer.Option(metavar="OLD=NEW", help="Show the model OLD under the name NEW; repeatable.")
 BASELINE = typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
 ONLY = typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
+AXIS = typer.Option(
+    help="Lengths in figures: in tokens, or in multiples of each model's training or declared length; pages can switch."
+)
 COMPARE = typer.Option(
     metavar="A B",
     help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",

@@ -106,6 +106,7 @@ def report(
     label: Annotated[list[str] | None, report_options.LABEL] = None,
     baseline: Annotated[str | None, report_options.BASELINE] = None,
     only: Annotated[list[str] | None, report_options.ONLY] = None,
+    axis: Annotated[Literal["tokens", "training", "declared"], report_options.AXIS] = "tokens",
     watch: Annotated[bool, typer.Option("--watch", help="Build again whenever a results file appears.")] = False,
     compare: Annotated[tuple[str, str] | None, report_options.COMPARE] = None,
     fail_if_worse: Annotated[bool, report_options.FAIL_IF_WORSE] = False,
@@ -137,7 +138,8 @@ def report(
         raise UserError("Expected results files or folders that hold some, found none: name at least one.")
 
     def build() -> Path:
-        page = _build_report(paths, output, title, labels=labels, baseline=baseline, only=only or [], replace=replace)
+        shown: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "replace": replace}
+        page = _build_report(paths, output, title, labels=labels, **shown)
         if any(where.values()):
             datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
             chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}

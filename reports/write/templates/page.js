@@ -6,7 +6,9 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const hidden = new Set();
   const views = new Map();
-  let metric = document.querySelector(".segmented input:checked")?.value ?? "nll";
+  const chosen = (kind) => document.querySelector(`.${kind} input:checked`)?.value;
+  let metric = chosen("metrics") ?? "nll";
+  let axis = chosen("axes") ?? "tokens";
   document.documentElement.classList.add("js");
 
   const recoloured = (value) => {
@@ -16,6 +18,18 @@
       key,
       key === "range" && Array.isArray(item) ? item.map((colour) => themes.darkOf[colour] ?? colour) : recoloured(item),
     ]));
+  };
+
+  // as figures/lengths.py does for still pictures: every row holds its place on every axis
+  const onAxis = (value, channel) => {
+    if (Array.isArray(value)) return value.map((item) => onAxis(item, channel));
+    if (value === null || typeof value !== "object") return value;
+    if (value.scale && ["x", "label_x"].includes(value.field)) return { ...value, ...channel };
+    const changed = Object.fromEntries(Object.entries(value).map(([key, item]) => [key, onAxis(item, channel)]));
+    for (const name of ["x", "label_x", "text"]) {
+      if (`${name}_${axis}` in changed) changed[name] = changed[`${name}_${axis}`];
+    }
+    return changed;
   };
 
   const tooltip = () => ({ id: "vg-tooltip-element", disableDefaultStyle: true, theme: "sbeval", offsetX: 14, offsetY: 14 });
@@ -100,6 +114,8 @@
     const narrow = holder.clientWidth < 460;
     let spec = structuredClone(variant);
     delete spec.title;
+    const channel = spec.usermeta?.axes?.[axis];
+    if (channel) spec = onAxis({ ...spec, usermeta: {} }, channel);
     fit(spec, holder.clientWidth, narrow);
     for (const param of spec.params ?? []) {
       if (param.name === "hidden") param.value = [...hidden];
@@ -118,6 +134,7 @@
     const finding = holder.parentElement.querySelector(".finding");
     finding.textContent = figure.findings[metric] ?? figure.finding;
     holder.dataset.drawn = metric;
+    holder.dataset.axis = channel ? axis : "tokens";
   }
 
   const holders = [...document.querySelectorAll(".chart")];
@@ -143,14 +160,19 @@
     waiting = setTimeout(drawAll, 150);
   });
 
-  const switches = [...document.querySelectorAll(".segmented input")];
-  for (const input of switches) {
-    input.addEventListener("change", () => {
-      metric = input.value;
-      for (const other of switches) other.checked = other.value === metric;
-      drawAll();
-    });
-  }
+  const follow = (kind, choose) => {
+    const switches = [...document.querySelectorAll(`.${kind} input`)];
+    for (const input of switches) {
+      input.addEventListener("change", () => {
+        choose(input.value);
+        // a section without this choice stays at its own
+        for (const other of switches) if (other.value === input.value) other.checked = true;
+        drawAll();
+      });
+    }
+  };
+  follow("metrics", (value) => { metric = value; });
+  follow("axes", (value) => { axis = value; });
 
   for (const button of document.querySelectorAll(".legend button")) {
     button.addEventListener("click", () => {
