@@ -26,7 +26,19 @@ from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool
 from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.figures.lengths import on_axis
 from sbeval.reports.figures.theme import choose_looks
-from sbeval.reports.kinds import answers, curves, differences, needles, positions, recall, ruler, runs, spans, suite
+from sbeval.reports.kinds import (
+    answers,
+    curves,
+    differences,
+    maps,
+    needles,
+    positions,
+    recall,
+    ruler,
+    runs,
+    spans,
+    suite,
+)
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -39,6 +51,7 @@ from sbeval.reports.write.html import write_page
 KINDS = (
     curves.CURVES,
     positions.POSITIONS,
+    maps.MAPS,
     needles.NEEDLES,
     ruler.RULER,
     recall.RECALL,

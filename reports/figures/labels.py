@@ -62,7 +62,7 @@ def end_labels(
     if not measured:
         return []
     last = {row["setting"]: row for row in sorted(measured, key=lambda row: row["x"])}
-    transforms: dict[str, Callable[[float], float]] = {"log": math.log, "symlog": _symlog}
+    transforms: dict[str, Callable[[float], float]] = {"log": math.log, "symlog": symlog}
     drawn = transforms.get(y_scale, float)
     values = [row[key] for row in measured for key in ("y", "low", "high", "seed_low", "seed_high") if key in row]
     shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
@@ -84,7 +84,8 @@ def end_labels(
     return ends
 
 
-def _symlog(value: float) -> float:
+def symlog(value: float) -> float:
+    """Returns where a value stands on an axis that is linear around zero and logarithmic away from it."""
     return math.copysign(math.log1p(abs(value) / SYMLOG_CONSTANT), value)
 
 

@@ -13,7 +13,15 @@ from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, count_text
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
-from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS, UNLOGGED, Bin, PositionBand, position_bands
+from sbeval.reports.kinds.position_sums import (
+    BINS,
+    POSITION_SUMS,
+    UNLOGGED,
+    Bin,
+    PositionBand,
+    first_pass,
+    position_bands,
+)
 from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
 from sbeval.reports.read.results import by_model, records
 from sbeval.reports.section import Figure, Kind, Material, Section
@@ -28,7 +36,7 @@ def _section(material: Material) -> Section | None:
 
     Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
     """
-    positions, baseline = material.results[BINS], material.baseline
+    positions, baseline = first_pass(material.results[BINS]), material.baseline
     looks = material.looks_of(positions["setting"])
     if positions.empty:
         return None
