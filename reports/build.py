@@ -28,9 +28,11 @@ from sbeval.reports.figures.lengths import on_axis
 from sbeval.reports.figures.theme import choose_looks
 from sbeval.reports.kinds import (
     answers,
+    claimed,
     curves,
     differences,
     maps,
+    needed,
     needles,
     positions,
     recall,
@@ -50,6 +52,7 @@ from sbeval.reports.write.html import write_page
 
 KINDS = (
     curves.CURVES,
+    needed.NEEDED,
     positions.POSITIONS,
     maps.MAPS,
     needles.NEEDLES,
@@ -58,6 +61,7 @@ KINDS = (
     spans.SPANS,
     curves.STEPS,
     differences.NUMBERS,
+    claimed.CLAIMED,
     suite.INPUTS,
     answers.SAMPLES,
     suite.TABLES,
@@ -69,7 +73,14 @@ KINDS = (
 _CARDS_AT_MOST = 6
 
 
-def assemble(results: Results, *, baseline: str | None, publish: Publish, folder: Path) -> Report:
+def assemble(
+    results: Results,
+    *,
+    baseline: str | None,
+    publish: Publish,
+    folder: Path,
+    within_nats: float = needed.WITHIN_NATS,
+) -> Report:
     """Builds the summary and every section that the results allow.
 
     `baseline` is chosen where it is None; `folder` is where the page will stand, for links to the result files.
@@ -90,6 +101,7 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         numbers=numbers,
         folder=folder,
         publish=publish,
+        within_nats=within_nats,
     )
     sections = [kind.section(material) for kind in KINDS]
     sentences, side_by_side_rows = side_by_side(models, claims, numbers)
@@ -169,6 +181,7 @@ def build_report(
     only: Iterable[str] = (),
     image_formats: Iterable[str] = IMAGE_FORMATS,
     axis: str = "tokens",
+    within_nats: float = needed.WITHIN_NATS,
     replace: bool = False,
 ) -> Path:
     """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
@@ -182,6 +195,7 @@ def build_report(
         only: names or patterns of models and tasks to show; everything if empty.
         image_formats: which image files to write beside the page, of png, svg and pdf.
         axis: of lengths in image files, and the one the page begins with: "tokens", or one of `lengths.UNITS`.
+        within_nats: how much worse than with the longest context NLL may be where no more context is needed.
         replace: move files that lie in the way, and that no report wrote, aside.
 
     Raises:
@@ -205,7 +219,7 @@ def build_report(
             def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
                 return writer.publish(on_axis(spec, axis), stem)
 
-            report = assemble(results, baseline=baseline, publish=publish, folder=folder)
+            report = assemble(results, baseline=baseline, publish=publish, folder=folder, within_nats=within_nats)
             write_tables(every_seed, report, part, title=heading)
             images = writer.svgs()
         page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images, axis=axis)

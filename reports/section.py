@@ -270,6 +270,7 @@ class Material:
     Attributes:
         training_lengths: model label to its training length in tokens, where known.
         folder: where the page will stand, for links to the result files.
+        within_nats: how much worse than with the longest context NLL may be where no more context is needed.
     """
 
     results: Results
@@ -281,6 +282,7 @@ class Material:
     numbers: Sequence[CurveNumber]
     folder: Path
     publish: Publish
+    within_nats: float
 
     def looks_of(self, labels: Iterable[str]) -> dict[str, Look]:
         """Returns the looks of models shown together; a parent is dashed only beside its extension."""

@@ -10,6 +10,9 @@ ONLY = typer.Option(metavar="NAME", help="Name or pattern of models or tasks to 
 AXIS = typer.Option(
     help="Lengths in figures: in tokens, or in multiples of each model's training or declared length; pages can switch."
 )
+WITHIN = typer.Option(
+    metavar="NATS", min=0.0, help="How much worse than with the longest context NLL may be where no more is needed."
+)
 COMPARE = typer.Option(
     metavar="A B",
     help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",

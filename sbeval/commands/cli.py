@@ -107,6 +107,7 @@ def report(
     baseline: Annotated[str | None, report_options.BASELINE] = None,
     only: Annotated[list[str] | None, report_options.ONLY] = None,
     axis: Annotated[Literal["tokens", "training", "declared"], report_options.AXIS] = "tokens",
+    within: Annotated[float, report_options.WITHIN] = 0.01,
     watch: Annotated[bool, typer.Option("--watch", help="Build again whenever a results file appears.")] = False,
     compare: Annotated[tuple[str, str] | None, report_options.COMPARE] = None,
     fail_if_worse: Annotated[bool, report_options.FAIL_IF_WORSE] = False,
@@ -138,8 +139,8 @@ def report(
         raise UserError("Expected results files or folders that hold some, found none: name at least one.")
 
     def build() -> Path:
-        shown: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "replace": replace}
-        page = _build_report(paths, output, title, labels=labels, **shown)
+        shown: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "within_nats": within}
+        page = _build_report(paths, output, title, labels=labels, replace=replace, **shown)
         if any(where.values()):
             datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
             chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}

@@ -6,9 +6,8 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const hidden = new Set();
   const views = new Map();
-  const chosen = (kind) => document.querySelector(`.${kind} input:checked`)?.value;
-  let metric = chosen("metrics") ?? "nll";
-  let axis = chosen("axes") ?? "tokens";
+  const metrics = () => [...document.querySelectorAll(".metrics input:checked")].map((input) => input.value);
+  let axis = document.querySelector(".axes input:checked")?.value ?? "tokens";
   document.documentElement.classList.add("js");
 
   const recoloured = (value) => {
@@ -110,7 +109,9 @@
 
   async function draw(holder) {
     const figure = figures[holder.dataset.figure];
-    const variant = figure.variants[metric] ?? Object.values(figure.variants)[0];
+    const shown = metrics();
+    const metric = Object.keys(figure.variants).find((name) => shown.includes(name)) ?? Object.keys(figure.variants)[0];
+    const variant = figure.variants[metric];
     const narrow = holder.clientWidth < 460;
     let spec = structuredClone(variant);
     delete spec.title;
@@ -171,7 +172,7 @@
       });
     }
   };
-  follow("metrics", (value) => { metric = value; });
+  follow("metrics", () => {});
   follow("axes", (value) => { axis = value; });
 
   for (const button of document.querySelectorAll(".legend button")) {
