@@ -49,6 +49,7 @@ from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.section import Cell, Material, Publish, Report, Table
 from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, refuse_others, write_tables
 from sbeval.reports.write.html import write_page
+from sbeval.reports.write.paper import FIGURES, TABLES, write_paper
 
 KINDS = (
     curves.CURVES,
@@ -182,6 +183,8 @@ def build_report(
     image_formats: Iterable[str] = IMAGE_FORMATS,
     axis: str = "tokens",
     within_nats: float = needed.WITHIN_NATS,
+    paper: Place | None = None,
+    figures: Iterable[str] = (),
     replace: bool = False,
 ) -> Path:
     """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
@@ -196,22 +199,28 @@ def build_report(
         image_formats: which image files to write beside the page, of png, svg and pdf.
         axis: of lengths in image files, and the one the page begins with: "tokens", or one of `lengths.UNITS`.
         within_nats: how much worse than with the longest context NLL may be where no more context is needed.
+        paper: folder to write figures and tables for a paper to as well; None for none.
+        figures: patterns of names of the figures of a paper.
         replace: move files that lie in the way, and that no report wrote, aside.
 
     Raises:
         UserError: nothing to report on, a name that no model or task has, or a folder that cannot be written to or
             holds files of a report's names which no report wrote.
     """
+    printed = None if paper is None else local_path(paper).resolve()
+    if printed == local_path(output_dir).resolve():
+        raise UserError(f"Expected another folder for the paper than for the page, found {printed} for both.")
     if not replace:
         check_output_folder(output_dir)
+        if printed is not None:
+            refuse_others(printed, (FIGURES, TABLES))
     loaded = load_results(paths, labels=labels)
     check_labels(loaded, labels or {})
     every_seed = restrict(loaded, only)
     results = pool_seeds(every_seed, labels)
     folder = local_path(output_dir).resolve()
     heading = title or "Beyond the training length"
-    alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
-    with alone, written_beside(folder, first=MANIFEST) as part:
+    with _written(folder, replace=replace) as part:
         for name in ("figures", "latex"):
             (part / name).mkdir()
         with ImageWriter(part / "figures", image_formats) as writer:
@@ -224,8 +233,20 @@ def build_report(
             images = writer.svgs()
         page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images, axis=axis)
         (part / PAGE).write_text(page, encoding="utf-8")
-        add_manifest(part, folder, replace=replace)
+    if printed is not None:
+        digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
+        with _written(printed, replace=replace) as part:
+            write_paper(report, part, axis=axis, only=tuple(figures), digests=digests)
     return folder / PAGE
+
+
+@contextlib.contextmanager
+def _written(folder: Path, *, replace: bool) -> Iterator[Path]:
+    """Gives a folder to write to, whose files then take their places all at once, and no one else's."""
+    alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
+    with alone, written_beside(folder, first=MANIFEST) as part:
+        yield part
+        add_manifest(part, folder, replace=replace)
 
 
 def check_output_folder(folder: Place) -> None:

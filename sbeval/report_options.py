@@ -13,6 +13,8 @@ AXIS = typer.Option(
 WITHIN = typer.Option(
     metavar="NATS", min=0.0, help="How much worse than with the longest context NLL may be where no more is needed."
 )
+PAPER = typer.Option(metavar="DIR", help="Also write figures as PDF, captions and tables as LaTeX for a paper.")
+FIGURE = typer.Option(metavar="NAME", help="With --paper: name or pattern of a figure's file to write; repeatable.")
 COMPARE = typer.Option(
     metavar="A B",
     help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",
