@@ -235,8 +235,8 @@ def build_report(
         (part / PAGE).write_text(page, encoding="utf-8")
     if printed is not None:
         digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
-        with _written(printed, replace=replace) as part:
-            write_paper(report, part, axis=axis, only=tuple(figures), digests=digests)
+        with _written(printed, replace=replace) as beside:
+            write_paper(report, beside, axis=axis, only=tuple(figures), digests=digests)
     return folder / PAGE
 
 

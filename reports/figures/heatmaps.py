@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption, Row, symlog, tooltip_fields
+from sbeval.reports.read.fields import length_text
 
 _WIDTH_PIXELS = 380
 _CELL_HEIGHT_PIXELS = 22
@@ -62,10 +63,11 @@ def difference_shades(values: Sequence[float], title: str) -> Shades:
     )
 
 
-def length_bands(order: Sequence[str]) -> dict[str, Any]:
+def length_bands(lengths: Sequence[int]) -> dict[str, Any]:
     """Returns the channel of context lengths, whose names stand in a row's `length`."""
-    band = {"type": "band", "domain": list(order), "paddingInner": 0.04, "paddingOuter": 0}
-    return {"field": "length", "type": "ordinal", "sort": list(order), "scale": band}
+    order = list(map(length_text, lengths))
+    band = {"type": "band", "domain": order, "paddingInner": 0.04, "paddingOuter": 0}
+    return {"field": "length", "type": "ordinal", "sort": order, "scale": band}
 
 
 def grid(

@@ -36,8 +36,8 @@ def draw(job: Mapping[str, Any]) -> None:
     if fit := job.get("fit"):
         # what axes and names take beside the plots does not change with the plots' width
         room = (fit[0] - _size(svg)[0]) / min(len(spec.get("concat", [spec])), spec.get("columns", 1))
-        for part in _plots(spec):
-            part["width"] = max(_NARROWEST_PLOT, part["width"] + room)
+        for plot in _plots(spec):
+            plot["width"] = max(_NARROWEST_PLOT, plot["width"] + room)
         svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
         width, height = _size(svg)
         svg = _SIZE.sub(f'<svg\\1 width="{fit[1]:g}" height="{height * fit[1] / width:g}"', svg, count=1)
@@ -66,8 +66,7 @@ def _size(svg: str) -> tuple[float, float]:
 
 def _plots(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns everything that has a width of its own, one for each image of a row."""
-    parts = spec.get("concat")
-    return [spec] if parts is None else [piece for part in parts for piece in part.get("vconcat", [part])]
+    return [piece for image in spec.get("concat", [spec]) for piece in image.get("vconcat", [image])]
 
 
 def main() -> None:

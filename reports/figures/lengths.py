@@ -50,7 +50,7 @@ def units_shown(looks: Mapping[str, Look]) -> list[str]:
 
 def places(look: Look, tokens: float, units: Sequence[str], name: str = "x") -> dict[str, float | None]:
     """Returns where a length of a model stands on each axis, None where the axis' unit is not known."""
-    return {f"{name}_{unit}": tokens / one if (one := look.units.get(unit)) else None for unit in units}
+    return {f"{name}_{unit}": tokens / length if (length := look.units.get(unit)) else None for unit in units}
 
 
 def unit_channels(

@@ -12,7 +12,6 @@ from sbeval.reports.analyse.ruler import (
     ABSOLUTE_THRESHOLD,
     NIAH_TASKS,
     TASKS,
-    EffectiveLength,
     average,
     by_length,
     last_passing,
@@ -43,10 +42,10 @@ def _section(material: Material) -> Section | None:
         "needles, teacher-forced": average(forced.assign(ruler_task=forced["task"]), forced["task"].unique().tolist()),
     }
     lengths = {
-        model.label: [*_claimed(model), *_effective(material, model.label, averages)]
+        model.label: [*_claimed(model), *effective]
         for model in material.results.models
+        if (effective := list(_effective(material, model.label, averages)))
     }
-    lengths = {label: lines for label, lines in lengths.items() if len(lines) > 2}
     if not lengths:
         return None
     tables = [
@@ -105,20 +104,16 @@ def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFra
             count = int(of_model["tasks"].iloc[0])
             rule = f"at least {ABSOLUTE_THRESHOLD:.1%} at every length up to it, {count} task{'s' * (count > 1)}"
             yield _Length(f"effective, {name}", _passing(of_model, label), rule)
-    if label in material.ruler.effective and (material.ruler.scores["setting"] == label).any():
-        absolute = material.ruler.effective[label][0]
-        measured = (
-            Cell(absolute.text, small=(absolute.reason,))
-            if absolute.reason
-            else _passing(material.ruler.overall, label)
-        )
+    if label in material.ruler.effective:
+        text, reason = material.ruler.effective[label][0]
+        measured = Cell(text, small=(reason,)) if reason else _passing(material.ruler.overall, label)
         yield _Length("effective, RULER", measured, f"at least {ABSOLUTE_THRESHOLD:.1%} over all {len(TASKS)} tasks")
 
 
 def _passing(means: pd.DataFrame, label: str) -> Cell:
     """Returns the longest length that passes, with what passes by the ends of every score's interval."""
     value, low, high = (by_length(means, label, numbers=end) for end in ("value", "ci95_low", "ci95_high"))
-    passing: EffectiveLength = last_passing(value, ABSOLUTE_THRESHOLD)
+    passing = last_passing(value, ABSOLUTE_THRESHOLD)
     if any(map(math.isnan, low.values())):
         return Cell(passing.text)
     ends = tuple(last_passing(scores, ABSOLUTE_THRESHOLD).text for scores in (low, high))

@@ -12,17 +12,10 @@ import numpy as np
 import pandas as pd
 
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
-from sbeval.reports.figures.heatmaps import (
-    NUMBERED_AT_MOST,
-    Shades,
-    difference_shades,
-    grid,
-    heatmaps,
-    length_bands,
-    nll_shades,
-)
+from sbeval.reports.figures import heatmaps
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.position_sums import BINS
+from sbeval.reports.kinds.positions import comparable
 from sbeval.reports.read.fields import first_listed, in_words, length_text
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
@@ -55,7 +48,7 @@ def _section(material: Material) -> Section | None:
         title="Maps of NLL",
         lead="One grid a model, one column a context length, one scale of colours. The lighter, the lower NLL; in "
         "differences to the baseline blue is better than the baseline.",
-        figures=tuple(dataclasses.replace(one, folded=place >= _SHOWN) for place, one in enumerate(figures)),
+        figures=tuple(dataclasses.replace(figure, folded=place >= _SHOWN) for place, figure in enumerate(figures)),
     )
 
 
@@ -64,7 +57,7 @@ MAPS = Kind(section=_section)
 
 def _by_position(material: Material) -> pd.DataFrame:
     """Returns one row an octave of positions and length of a pass, without an octave that the window cuts short."""
-    bins = material.results[BINS].dropna(subset=[LENGTH])
+    bins = comparable(material.results[BINS].dropna(subset=[LENGTH]), material.baseline)
     octaves = np.floor(np.log2(bins["first"].clip(lower=1)))
     bins = bins.assign(row=octaves, sums=bins["nll"] * bins["tokens"], width=bins["last"] - bins["first"] + 1)
     numbers = ["sums", "tokens", "width"]
@@ -77,8 +70,9 @@ def _by_position(material: Material) -> pd.DataFrame:
 def _by_document(material: Material) -> pd.DataFrame:
     """Returns one row a document and context length of `fixed_target`, of the documents with most targets."""
     measured = material.results.measurements
+    measured = comparable(measured[measured["protocol"] == "fixed_target"], material.baseline)
     rows = []
-    for row in records(measured[measured["protocol"] == "fixed_target"].drop_duplicates(["setting", *_TEXT])):
+    for row in records(measured.drop_duplicates(["setting", *_TEXT])):
         if (sums := material.results.behind(DOCUMENT_SUMS, row)) is not None:
             largest = np.argsort(-sums.tokens.max(axis=1), kind="stable")[:_MOST_DOCUMENTS]
             for place, (column, length) in itertools.product(largest, enumerate(sums.lengths)):
@@ -91,8 +85,8 @@ def _by_document(material: Material) -> pd.DataFrame:
 
 def _figures(material: Material, cells: pd.DataFrame, caption: Caption, stem: str, rows_are: str) -> list[Figure]:
     """Returns the map of NLL and, where another model was scored on the baseline's targets, that of differences."""
-    levels = dataclasses.replace(caption, finding=_finding(cells, rows_are, ".2f"))
-    spec = _maps(material, cells, levels, nll_shades(cells["value"].tolist()), rows_are)
+    levels = dataclasses.replace(caption, finding=_finding(cells, ".2f"))
+    spec = _maps(material, cells, levels, heatmaps.nll_shades(cells["value"].tolist()), rows_are)
     figures = [material.figure({"nll": spec}, stem, levels, wide=True)]
     base = cells[cells["setting"] == material.baseline].set_index([LENGTH, "row", "tokens"])["value"]
     others = cells[cells["setting"] != material.baseline]
@@ -102,38 +96,41 @@ def _figures(material: Material, cells: pd.DataFrame, caption: Caption, stem: st
         difference = dataclasses.replace(
             caption,
             title=f"{caption.title}, difference to {material.baseline}",
-            finding=_finding(others, rows_are, "+.2f"),
+            finding=_finding(others, "+.2f"),
             explanation=f"{caption.explanation} Below zero, blue, is better than the baseline.",
             subtitle="difference in NLL (nats per token)",
         )
-        shades = difference_shades(others["value"].tolist(), "difference in NLL")
+        shades = heatmaps.difference_shades(others["value"].tolist(), "difference in NLL")
         spec = _maps(material, others, difference, shades, rows_are)
         figures.append(material.figure({"nll": spec}, f"{stem}-difference", difference, wide=True))
     return figures
 
 
-def _finding(cells: pd.DataFrame, rows_are: str, digits: str) -> str:
+def _finding(cells: pd.DataFrame, digits: str) -> str:
     sentences = []
     for label, of_model in cells.groupby("setting", sort=False):
-        ends = (of_model.loc[of_model["value"].idxmin()], of_model.loc[of_model["value"].idxmax()])
+        ascending = records(of_model.sort_values("value"))
+        ends = (ascending[0], ascending[-1])
         words = [f"{end['value']:{digits}} ({end['row']} at {length_text(int(end[LENGTH]))})" for end in ends]
         sentences.append(f"{in_words(str(label))} from {' to '.join(words)}".replace("-", "\N{MINUS SIGN}"))
     return first_listed(sentences)
 
 
-def _maps(material: Material, cells: pd.DataFrame, caption: Caption, shades: Shades, rows_are: str) -> dict[str, Any]:
-    x, order = length_bands(list(map(length_text, column_values(cells)))), list(dict.fromkeys(cells["row"]))
+def _maps(
+    material: Material, cells: pd.DataFrame, caption: Caption, shades: heatmaps.Shades, rows_are: str
+) -> dict[str, Any]:
+    x, order = heatmaps.length_bands(column_values(cells)), list(dict.fromkeys(cells["row"]))
     labels = [label for label in material.looks if (cells["setting"] == label).any()]
     tooltip = {"length": "context", "row": rows_are, "value_text": shades.title, "tokens_text": "targets"}
-    panels = {}
+    panels, numbers = {}, len(labels) <= heatmaps.NUMBERED_AT_MOST
     for label in labels:
         drawn = [_cell(cell, shades) for cell in records(cells[cells["setting"] == label])]
-        shown = {"shades": shades, "tooltip": tooltip, "numbers": len(labels) <= NUMBERED_AT_MOST}
-        panels[label] = grid(drawn, x, rows=order, y_title=rows_are, **shown)
-    return heatmaps(panels, caption)
+        shown: dict[str, Any] = {"shades": shades, "tooltip": tooltip, "numbers": numbers}
+        panels[label] = heatmaps.grid(drawn, x, rows=order, y_title=rows_are, **shown)
+    return heatmaps.heatmaps(panels, caption)
 
 
-def _cell(cell: Mapping[str, Any], shades: Shades) -> dict[str, Any]:
+def _cell(cell: Mapping[str, Any], shades: heatmaps.Shades) -> dict[str, Any]:
     return {
         "length": length_text(int(cell[LENGTH])),
         "row": cell["row"],
@@ -150,13 +147,13 @@ def training_map(rows: pd.DataFrame, gains: Mapping[int, int], caption: Caption)
     `rows` have columns `step`, context length and value; `gains` is a length to the first step at which it measurably
     lowers NLL, whose cell is marked.
     """
-    shades = nll_shades(rows["value"].tolist())
+    shades = heatmaps.nll_shades(rows["value"].tolist())
     cells = []
     for number in records(rows.assign(row=rows["step"].map("{:,}".format), tokens=rows["tokens"].fillna(0))):
         begins = gains.get(int(number[LENGTH])) == number["step"]
         cell = _cell(number, shades)
         cells.append(cell | {"text": f"{cell['text']} {BEGINS}" if begins else cell["text"]})
-    x, order = length_bands(list(map(length_text, column_values(rows)))), list(dict.fromkeys(c["row"] for c in cells))
+    x, order = heatmaps.length_bands(column_values(rows)), list(dict.fromkeys(cell["row"] for cell in cells))
     tooltip = {"length": "context", "row": "step", "value_text": shades.title}
-    panel = grid(cells, x, rows=order, y_title="training step", shades=shades, tooltip=tooltip, numbers=True)
-    return {**heatmaps({"": panel}, caption), "columns": 1}
+    panel = heatmaps.grid(cells, x, rows=order, y_title="training step", shades=shades, tooltip=tooltip, numbers=True)
+    return {**heatmaps.heatmaps({"": panel}, caption), "columns": 1}

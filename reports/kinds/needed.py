@@ -36,7 +36,7 @@ class Needed:
     """
 
     shares: pd.DataFrame
-    beyond: tuple[float, float, float] | None
+    beyond: tuple[float, ...] | None
     units: int
 
 
@@ -53,23 +53,17 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
     enough_SK = nll_SK <= nll_SK[:, -1:] + within_nats
     suffices_SK = np.logical_or.accumulate(enough_SK, axis=1)
     documents, index_S = np.unique([document_of(name) for name in np.array(sums.clusters)[same_S]], return_inverse=True)
-    tokens_C = np.bincount(index_S, tokens_S)
-    targets_CK = np.stack([np.bincount(index_S, tokens_S * column) for column in suffices_SK.T], axis=1)
+    of_document_CS = (index_S == np.arange(len(documents))[:, None]).astype(np.float64)
+    tokens_C, targets_CK = of_document_CS @ tokens_S, of_document_CS @ (tokens_S[:, None] * suffices_SK)
     least = graded_errors(targets_CK / tokens_C[:, None], tokens_C)
     band = simultaneous_band(targets_CK, tokens_C, least_errors_K=least)
-    rows = []
-    for length, (share, low, high) in zip(sums.lengths, band, strict=True):
-        last = length == sums.lengths[-1]  # by what is asked, every target
-        ends = (math.nan, math.nan) if last else (max(0.0, low), min(1.0, high))
-        rows.append((length, share, *ends, tokens_S.sum(), len(documents)))
-    columns = [LENGTH, "value", "ci95_low", "ci95_high", "tokens", "clusters"]
-    shares = pd.DataFrame(rows, columns=columns)
+    shares = pd.DataFrame({LENGTH: sums.lengths, "value": band.estimates, "tokens": tokens_S.sum()})
+    shares["ci95_low"], shares["ci95_high"] = np.clip(band.lows, 0, 1), np.clip(band.highs, 0, 1)
+    shares["clusters"] = len(documents)
+    shares.loc[len(shares) - 1, ["ci95_low", "ci95_high"]] = math.nan  # by what is asked, every target
     within = shares[(shares[LENGTH] <= (trained_at or 0)) & (shares[LENGTH] < sums.lengths[-1])]
-    beyond = None
-    if len(within) and trained_at:
-        share, low, high = within[["value", "ci95_low", "ci95_high"]].iloc[-1]
-        beyond = (1 - share, 1 - high, 1 - low)
-    return Needed(shares=shares, beyond=beyond, units=int(same_S.sum()))
+    ends = (1 - within[["value", "ci95_high", "ci95_low"]].to_numpy(float)).tolist()
+    return Needed(shares=shares, beyond=tuple(ends[-1]) if ends else None, units=int(same_S.sum()))
 
 
 def _section(material: Material) -> Section | None:
@@ -78,9 +72,9 @@ def _section(material: Material) -> Section | None:
     rows = measured[(measured["protocol"] == "fixed_target") & (measured["metric"] == "nll")]
     rows = rows[rows.groupby(["setting", *_TEXT], dropna=False)[LENGTH].transform("nunique") > 1]
     figures, tables, unlogged = [], [], []
-    for (task, corpus, _), of_text in rows.drop_duplicates(["setting", *_TEXT]).groupby(
-        _TEXT, dropna=False, sort=False
-    ):
+    ordered = rows.sort_values("setting", key=lambda labels: labels.map(list(material.looks).index), kind="stable")
+    by_text = ordered.drop_duplicates(["setting", *_TEXT]).groupby(_TEXT, dropna=False, sort=False)
+    for (task, corpus, _), of_text in by_text:
         by_unit: dict[str, dict[str, Needed]] = {unit: {} for unit in _UNITS}
         for row in records(of_text):
             trained = material.results.model(row["setting"]).origin_length_tokens
@@ -92,9 +86,7 @@ def _section(material: Material) -> Section | None:
         if any(by_unit.values()):
             name, stem = CORPUS_WORDS.get(str(corpus), str(corpus)), f"needed-{safe_stem(str(task))}"
             figures.append(_figure(material, by_unit, f"{name}: how much context is needed", stem))
-            tables.append(
-                _table(material, by_unit, f"{name}: share of targets that need at most a context length", stem)
-            )
+            tables.append(_table(by_unit, f"{name}: share of targets that need at most a context length", stem))
     if not figures and not unlogged:
         return None
     missing = f"{name_list(dict.fromkeys(unlogged))}: samples were not logged (--log_samples), so this cannot be said."
@@ -122,21 +114,13 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
     for unit, of_models in by_unit.items():
         shares = [needed.shares.assign(setting=label) for label, needed in of_models.items()]
         findings[unit] = listed([_finding(material, label, needed) for label, needed in of_models.items()])
-        within = f"within {material.within_nats:g} nats per token of the longest context"
-        words = "Bands: 95% over documents, simultaneous over a line."
-        captions.append(
-            Caption(title=title, finding=findings[unit], explanation=words, subtitle=f"{_UNITS[unit].lower()} {within}")
-        )
-        shown = {"y_title": "share of targets that need at most this", **SHARES}
-        looks, tooltip = material.looks_of(of_models), SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
-        variants[unit] = length_figure(
-            pd.concat(shares, ignore_index=True),
-            captions[-1],
-            looks=looks,
-            number_format=".1%",
-            tooltip=tooltip,
-            **shown,
-        )
+        table = pd.concat(shares, ignore_index=True)
+        words = "Bands: 95% over documents, simultaneous over a line." if table["ci95_low"].notna().any() else ""
+        subtitle = f"{_UNITS[unit].lower()} within {material.within_nats:g} nats per token of the longest context"
+        captions.append(Caption(title=title, finding=findings[unit], explanation=words, subtitle=subtitle))
+        shown: dict[str, Any] = {"y_title": "share of targets that need at most this", "number_format": ".1%", **SHARES}
+        shown["tooltip"] = SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
+        variants[unit] = length_figure(table, captions[-1], looks=material.looks_of(of_models), **shown)
     return material.figure(variants, stem, captions[0], findings=findings, wide=len(by_unit["stretch"]) > 6)
 
 
@@ -151,9 +135,9 @@ def _finding(material: Material, label: str, needed: Needed) -> str:
     return f"{words}, {share:.0%}{band} more than the {length_text(trained)} it was trained at"
 
 
-def _table(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], caption: str, stem: str) -> Table:
-    lengths = column_values(pd.concat([one.shares for of_models in by_unit.values() for one in of_models.values()]))
-    rows = []
+def _table(by_unit: Mapping[str, Mapping[str, Needed]], caption: str, stem: str) -> Table:
+    every = pd.concat([needed.shares for of_models in by_unit.values() for needed in of_models.values()])
+    lengths, rows = column_values(every), []
     for unit, of_models in by_unit.items():
         for label, needed in of_models.items():
             heading = Cell(f", {needed.units:,} {unit}{'es' if unit == 'stretch' else 's'}", name=label)
@@ -168,5 +152,5 @@ def _table(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], capt
     return Table.of(header, rows, folded=f"Numbers: {caption}", **named)
 
 
-def _share(share: float, low: float, high: float) -> Cell:
+def _share(share: float, low: float = math.nan, high: float = math.nan) -> Cell:
     return Cell(f"{share:.0%}", interval=interval(low, high, ".0%"))

@@ -115,13 +115,13 @@ def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
     """Returns the Vega-Lite specification of one task: a heatmap a model, the mean over depths on top."""
-    x = length_bands(list(map(length_text, column_values(cells))))
+    x = length_bands(column_values(cells))
     panels = {}
     for label in models:
         of_model = cells[cells["setting"] == label]
         drawn = [_cell(cell) for cell in records(of_model)]
         depths = sorted({cell["row"] for cell in drawn})
-        shown = {"shades": SCORES, "tooltip": _TOOLTIP, "numbers": len(models) <= NUMBERED_AT_MOST}
+        shown: dict[str, Any] = {"shades": SCORES, "tooltip": _TOOLTIP, "numbers": len(models) <= NUMBERED_AT_MOST}
         panel = grid(drawn, x, rows=depths, y_title="needle depth (% from the start)", **shown)
         panels[label] = above(panel, _means(of_model, x))
     return heatmaps(panels, caption)

@@ -45,7 +45,7 @@ def _section(material: Material) -> Section | None:
     several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
     for corpus, digest in dict.fromkeys(texts.itertuples(index=False, name=None)):
         on_text = positions[(texts == [corpus, digest]).all(axis=1)]
-        table = _whole_bins(_comparable(on_text, baseline))
+        table = _whole_bins(comparable(on_text, baseline))
         bases = _bases(material, table)
         name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
@@ -134,7 +134,10 @@ def _doubt(material: Material, table: pd.DataFrame) -> str:
     return ""
 
 
-def _comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Leaves the models whose tokens are the baseline's."""
+    if table.empty:
+        return table
     tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
     wanted = tokenizers.get(baseline, tokenizers.iloc[0])
     same = [label for label, tokenizer in tokenizers.items() if tokenizer == wanted or pd.isna(tokenizer)]

@@ -16,7 +16,6 @@ _POINTS_PER_INCH = 72
 _PIXELS_PER_POINT = 1.75
 """Names of 12.5 and 13 pixels become letters of 7 points."""
 _MOST_ROWS = 40
-_MOST_NAMED = 3
 FIGURES, TABLES = "figures.tex", "tables.tex"
 _ALONE = r"""% Compiles alone; in a paper, \input{FILE} after \usepackage{booktabs,graphicx} stands for what follows.
 \ifcsname c@figure\endcsname\def\sbevalend{}\else
@@ -113,8 +112,8 @@ def _caption(figure: Figure, metric: str, spec: Mapping[str, Any]) -> str:
 
 
 def _rows(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for part in spec.get("concat", [spec]):
-        yield from part.get("data", {}).get("values", ())
+    for image in spec.get("concat", [spec]):
+        yield from image.get("data", {}).get("values", ())
 
 
 def _figure_lines(name: str, caption: str, inches: float, *, wide: bool) -> list[str]:
