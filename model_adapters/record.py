@@ -15,7 +15,13 @@ import torch
 from torch import nn
 
 from sbeval.attn_implementation import NAME as STICKBREAKING
-from sbeval.checkpoints.facts import checkpoint_format, positive, text_config, training_length_tokens
+from sbeval.checkpoints.facts import (
+    checkpoint_format,
+    declared_length_tokens,
+    positive,
+    text_config,
+    training_length_tokens,
+)
 from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
@@ -127,6 +133,7 @@ def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
         "format": checkpoint_format(config),
         "checkpoint_sha256": _read(lambda: weights_sha256(Path(folder))) if folder else None,
         "training_length_tokens": training_length_tokens(config),
+        "declared_length_tokens": declared_length_tokens(config),
         "extended_from": getattr(config, "extended_from", None),
         "attention": config.scheme if own else STICKBREAKING if by_name else getattr(config, "model_type", None),
         "sliding_window": positive(getattr(config, "sliding_window", None)),

@@ -9,8 +9,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
@@ -24,8 +25,23 @@ from sbeval.reports.analyse.overview import BRACKETS, HEADER, caveats, side_by_s
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
+from sbeval.reports.figures.lengths import on_axis
 from sbeval.reports.figures.theme import choose_looks
-from sbeval.reports.kinds import answers, curves, differences, needles, positions, recall, ruler, runs, spans, suite
+from sbeval.reports.kinds import (
+    answers,
+    claimed,
+    curves,
+    differences,
+    maps,
+    needed,
+    needles,
+    positions,
+    recall,
+    ruler,
+    runs,
+    spans,
+    suite,
+)
 from sbeval.reports.kinds.gains import GAINS
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, with_one_set_of_targets
@@ -35,17 +51,21 @@ from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
 from sbeval.reports.section import Cell, Material, Publish, Report, Table
 from sbeval.reports.write.exports import MANIFEST, TABLE_FILES, add_manifest, refuse_others, write_tables
 from sbeval.reports.write.html import write_page
+from sbeval.reports.write.paper import FIGURES, TABLES, write_paper
 
 KINDS = (
     curves.CURVES,
     GAINS,
+    needed.NEEDED,
     positions.POSITIONS,
+    maps.MAPS,
     needles.NEEDLES,
     ruler.RULER,
     recall.RECALL,
     spans.SPANS,
     curves.STEPS,
     differences.NUMBERS,
+    claimed.CLAIMED,
     suite.INPUTS,
     answers.SAMPLES,
     suite.TABLES,
@@ -57,7 +77,14 @@ KINDS = (
 _CARDS_AT_MOST = 6
 
 
-def assemble(results: Results, *, baseline: str | None, publish: Publish, folder: Path) -> Report:
+def assemble(
+    results: Results,
+    *,
+    baseline: str | None,
+    publish: Publish,
+    folder: Path,
+    within_nats: float = needed.WITHIN_NATS,
+) -> Report:
     """Builds the summary and every section that the results allow.
 
     `baseline` is chosen where it is None; `folder` is where the page will stand, for links to the result files.
@@ -78,6 +105,7 @@ def assemble(results: Results, *, baseline: str | None, publish: Publish, folder
         numbers=numbers,
         folder=folder,
         publish=publish,
+        within_nats=within_nats,
     )
     sections = [kind.section(material) for kind in KINDS]
     sentences, side_by_side_rows = side_by_side(models, claims, numbers)
@@ -156,6 +184,10 @@ def build_report(
     baseline: str | None = None,
     only: Iterable[str] = (),
     image_formats: Iterable[str] = IMAGE_FORMATS,
+    axis: str = "tokens",
+    within_nats: float = needed.WITHIN_NATS,
+    paper: Place | None = None,
+    figures: Iterable[str] = (),
     replace: bool = False,
 ) -> Path:
     """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
@@ -168,31 +200,46 @@ def build_report(
         baseline: model that differences are taken against; the first RoPE model if None.
         only: names or patterns of models and tasks to show; everything if empty.
         image_formats: which image files to write beside the page, of png, svg and pdf.
+        axis: of lengths in image files, and the one the page begins with: "tokens", or one of `lengths.UNITS`.
+        within_nats: how much worse than with the longest context NLL may be where no more context is needed.
+        paper: folder to write figures and tables for a paper to as well; None for none.
+        figures: patterns of names of the figures of a paper.
         replace: move files that lie in the way, and that no report wrote, aside.
 
     Raises:
         UserError: nothing to report on, a name that no model or task has, or a folder that cannot be written to or
             holds files of a report's names which no report wrote.
     """
+    printed = None if paper is None else local_path(paper).resolve()
+    if printed == local_path(output_dir).resolve():
+        raise UserError(f"Expected another folder for the paper than for the page, found {printed} for both.")
     if not replace:
         check_output_folder(output_dir)
+        if printed is not None:
+            refuse_others(printed, (FIGURES, TABLES))
     loaded = load_results(paths, labels=labels)
     check_labels(loaded, labels or {})
     every_seed = restrict(loaded, only)
     results = pool_seeds(every_seed, labels)
     folder = local_path(output_dir).resolve()
     heading = title or "Beyond the training length"
-    alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
-    with alone, written_beside(folder, first=MANIFEST) as part:
+    with _written(folder, replace=replace) as part:
         for name in ("figures", "latex"):
             (part / name).mkdir()
         with ImageWriter(part / "figures", image_formats) as writer:
-            report = assemble(results, baseline=baseline, publish=writer.publish, folder=folder)
+
+            def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
+                return writer.publish(on_axis(spec, axis), stem)
+
+            report = assemble(results, baseline=baseline, publish=publish, folder=folder, within_nats=within_nats)
             write_tables(every_seed, report, part, title=heading)
             images = writer.svgs()
-        page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images)
+        page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images, axis=axis)
         (part / PAGE).write_text(page, encoding="utf-8")
-        add_manifest(part, folder, replace=replace)
+    if printed is not None:
+        digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
+        with _written(printed, replace=replace) as beside:
+            write_paper(report, beside, axis=axis, only=tuple(figures), digests=digests)
     return folder / PAGE
 
 
@@ -222,6 +269,15 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
         with whole_file(place, "figures", remedy="name another") as new:
             new.write_bytes(Path(folder, f"figure.{ending}").read_bytes())
     return place
+
+
+@contextlib.contextmanager
+def _written(folder: Path, *, replace: bool) -> Iterator[Path]:
+    """Gives a folder to write to, whose files then take their places all at once, and no one else's."""
+    alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
+    with alone, written_beside(folder, first=MANIFEST) as part:
+        yield part
+        add_manifest(part, folder, replace=replace)
 
 
 def check_output_folder(folder: Place) -> None:

@@ -17,6 +17,7 @@ from sbeval.reports.analyse.findings import Finding
 from sbeval.reports.analyse.one_number import CurveNumber
 from sbeval.reports.analyse.ruler import RulerScores
 from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lengths import UNITS, axes_of
 from sbeval.reports.figures.theme import Look, within
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.files import Notes
@@ -214,6 +215,13 @@ class Section:
     remarks: tuple[Fact, ...] = ()
 
     @property
+    def axes(self) -> dict[str, str]:
+        """The axes of lengths that some figure has, to their names, for the switch."""
+        units = {unit for figure in self.figures for spec in figure.variants.values() for unit in axes_of(spec)}
+        words = {unit: f"\N{MULTIPLICATION SIGN} {name}" for unit, name in UNITS.items() if unit in units}
+        return {"tokens": "Tokens", **words} if words else {}
+
+    @property
     def first_row(self) -> tuple[Figure, ...]:
         """The figures that fit side by side where the page begins with them."""
         shown = [figure for figure in self.figures if not figure.folded]
@@ -262,6 +270,7 @@ class Material:
     Attributes:
         training_lengths: model label to its training length in tokens, where known.
         folder: where the page will stand, for links to the result files.
+        within_nats: how much worse than with the longest context NLL may be where no more context is needed.
     """
 
     results: Results
@@ -273,6 +282,7 @@ class Material:
     numbers: Sequence[CurveNumber]
     folder: Path
     publish: Publish
+    within_nats: float
 
     def looks_of(self, labels: Iterable[str]) -> dict[str, Look]:
         """Returns the looks of models shown together; a parent is dashed only beside its extension."""

@@ -7,6 +7,14 @@ OUTPUT = typer.Option("--output", "-o", help="Folder for index.html, figures and
 LABEL = typer.Option(metavar="OLD=NEW", help="Show the model OLD under the name NEW; repeatable.")
 BASELINE = typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
 ONLY = typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
+AXIS = typer.Option(
+    help="Lengths in figures: in tokens, or in multiples of each model's training or declared length; pages can switch."
+)
+WITHIN = typer.Option(
+    metavar="NATS", min=0.0, help="How much worse than with the longest context NLL may be where no more is needed."
+)
+PAPER = typer.Option(metavar="DIR", help="Also write figures as PDF, captions and tables as LaTeX for a paper.")
+FIGURE = typer.Option(metavar="NAME", help="With --paper: name or pattern of a figure's file to write; repeatable.")
 COMPARE = typer.Option(
     metavar="A B",
     help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",

@@ -123,7 +123,7 @@ def absolute_effective_length(
         return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks, and {count} not run")
     if not scores:
         return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
-    return _last_passing(scores, threshold)
+    return last_passing(scores, threshold)
 
 
 def relative_effective_length(scores: Mapping[int, float], training_length_tokens: int | None) -> EffectiveLength:
@@ -139,7 +139,7 @@ def relative_effective_length(scores: Mapping[int, float], training_length_token
         where = length_text(max(short))
         return EffectiveLength(text="n/a", reason=f"the score at {where} ({base:.0%}) is near chance")
     longer = {length: score for length, score in scores.items() if length >= max(short)}
-    return _last_passing(longer, RELATIVE_THRESHOLD * base)
+    return last_passing(longer, RELATIVE_THRESHOLD * base)
 
 
 def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:
@@ -153,7 +153,8 @@ def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None
     return increasing, decreasing
 
 
-def _last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLength:
+def last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLength:
+    """Returns the longest length such that every length up to it reaches the threshold."""
     passing = None
     for length in sorted(scores):
         if scores[length] < threshold:

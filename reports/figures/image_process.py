@@ -2,7 +2,8 @@
 
 Each line on standard input is a JSON object: `spec`, a file with the Vega-Lite specification; `config` and `version`
 for Vega-Lite; `svg`, the file to write; and `images`, further files to write, .png or .pdf. Each is answered by a line
-of JSON: an empty text, or what went wrong.
+of JSON: an empty text, or what went wrong. `fit` of an image for print holds the width that the whole figure takes in
+the specification's units, and the points that these are printed as.
 """
 
 import ctypes
@@ -19,6 +20,8 @@ from typing import Any
 import vl_convert
 
 _MOST_PIXELS = 3_000_000
+_NARROWEST_PLOT = 60
+_SIZE = re.compile(r'<svg([^>]*) width="([\d.]+)" height="([\d.]+)"')
 _PR_SET_PDEATHSIG = 1
 
 
@@ -30,6 +33,14 @@ def draw(job: Mapping[str, Any]) -> None:
     """
     spec = json.loads(Path(job["spec"]).read_text(encoding="utf-8"))
     svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
+    if fit := job.get("fit"):
+        # what axes and names take beside the plots does not change with the plots' width
+        room = (fit[0] - _size(svg)[0]) / min(len(spec.get("concat", [spec])), spec.get("columns", 1))
+        for plot in _plots(spec):
+            plot["width"] = max(_NARROWEST_PLOT, plot["width"] + room)
+        svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
+        width, height = _size(svg)
+        svg = _SIZE.sub(f'<svg\\1 width="{fit[1]:g}" height="{height * fit[1] / width:g}"', svg, count=1)
     Path(job["svg"]).write_text(svg, encoding="utf-8")
     for name in job["images"]:
         path = Path(name)
@@ -43,9 +54,19 @@ def draw(job: Mapping[str, Any]) -> None:
 
 def pixel_scale(svg: str) -> float:
     """Returns pixels a unit: two, or fewer where an image would be too large to open."""
-    size = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
-    area = float(size[1]) * float(size[2]) if size else 0.0
+    width, height = _size(svg)
+    area = width * height
     return 2.0 if area * 4 <= _MOST_PIXELS else max(0.5, math.sqrt(_MOST_PIXELS / area))
+
+
+def _size(svg: str) -> tuple[float, float]:
+    size = _SIZE.match(svg)
+    return (float(size[2]), float(size[3])) if size else (0.0, 0.0)
+
+
+def _plots(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns everything that has a width of its own, one for each image of a row."""
+    return [piece for image in spec.get("concat", [spec]) for piece in image.get("vconcat", [image])]
 
 
 def main() -> None:

@@ -45,8 +45,13 @@ class ImageWriter:
         """Begins."""
         return self
 
-    def publish(self, spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
-        """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page."""
+    def publish(
+        self, spec: Mapping[str, Any], stem: str, fit: tuple[float, float] | None = None
+    ) -> tuple[str, tuple[str, ...]]:
+        """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page.
+
+        `fit` is for print: the width of the whole figure in pixels, and how many points that are on paper.
+        """
         name = unique_name(stem, self._svgs, "{}-{}")
         files = [f"{name}.{kind}" for kind in self._formats]
         self._svgs[name] = svg = Path(self._folder if "svg" in self._formats else self._scratch.name, f"{name}.svg")
@@ -57,6 +62,7 @@ class ImageWriter:
             "config": vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"], "aria": False},
             "version": VEGA_LITE,
             "svg": str(svg),
+            "fit": fit,
             "images": [str(self._folder / file) for file in files if not file.endswith(".svg")],
         }
         if min(self._asked, default=_WORTH_A_PROCESS) >= _WORTH_A_PROCESS and len(self._asked) < _most_processes():

@@ -1,10 +1,12 @@
 """What explains a figure: its caption, marks, levels, and names at the ends of lines, moved until all can be read."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sbeval.reports.figures.lengths import UNITS
 from sbeval.reports.read.fields import length_text
 
 _LABEL_HEIGHT_PIXELS = 15.0
@@ -44,7 +46,12 @@ def tooltip_fields(fields: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def end_labels(
-    rows: Sequence[Row], order: Sequence[str], y_scale: str, height_pixels: float, y_domain: tuple[float, float] | None
+    rows: Sequence[Row],
+    order: Sequence[str],
+    y_scale: str,
+    height_pixels: float,
+    y_domain: tuple[float, float] | None,
+    units: Sequence[str] = (),
 ) -> list[Row]:
     """Returns the last measured point of every line, with where its name goes.
 
@@ -55,7 +62,7 @@ def end_labels(
     if not measured:
         return []
     last = {row["setting"]: row for row in sorted(measured, key=lambda row: row["x"])}
-    transforms: dict[str, Callable[[float], float]] = {"log": math.log, "symlog": _symlog}
+    transforms: dict[str, Callable[[float], float]] = {"log": math.log, "symlog": symlog}
     drawn = transforms.get(y_scale, float)
     values = [row[key] for row in measured for key in ("y", "low", "high", "seed_low", "seed_high") if key in row]
     shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
@@ -66,11 +73,19 @@ def end_labels(
     placed = within_plot(spread(heights), height_pixels)
     longest = max(last[label]["x"] for label in heights)
     column = {"label_x": longest} if len(heights) > _BESIDE_OWN_END_AT_MOST else {}
-    shifts = {label: {"shift": placed[label] - heights[label]} for label in heights}
-    return [{**last[label], "label_x": last[label]["x"], **column, **shift} for label, shift in shifts.items()]
+    ends = [
+        {**last[label], "label_x": last[label]["x"], **column, "shift": placed[label] - heights[label]}
+        for label in heights
+    ]
+    for unit in units:
+        longest = max((end[f"x_{unit}"] or 0 for end in ends), default=0)
+        for end in ends:
+            end[f"label_x_{unit}"] = end[f"x_{unit}"] and (longest if column else end[f"x_{unit}"])
+    return ends
 
 
-def _symlog(value: float) -> float:
+def symlog(value: float) -> float:
+    """Returns where a value stands on an axis that is linear around zero and logarithmic away from it."""
     return math.copysign(math.log1p(abs(value) / SYMLOG_CONSTANT), value)
 
 
@@ -116,14 +131,19 @@ def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIX
     }
 
 
-def vertical_marks(lengths: Sequence[int], x: Row, *, worded: bool) -> list[Row]:
-    """Returns dotted lines at training lengths, words above the plot in three rows so that neighbours do not touch."""
+def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, worded: bool) -> list[Row]:
+    """Returns dotted lines at training lengths, words above the plot in three rows so that neighbours do not touch.
+
+    On an axis in multiples of each model's own length all stand at one.
+    """
     if not lengths:
         return []
     first = x["scale"]["domain"][0]
     words = [f"trained at {length_text(length)}" if worded else "" for length in lengths]
     places = enumerate(zip(lengths, words, strict=True))
     rows = [{"x": length, "text": text, "row": row % 3, "first": length == first} for row, (length, text) in places]
+    for row, unit in itertools.product(rows, units):
+        row |= {f"x_{unit}": 1, f"text_{unit}": UNITS[unit] if worded and row is rows[0] else ""}
     # centred words at the axis' own start would stand on its topmost label
     align = {"expr": "datum.first ? 'left' : 'center'"}
     text = {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom"}

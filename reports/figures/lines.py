@@ -1,11 +1,10 @@
 """Lines over a logarithmic axis of tokens, alone or as small multiples: what all curves of a report have in common."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sbeval.reports.figures import labels
+from sbeval.reports.figures import labels, lengths
 from sbeval.reports.figures.labels import VISIBLE, Caption, Row, tooltip_fields
 from sbeval.reports.figures.theme import Look
 
@@ -13,10 +12,6 @@ HEIGHT_PIXELS = 330
 WIDTH_PIXELS = 620
 DIRECT_LABELS_AT_MOST = 20
 
-_LENGTH_LABEL = (
-    "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : "
-    "datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
-)
 _MEASURED = {"filter": "isValid(datum.y)"}
 _BAND = {"type": "area", "opacity": 1, "fillOpacity": 0.16}
 _SEEDS = {"type": "rule", "strokeWidth": 3, "opacity": 0.75}
@@ -75,10 +70,14 @@ def line_figure(
     """
     drawn = {row["setting"] for row in rows}
     order = [label for label in looks if label in drawn or panel is not None]
-    shown = [{**row, "dashed": looks[row["setting"]].dashed} for row in rows]
+    units = [] if axes.x_values else lengths.units_shown({label: looks[label] for label in order})
+    shown = [
+        {**row, "dashed": looks[row["setting"]].dashed, **lengths.places(looks[row["setting"]], row["x"], units)}
+        for row in rows
+    ]
     direct = panel is None and len(order) <= DIRECT_LABELS_AT_MOST
     hover = "hover" if panel is None else f"hover{panel}"
-    ends = labels.end_labels(shown, order, axes.y_scale, height, axes.y_domain) if direct else []
+    ends = labels.end_labels(shown, order, axes.y_scale, height, axes.y_domain, units) if direct else []
     color = {
         "field": "setting",
         "type": "nominal",
@@ -89,7 +88,7 @@ def line_figure(
     low, high = axes.x_domain
     marks = [mark for mark in training_marks(looks, order) if low <= mark <= high and not axes.x_values]
     layers = [
-        *labels.vertical_marks(marks, x, worded=panel is None),
+        *labels.vertical_marks(marks, x, units, worded=panel is None),
         *labels.level_lines(axes.levels, y),
         _between(shown, "low", "high", _BAND, x, y, color),
         _line(x, y, color),
@@ -105,27 +104,17 @@ def line_figure(
         "padding": {"left": 6, "top": 6, "bottom": 6, "right": 12},
         "params": [{"name": "hidden", "value": []}],
         **({"datasets": {"ends": ends}} if ends else {}),
+        "usermeta": {"axes": lengths.unit_channels(shown, axes.x_title, axes.x_octaves, units)},
         "data": {"values": shown},
         "layer": [layer for layer in layers if layer],
     }
 
 
 def _x(axes: Axes) -> dict[str, Any]:
-    low, high = axes.x_domain
-    powers = [2**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
-    step = axes.x_octaves or (1 if len(powers) <= 10 else 2)
-    return {
-        "field": "x",
-        "type": "quantitative",
-        "title": axes.x_title,
-        "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
-        "axis": {
-            "values": list(axes.x_values) if axes.x_values else powers[::-1][::step][::-1],
-            "labelExpr": "datum.label" if axes.x_values else _LENGTH_LABEL,
-            "labelFlush": False,
-            "labelOverlap": "parity",
-        },
-    }
+    channel = lengths.length_channel(axes.x_title, axes.x_domain, axes.x_octaves)
+    if axes.x_values:
+        channel["axis"] |= {"values": list(axes.x_values), "labelExpr": "datum.label"}
+    return {"field": "x", "type": "quantitative", **channel}
 
 
 def _y(axes: Axes) -> dict[str, Any]:
@@ -192,12 +181,17 @@ def small_multiples(
     `line_figure` takes them.
     """
     drawn = []
+    channels: dict[str, dict[str, Any]] = {}
     for number, (name, (rows, axes)) in enumerate(panels.items()):
         spec = line_figure(rows, caption, axes=axes, panel=number, **shared)
+        for unit, channel in lengths.axes_of(spec).items():
+            ends = [*channel["scale"]["domain"], *channels.get(unit, channel)["scale"]["domain"]]
+            channels[unit] = lengths.length_channel(axes.x_title, (min(ends), max(ends)), axes.x_octaves, unit)
         kept = {key: spec[key] for key in ("width", "height", "data", "layer")}
         drawn.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})
     return {
         **caption.vega,
+        "usermeta": {"axes": channels},
         "padding": 6,
         "columns": columns,
         "spacing": {"row": 22, "column": 26},

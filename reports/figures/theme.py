@@ -47,6 +47,7 @@ class Look:
         shape: Vega's name of it.
         dashed: so is a model before its extension.
         training_length_tokens: where its vertical mark stands, None for none.
+        units: lengths in tokens that an axis may count in (`lengths.UNITS`), where known.
     """
 
     light: str
@@ -54,6 +55,7 @@ class Look:
     shape: str
     dashed: bool = False
     training_length_tokens: int | None = None
+    units: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
 
 def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
@@ -73,7 +75,11 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
     hues |= {label: free[index % len(free)] for index, label in enumerate(unnamed)}
     looks = {}
     for index, model in enumerate(models):
-        facts = {"dashed": model.label in parents, "training_length_tokens": model.record.training_length_tokens}
+        facts: dict[str, Any] = {
+            "dashed": model.label in parents,
+            "training_length_tokens": model.record.training_length_tokens,
+        }
+        facts["units"] = {"training": model.origin_length_tokens, "declared": model.declared_length_tokens}
         looks[model.label] = _look(index, _HUES[hues[model.label]], **facts)
     return looks
 

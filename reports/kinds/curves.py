@@ -20,6 +20,7 @@ from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.figures.theme import Look, series_looks
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
+from sbeval.reports.kinds.maps import BEGINS, training_map
 from sbeval.reports.read.fields import in_words, length_text, listed, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import LENGTH, by_model, column_values, records
@@ -202,6 +203,17 @@ def _steps_section(material: Material) -> Section | None:
                 name, stem = f"{shown_name(folder)}: {task}", f"steps-{safe_stem(folder)}-{safe_stem(str(task))}"
                 caption = Caption(title=name, finding=_steps_finding(rows), subtitle="NLL at each context length")
                 figures.append(material.figure({"nll": _steps_figure(rows, caption)}, stem, caption))
+                gains = _first_gains(material, rows)
+                begins = [f"{length_text(length)} at step {step:,}" for length, step in sorted(gains.items())]
+                of_map = dataclasses.replace(
+                    caption,
+                    title=f"{name}: when each length begins to work",
+                    finding=f"First measurably below the length before it: {', '.join(begins) or 'none'}.",
+                    explanation=f"{BEGINS}: the first checkpoint at which the length's own step lowers NLL measurably.",
+                    subtitle=f"NLL in nats per token; {BEGINS} the length's own step first lowers NLL measurably",
+                )
+                spec = training_map(rows, gains, of_map)
+                figures.append(material.figure({"nll": spec}, f"{stem}-map", of_map))
                 tables.append(_steps_table(rows, stem, name))
     if not figures:
         return None
@@ -225,6 +237,17 @@ def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
         if match is not None and int(match["step"]) > 0:
             trainings[match["training"]][model.label] = int(match["step"])
     return trainings
+
+
+def _first_gains(material: Material, rows: pd.DataFrame) -> dict[int, int]:
+    """Returns context length to the first step at which it is measurably below the length before it."""
+    gains: dict[int, int] = {}
+    for row in records(rows.drop_duplicates("step")):
+        claim = material.claims.get((row["setting"], row["corpus"], row["protocol"]), LengthClaims())
+        for change in claim.steps:
+            if change.high < 0:
+                gains.setdefault(change.context_length_tokens, int(row["step"]))
+    return gains
 
 
 def _steps_finding(rows: pd.DataFrame) -> str:

@@ -157,14 +157,14 @@ def _section(material: Material) -> Section | None:
     tables = (
         Table.of(
             ("model", "text", "lengths", "mean change (nats per token)", "effective length"),
-            map(_nll_row, nll),
+            [_nll_row(number, material.results.model(number.setting).origin_length_tokens) for number in nll],
             stem="numbers-nll",
             caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
             interval="95% intervals",
         ),
         Table.of(
             ("model", "task", "lengths", "mean score"),
-            map(_score_row, scores),
+            [_score_row(number, material.results.model(number.setting).origin_length_tokens) for number in scores],
             stem="numbers-scores",
             caption="Mean score over octaves",
             interval="95% intervals",
@@ -177,7 +177,7 @@ def _section(material: Material) -> Section | None:
             "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
             "For NLL: on identical targets, minus NLL at the training length; below zero is better. The effective "
             "length is the longest one whose own step lowers NLL measurably; its lower end counts every step that is "
-            "not measurable as a loss, its upper end as a gain."
+            "not measurable as a loss, its upper end as a gain. Small print: in multiples of the training length."
         ),
         tables=tuple(table for table in tables if table.rows),
     )
@@ -186,20 +186,28 @@ def _section(material: Material) -> Section | None:
 NUMBERS = Kind(section=_section)
 
 
-def _nll_row(number: CurveNumber) -> tuple[Cell | str, ...]:
+def _nll_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, ...]:
     area = number.area
     text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
     change = Cell(text, verdict=verdict(area.low, area.high))
     effective = "" if number.effective is None else number.effective.text
+    reached = _times((number.effective.tokens,) if number.effective else (), trained_at)
     words = CORPUS_WORDS.get(number.corpus, number.corpus)
-    return Cell(name=number.setting), words, _lengths(number), change, effective
+    return Cell(name=number.setting), words, _lengths(number, trained_at), change, Cell(effective, small=reached)
 
 
-def _score_row(number: CurveNumber) -> tuple[Cell | str, ...]:
+def _score_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, ...]:
     area = number.area
     mean = Cell(f"{area.estimate:.1%}", interval=interval(area.low, area.high, ".1%"))
-    return Cell(name=number.setting), number.task, _lengths(number), mean
+    return Cell(name=number.setting), number.task, _lengths(number, trained_at), mean
 
 
-def _lengths(number: CurveNumber) -> str:
-    return f"{length_text(number.area.from_tokens)} to {length_text(number.area.to_tokens)}"
+def _lengths(number: CurveNumber, trained_at: int | None) -> Cell:
+    ends = (number.area.from_tokens, number.area.to_tokens)
+    return Cell(" to ".join(map(length_text, ends)), small=_times(ends, trained_at))
+
+
+def _times(lengths: Sequence[int | None], trained_at: int | None) -> tuple[str, ...]:
+    """Returns lengths in multiples of the training length as small print, nothing where one is unknown."""
+    known = [f"{length / trained_at:g}\N{MULTIPLICATION SIGN}" for length in lengths if length and trained_at]
+    return (" to ".join(known),) if known else ()

@@ -1,7 +1,6 @@
 """Needles: scores by depth and context length, from the samples of needle tasks, as heatmaps with the mean on top."""
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import pandas as pd
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import TASKS, short_name
 from sbeval.reports.analyse.statistics import score_interval
+from sbeval.reports.figures.heatmaps import NUMBERED_AT_MOST, SCORES, above, grid, heatmaps, length_bands
 from sbeval.reports.figures.labels import Caption, tooltip_fields
 from sbeval.reports.read.fields import context_metric, in_words, length_text, ranked
 from sbeval.reports.read.results import LENGTH, TaskKey, column_values, records
@@ -23,13 +23,14 @@ _FINEST_GRID = 21
 _BIN_PERCENT = 10.0
 _UNEVEN_PERCENT = 1.5
 _SHOWN = 3
-_WIDTH_PIXELS = 380
 _MEAN_HEIGHT_PIXELS = 70
-_CELL_HEIGHT_PIXELS = 22
-_NUMBERED_AT_MOST = 4
-_FEWEST_ROWS = 3
-_LIGHT_TEXT_BELOW = 0.55
-_SCALE = {"domain": [0, 1], "scheme": "cividis"}
+_TOOLTIP = {
+    "length": "context",
+    "depth_text": "depth",
+    "score_text": "score",
+    "interval_text": "95% interval",
+    "samples_text": "samples",
+}
 
 
 def _section(material: Material) -> Section | None:
@@ -113,48 +114,33 @@ def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
 
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one task: a heatmap a model, all on the same axes."""
-    order = list(map(length_text, column_values(cells)))
-    numbers = len(models) <= _NUMBERED_AT_MOST
-    x: dict[str, Any] = {
-        "field": "length",
-        "type": "ordinal",
-        "sort": order,
-        "scale": {"type": "band", "domain": order, "paddingInner": 0.04, "paddingOuter": 0},
-    }
-    heatmaps = []
+    """Returns the Vega-Lite specification of one task: a heatmap a model, the mean over depths on top."""
+    x = length_bands(column_values(cells))
+    panels = {}
     for label in models:
         of_model = cells[cells["setting"] == label]
-        heading = {"text": label, "fontSize": 12.5, "offset": 8, "anchor": "start", "frame": "group"}
-        images = [_means(of_model, x), _grid(_cell_rows(records(of_model)), x, numbers=numbers)]
-        heatmaps.append({"title": heading, "spacing": 8, "vconcat": images})
+        drawn = [_cell(cell) for cell in records(of_model)]
+        depths = sorted({cell["row"] for cell in drawn})
+        shown: dict[str, Any] = {"shades": SCORES, "tooltip": _TOOLTIP, "numbers": len(models) <= NUMBERED_AT_MOST}
+        panel = grid(drawn, x, rows=depths, y_title="needle depth (% from the start)", **shown)
+        panels[label] = above(panel, _means(of_model, x))
+    return heatmaps(panels, caption)
+
+
+def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **caption.vega,
-        "padding": 6,
-        "spacing": {"row": 30, "column": 36},
-        "columns": max(2, round(math.sqrt(len(models) / 2))),
-        "concat": heatmaps,
-        "resolve": {"scale": {"color": "shared"}},
+        "length": length_text(int(cell["context_length_tokens"])),
+        "row": float(cell["depth_percent"]),
+        "value": float(cell["score"]),
+        "text": f"{100 * cell['score']:.0f}",
+        "score_text": f"{cell['score']:.1%}",
+        "interval_text": f"{cell['low']:.1%} to {cell['high']:.1%}",
+        "depth_text": f"{cell['depth_percent']:.0f} % from the start",
+        "samples_text": f"{int(cell['samples']):,}",
     }
 
 
-def _cell_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "length": length_text(int(cell["context_length_tokens"])),
-            "depth": float(cell["depth_percent"]),
-            "score": float(cell["score"]),
-            "percent": f"{100 * cell['score']:.0f}",
-            "score_text": f"{cell['score']:.1%}",
-            "interval_text": f"{cell['low']:.1%} to {cell['high']:.1%}",
-            "depth_text": f"{cell['depth_percent']:.0f} % from the start",
-            "samples_text": f"{int(cell['samples']):,}",
-        }
-        for cell in cells
-    ]
-
-
-def _means(cells: pd.DataFrame, x: dict[str, Any]) -> dict[str, Any]:
+def _means(cells: pd.DataFrame, x: Mapping[str, Any]) -> dict[str, Any]:
     means = [
         {"length": length_text(length), "score": mean, "score_text": f"{mean:.1%}", "samples_text": f"{count:,.0f}"}
         for length, (mean, count) in _means_over_depths(cells).items()
@@ -164,62 +150,8 @@ def _means(cells: pd.DataFrame, x: dict[str, Any]) -> dict[str, Any]:
     tooltip = tooltip_fields({"length": "context", "score_text": "mean score", "samples_text": "samples"})
     points = {"type": "point", "filled": True, "size": 60, "style": "ink-point"}
     return {
-        "width": _WIDTH_PIXELS,
         "height": _MEAN_HEIGHT_PIXELS,
         "data": {"values": means},
         "encoding": {"x": {**x, "axis": None}, "y": y},
         "layer": [{"mark": {"type": "line", "style": "ink-line"}}, {"mark": points, "encoding": {"tooltip": tooltip}}],
-    }
-
-
-def _grid(cells: Sequence[Mapping[str, Any]], x: dict[str, Any], *, numbers: bool) -> dict[str, Any]:
-    depths = sorted({cell["depth"] for cell in cells})
-    y = {
-        "field": "depth",
-        "type": "ordinal",
-        "sort": depths,
-        "title": "needle depth (% from the start)",
-        "scale": {"paddingInner": 0.06, "paddingOuter": 0},
-        "axis": {
-            "labelExpr": "format(datum.value, '.0f')",
-            "domain": False,
-            "ticks": False,
-            "labelOverlap": True,
-            # many images of the same axis: its ends and middle say enough, and each label takes time to draw
-            "values": depths if numbers else [depths[0], depths[len(depths) // 2], depths[-1]],
-        },
-    }
-    fields = {
-        "length": "context",
-        "depth_text": "depth",
-        "score_text": "score",
-        "interval_text": "95% interval",
-        "samples_text": "samples",
-    }
-    legend = {
-        "title": "score",
-        "orient": "bottom",
-        "direction": "horizontal",
-        "format": ".0%",
-        "values": [0, 0.5, 1],
-        "gradientLength": 160,
-        "gradientThickness": 10,
-    }
-    color = {"field": "score", "type": "quantitative", "scale": _SCALE, "legend": legend}
-    light = {"test": f"datum.score < {_LIGHT_TEXT_BELOW}", "value": "#ffffff"}
-    letters = {"condition": light, "value": "#101418"}
-    text = {"mark": {"type": "text", "fontSize": 12}, "encoding": {"text": {"field": "percent"}, "color": letters}}
-    return {
-        "width": _WIDTH_PIXELS,
-        "height": (_CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2) * max(_FEWEST_ROWS, len(depths)),
-        "data": {"values": cells},
-        "encoding": {
-            "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},
-            "y": y,
-            "tooltip": tooltip_fields(fields),
-        },
-        "layer": [
-            {"mark": {"type": "rect", "style": "heat-cell"}, "encoding": {"color": color}},
-            *([text] if numbers else []),
-        ],
     }

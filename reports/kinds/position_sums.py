@@ -30,7 +30,7 @@ Bin = tuple[int, int]
 
 
 def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns one row a position bin, of the run that counts."""
+    """Returns one row a position bin, of the run that counts at each length; the one that counts first comes first."""
     rows: list[dict[str, Any]] = []
     for model in models:
         for run, task in model.task_runs():
@@ -48,9 +48,16 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
                 if _is_bins(key, value):
                     rows += [context | cells for cells in _bin_rows(value, task.metrics, key.partition(",")[2])]
     frame = typed_frame(rows, _COLUMNS | {"results_file": TEXT})
-    counting = frame.groupby(["setting", "task", "corpus_sha256"], dropna=False)["results_file"]
-    counts = frame["results_file"] == counting.transform("first")
+    keys = ["setting", "task", "corpus_sha256", "context_length_tokens"]
+    counts = frame["results_file"] == frame.groupby(keys, dropna=False)["results_file"].transform("first")
     return frame[counts].drop(columns="results_file").reset_index(drop=True)
+
+
+def first_pass(bins: pd.DataFrame) -> pd.DataFrame:
+    """Leaves each model's pass that counts first."""
+    lengths = bins["context_length_tokens"].fillna(0)
+    keys = [bins[key] for key in ("setting", "task", "corpus_sha256")]
+    return bins[lengths == lengths.groupby(keys, dropna=False).transform("first")].reset_index(drop=True)
 
 
 def _bin_rows(bins: Sequence[Any], metrics: Mapping[str, Any], filter_name: str) -> Iterator[dict[str, Any]]:

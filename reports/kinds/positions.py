@@ -13,7 +13,15 @@ from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, count_text
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import Axes, line_figure
-from sbeval.reports.kinds.position_sums import BINS, POSITION_SUMS, UNLOGGED, Bin, PositionBand, position_bands
+from sbeval.reports.kinds.position_sums import (
+    BINS,
+    POSITION_SUMS,
+    UNLOGGED,
+    Bin,
+    PositionBand,
+    first_pass,
+    position_bands,
+)
 from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
 from sbeval.reports.read.results import by_model, records
 from sbeval.reports.section import Figure, Kind, Material, Section
@@ -28,7 +36,7 @@ def _section(material: Material) -> Section | None:
 
     Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
     """
-    positions, baseline = material.results[BINS], material.baseline
+    positions, baseline = first_pass(material.results[BINS]), material.baseline
     looks = material.looks_of(positions["setting"])
     if positions.empty:
         return None
@@ -37,7 +45,7 @@ def _section(material: Material) -> Section | None:
     several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
     for corpus, digest in dict.fromkeys(texts.itertuples(index=False, name=None)):
         on_text = positions[(texts == [corpus, digest]).all(axis=1)]
-        table = _whole_bins(_comparable(on_text, baseline))
+        table = _whole_bins(comparable(on_text, baseline))
         bases = _bases(material, table)
         name = CORPUS_WORDS.get(corpus, corpus or "Text") + (f" ({digest[:6]})" if several else "")
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
@@ -126,7 +134,10 @@ def _doubt(material: Material, table: pd.DataFrame) -> str:
     return ""
 
 
-def _comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Leaves the models whose tokens are the baseline's."""
+    if table.empty:
+        return table
     tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
     wanted = tokenizers.get(baseline, tokenizers.iloc[0])
     same = [label for label, tokenizer in tokenizers.items() if tokenizer == wanted or pd.isna(tokenizer)]

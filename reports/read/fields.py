@@ -22,6 +22,7 @@ V = TypeVar("V")
 RecordT = TypeVar("RecordT", ModelRecord, TaskRecord)
 _POSITIVE = (
     "training_length_tokens",
+    "declared_length_tokens",
     "sliding_window",
     "parameters",
     "max_length",

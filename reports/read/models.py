@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sbeval.fingerprint.parts import changes
-from sbeval.foreign_files import fits
+from sbeval.foreign_files import fits, usable_number
 from sbeval.reports.read.fields import grouped, length_text, ranked, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
@@ -53,6 +53,15 @@ class EvaluatedModel:
         origin = self.record.extended_from or {}
         length = origin.get("length", origin.get("training_length_tokens"))
         return int(length) if isinstance(length, int) else self.record.training_length_tokens
+
+    @property
+    def declared_length_tokens(self) -> int | None:
+        """What its configuration and RoPE's scaling declare; for runs that recorded neither, the training length."""
+        scaling, stated = self.record.rope_scaling or {}, self.record.declared_length_tokens
+        factor = usable_number(scaling.get("factor")) or 1.0
+        unscaled = scaling.get("original_max_position_embeddings") or self.origin_length_tokens
+        scaled = int(unscaled * factor) if isinstance(unscaled, int) and factor > 1 else None
+        return max(filter(None, (stated, scaled, self.record.training_length_tokens)), default=None)
 
     def task_runs(self) -> list[tuple[EvaluationRun, TaskResult]]:
         """Returns every task of every run, those that count first at the front.

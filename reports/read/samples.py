@@ -23,6 +23,7 @@ from sbeval.results.records import metric_key
 
 NO_SAMPLES = "samples were not logged (--log_samples), or do not give their results file's numbers"
 NOT_ITS_NUMBERS = "do not give their results file's numbers and were left out"
+_BEHIND_DOCUMENT = "\0"
 Blocks = Mapping[str, frozenset[tuple[int, int]]]
 
 
@@ -76,11 +77,19 @@ class SumsByDocument:
         return cls(means, seeds[0].blocks)
 
 
-def read_document_sums(path: Path, notes: Notes, task: TaskResult | None = None) -> SumsByDocument | None:
+def document_of(unit: str) -> str:
+    """Returns the document of a stretch of targets."""
+    return unit.partition(_BEHIND_DOCUMENT)[0]
+
+
+def read_document_sums(
+    path: Path, notes: Notes, task: TaskResult | None = None, *, by_stretch: bool = False
+) -> SumsByDocument | None:
     """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
 
     A row with a non-finite sum is left out with a note: it would spoil every mean it enters. So is a length at which
-    all samples are there and do not add up to what the results file says of the task.
+    all samples are there and do not add up to what the results file says of the task. With `by_stretch` each run of
+    targets of a document has sums of its own.
     """
     blocks_are_targets = task is not None and task.record is not None and task.record.protocol == "fixed_target"
     samples = task.samples_used if task else None
@@ -99,7 +108,8 @@ def read_document_sums(path: Path, notes: Notes, task: TaskResult | None = None)
                 if not isinstance(row, list) or len(row) != 5:
                     bad_rows += 1
                     continue
-                cluster, (nll, tokens, size) = str(row[0]), (usable_number(row[place]) for place in (1, 2, 4))
+                cluster = _BEHIND_DOCUMENT.join(map(str, (row[0], *sorted(block) * by_stretch)))
+                nll, tokens, size = (usable_number(row[place]) for place in (1, 2, 4))
                 if nll is None or tokens is None:
                     bad_rows += 1
                 elif tokens > 0:
@@ -117,7 +127,12 @@ def read_document_sums(path: Path, notes: Notes, task: TaskResult | None = None)
 def _adds_up(documents: Mapping[str, NDArray[np.float64]], length: int, task: TaskResult, notes: Notes) -> bool:
     nll, tokens, size = map(float, sum(documents.values(), np.zeros(3)))
     bits = nll / size / math.log(2) if size else math.nan
-    computed = {"tokens": tokens, "clusters": len(documents), "nll": nll / max(tokens, 1), "bits_per_byte": bits}
+    computed = {
+        "tokens": tokens,
+        "clusters": len(set(map(document_of, documents))),
+        "nll": nll / max(tokens, 1),
+        "bits_per_byte": bits,
+    }
     recorded = {name: task.metrics.get(f"{metric_key(name, length)},none") for name in computed}
     if wrong := [name for name in computed if not agrees(recorded[name], computed[name])]:
         notes.add(task.samples, f"samples at {length_text(length)} {NOT_ITS_NUMBERS} ({', '.join(wrong)}).")
@@ -130,9 +145,12 @@ def _block(document: object) -> set[tuple[int, int]]:
     return {(bounds[0], bounds[1])} if fits(bounds, list[int]) and bounds else set()
 
 
-def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SumsByDocument]:
+def read_documents(
+    models: Sequence[EvaluatedModel], notes: Notes, *, by_stretch: bool = False
+) -> dict[TaskKey, SumsByDocument]:
     """Returns (model label, task, text) to the sums of every source document.
 
+    With `by_stretch` of every run of targets of `fixed_target`, without notes: those of documents say the same.
     Runs of one model at different lengths are joined; where two hold a length, the one that
     `EvaluatedModel.task_runs` has first counts.
     """
@@ -142,6 +160,7 @@ def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskK
         for model in models
         for _, task in model.task_runs()
         if task.record is not None and task.record.family == "perplexity"
+        if not by_stretch or task.record.protocol == "fixed_target"
     )
     for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}
@@ -149,7 +168,7 @@ def read_documents(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskK
         for task in tasks:
             if task.samples is None or task.record is None or not wanted.intersection(task.record.lengths):
                 continue
-            sums = read_document_sums(task.samples, notes, task)
+            sums = read_document_sums(task.samples, Notes() if by_stretch else notes, task, by_stretch=by_stretch)
             if sums is not None:
                 runs.append(sums)
                 wanted -= set(sums.lengths)

@@ -45,7 +45,12 @@ _LATEX_ESCAPES = {
     "*": "{*}",
     "\N{MINUS SIGN}": "$-$",
     "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
+    "\N{DAGGER}": r"\dag{}",
+    "\N{BLACK DIAMOND}": r"$\diamond$",
+    "\N{LEFT DOUBLE QUOTATION MARK}": "``",
+    "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
 }
+_FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
 _DASHES = re.compile("-(?=-)")
 
@@ -146,14 +151,15 @@ def _latex_letter(letter: str) -> str:
     return rf"\ifdefined\Umathchar {letter}\else U+{ord(letter):04X}\fi{{}}"
 
 
-def latex_table(table: Table) -> str:
-    """Returns a `table` environment; it needs the package booktabs."""
+def latex_table(table: Table, *, fitted: bool = False) -> str:
+    """Returns a `table` environment; it needs the package booktabs, and graphicx where it is `fitted` to the page."""
     columns = "l" + "r" * (len(table.header) - 1)
     lines = [
         "% needs \\usepackage{booktabs}",
-        r"\begin{table}",
+        r"\begin{table*}[t]" if fitted else r"\begin{table}",
         r"\centering",
         rf"\caption{{{latex_text(table.caption_in_files)}}}",
+        *([rf"\label{{tab:{table.stem}}}", _FITTED] if fitted else []),
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         " & ".join(latex_text(cell.plain) for cell in table.header) + r" \\",
@@ -163,7 +169,8 @@ def latex_table(table: Table) -> str:
         plain = [latex_text(cell.plain) for cell in row]
         cells = [rf"\textbf{{{text}}}" if cell.bold else text or "--" for text, cell in zip(plain, row, strict=True)]
         lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    end = [r"\end{tabular}}", r"\end{table*}", ""] if fitted else [r"\end{tabular}", r"\end{table}", ""]
+    return "\n".join([*lines, r"\bottomrule", *end])
 
 
 MANIFEST = "sbeval-report.sha256"

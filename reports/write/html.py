@@ -30,8 +30,10 @@ _SHAPES = {
 }
 
 
-def write_page(report: Report, *, title: str, built: datetime.datetime, images: Mapping[str, str]) -> str:
-    """Returns the whole page as text; `images` holds the figures' images as SVG, by name."""
+def write_page(
+    report: Report, *, title: str, built: datetime.datetime, images: Mapping[str, str], axis: str = "tokens"
+) -> str:
+    """Returns the whole page as text; `images` holds the figures' images as SVG, by name, with lengths on this axis."""
     shown = [figure for section in report.sections for figure in section.figures]
     keys = {id(figure): f"f{index}" for index, figure in enumerate(shown)}
     classes = {label: f"s{index}" for index, label in enumerate(report.looks)}
@@ -46,6 +48,7 @@ def write_page(report: Report, *, title: str, built: datetime.datetime, images: 
         .render(
             report=report,
             title=title,
+            axis=axis,
             built=built,
             series=lambda label: classes.get(label, ""),
             key=lambda figure: keys[id(figure)],

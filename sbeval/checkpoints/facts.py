@@ -43,6 +43,14 @@ def training_length_tokens(config: Any) -> int | None:
     return None
 
 
+def declared_length_tokens(config: Any) -> int | None:
+    """Returns the longest context that a configuration declares, None where it does not say."""
+    config = text_config(config)
+    if getattr(config, "model_type", None) == "sbeval" and config.training_length_tokens is None:
+        return None  # what stands there is a default for other software
+    return positive(getattr(config, "max_position_embeddings", None)) or training_length_tokens(config)
+
+
 def positive(value: Any) -> int | None:
     """Returns a positive whole number, None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -106,6 +106,10 @@ def report(
     label: Annotated[list[str] | None, report_options.LABEL] = None,
     baseline: Annotated[str | None, report_options.BASELINE] = None,
     only: Annotated[list[str] | None, report_options.ONLY] = None,
+    axis: Annotated[Literal["tokens", "training", "declared"], report_options.AXIS] = "tokens",
+    within: Annotated[float, report_options.WITHIN] = 0.01,
+    paper: Annotated[Path | None, report_options.PAPER] = None,
+    figure: Annotated[list[str] | None, report_options.FIGURE] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Build again whenever a results file appears.")] = False,
     compare: Annotated[tuple[str, str] | None, report_options.COMPARE] = None,
     fail_if_worse: Annotated[bool, report_options.FAIL_IF_WORSE] = False,
@@ -123,7 +127,7 @@ def report(
     if any(where.values()) and (watch or compare):
         raise UserError("Expected a page built once with what is published, found --watch or --compare: leave it out.")
     if compare is not None:
-        unused = {"--watch": watch, "--only": only, "--baseline": baseline, "--title": title}
+        unused = {"--watch": watch, "--only": only, "--baseline": baseline, "--title": title, "--paper": paper}
         if given := [name for name, value in unused.items() if value]:
             raise UserError(f"Expected a page or a comparison, found --compare with {', '.join(given)}: leave one out.")
         chosen = {"fail_if_worse": fail_if_worse, "least_effect": least_effect, "policy": gate}
@@ -137,7 +141,9 @@ def report(
         raise UserError("Expected results files or folders that hold some, found none: name at least one.")
 
     def build() -> Path:
-        page = _build_report(paths, output, title, labels=labels, baseline=baseline, only=only or [], replace=replace)
+        shown: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "within_nats": within}
+        shown |= {"paper": paper, "figures": figure or []}
+        page = _build_report(paths, output, title, labels=labels, replace=replace, **shown)
         if any(where.values()):
             datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
             chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}

@@ -143,6 +143,7 @@ class ModelRecord(_Record):
         inputs: parts of the checkpoint, its adapters and its tokenizer by name ("config.json", "peft: weights"), each
             with the beginning of its content's hash or its revision; empty where a run did not record them.
         training_length_tokens: the original training length, None where unknown.
+        declared_length_tokens: the longest context that the checkpoint's configuration declares, None where unknown.
         extended_from: name, hash and length of the parent before context extension, else None.
         attention: "stickbreaking", "rope", "nope", "alibi", "fire", "forgetting", or the foreign model's type.
         sliding_window: window in tokens, None for full attention.
@@ -177,6 +178,7 @@ class ModelRecord(_Record):
     checkpoint_sha256: str | None = None
     inputs: dict[str, str] = dataclasses.field(default_factory=dict)
     training_length_tokens: int | None = None
+    declared_length_tokens: int | None = None
     extended_from: dict[str, Any] | None = None
     attention: str | None = None
     sliding_window: int | None = None

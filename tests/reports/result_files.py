@@ -342,4 +342,4 @@ def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01,
 def reported(folder: Path, **labels: str) -> Report:
     """Returns what a page would be written from, without images."""
     results = load_results([folder], labels=labels)
-    return assemble(results, baseline=None, publish=lambda spec, stem: ("<svg/>", ()), folder=folder)
+    return assemble(results, baseline=None, publish=lambda spec, stem: (stem, ()), folder=folder)

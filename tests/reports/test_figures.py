@@ -112,9 +112,9 @@ def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[s
     grid = spec["concat"][1]["vconcat"][1]
     assert len(grid["data"]["values"]) == 11 * 7
     assert grid["layer"][0]["encoding"]["color"]["scale"]["domain"] == [0, 1]
-    far = next(cell for cell in grid["data"]["values"] if cell["depth"] == 0 and cell["length"] == "16K")
-    near = next(cell for cell in grid["data"]["values"] if cell["depth"] == 100 and cell["length"] == "16K")
-    assert far["score"] < 0.5 < near["score"]
+    far = next(cell for cell in grid["data"]["values"] if cell["row"] == 0 and cell["length"] == "16K")
+    near = next(cell for cell in grid["data"]["values"] if cell["row"] == 100 and cell["length"] == "16K")
+    assert far["value"] < 0.5 < near["value"]
     assert far["samples_text"] == "5"
     assert "%" in far["interval_text"]
 

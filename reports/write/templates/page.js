@@ -6,7 +6,8 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const hidden = new Set();
   const views = new Map();
-  let metric = document.querySelector(".segmented input:checked")?.value ?? "nll";
+  const metrics = () => [...document.querySelectorAll(".metrics input:checked")].map((input) => input.value);
+  let axis = document.querySelector(".axes input:checked")?.value ?? "tokens";
   document.documentElement.classList.add("js");
 
   const recoloured = (value) => {
@@ -16,6 +17,18 @@
       key,
       key === "range" && Array.isArray(item) ? item.map((colour) => themes.darkOf[colour] ?? colour) : recoloured(item),
     ]));
+  };
+
+  // as figures/lengths.py does for still pictures: every row holds its place on every axis
+  const onAxis = (value, channel) => {
+    if (Array.isArray(value)) return value.map((item) => onAxis(item, channel));
+    if (value === null || typeof value !== "object") return value;
+    if (value.scale && ["x", "label_x"].includes(value.field)) return { ...value, ...channel };
+    const changed = Object.fromEntries(Object.entries(value).map(([key, item]) => [key, onAxis(item, channel)]));
+    for (const name of ["x", "label_x", "text"]) {
+      if (`${name}_${axis}` in changed) changed[name] = changed[`${name}_${axis}`];
+    }
+    return changed;
   };
 
   const tooltip = () => ({ id: "vg-tooltip-element", disableDefaultStyle: true, theme: "sbeval", offsetX: 14, offsetY: 14 });
@@ -96,10 +109,14 @@
 
   async function draw(holder) {
     const figure = figures[holder.dataset.figure];
-    const variant = figure.variants[metric] ?? Object.values(figure.variants)[0];
+    const shown = metrics();
+    const metric = Object.keys(figure.variants).find((name) => shown.includes(name)) ?? Object.keys(figure.variants)[0];
+    const variant = figure.variants[metric];
     const narrow = holder.clientWidth < 460;
     let spec = structuredClone(variant);
     delete spec.title;
+    const channel = spec.usermeta?.axes?.[axis];
+    if (channel) spec = onAxis({ ...spec, usermeta: {} }, channel);
     fit(spec, holder.clientWidth, narrow);
     for (const param of spec.params ?? []) {
       if (param.name === "hidden") param.value = [...hidden];
@@ -118,6 +135,7 @@
     const finding = holder.parentElement.querySelector(".finding");
     finding.textContent = figure.findings[metric] ?? figure.finding;
     holder.dataset.drawn = metric;
+    holder.dataset.axis = channel ? axis : "tokens";
   }
 
   const holders = [...document.querySelectorAll(".chart")];
@@ -143,14 +161,19 @@
     waiting = setTimeout(drawAll, 150);
   });
 
-  const switches = [...document.querySelectorAll(".segmented input")];
-  for (const input of switches) {
-    input.addEventListener("change", () => {
-      metric = input.value;
-      for (const other of switches) other.checked = other.value === metric;
-      drawAll();
-    });
-  }
+  const follow = (kind, choose) => {
+    const switches = [...document.querySelectorAll(`.${kind} input`)];
+    for (const input of switches) {
+      input.addEventListener("change", () => {
+        choose(input.value);
+        // a section without this choice stays at its own
+        for (const other of switches) if (other.value === input.value) other.checked = true;
+        drawAll();
+      });
+    }
+  };
+  follow("metrics", () => {});
+  follow("axes", (value) => { axis = value; });
 
   for (const button of document.querySelectorAll(".legend button")) {
     button.addEventListener("click", () => {

@@ -1,0 +1,124 @@
+"""Claimed and effective context lengths, one table a model, each length with its rule and interval."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import pandas as pd
+
+from sbeval.reports.analyse.one_number import effective_nll_length
+from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.ruler import (
+    ABSOLUTE_THRESHOLD,
+    NIAH_TASKS,
+    TASKS,
+    average,
+    by_length,
+    last_passing,
+    short_name,
+)
+from sbeval.reports.kinds.recall import recall_scores
+from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.models import EvaluatedModel
+from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Section, Table
+
+_TABLES_AT_ONCE = 2
+
+
+class _Length(NamedTuple):
+    """One line of a model's table."""
+
+    name: str
+    cell: Cell
+    rule: str
+
+
+def _section(material: Material) -> Section | None:
+    """Returns None where no model has an effective length."""
+    forced = recall_scores(material.results.measurements)
+    forced = forced[(forced["metric"] == "exact_match") & forced["task"].map(_is_forced_needle)]
+    averages = {
+        "needles, generated": average(material.ruler.scores, NIAH_TASKS),
+        "needles, teacher-forced": average(forced.assign(ruler_task=forced["task"]), forced["task"].unique().tolist()),
+    }
+    lengths = {
+        model.label: [*_claimed(model), *effective]
+        for model in material.results.models
+        if (effective := list(_effective(material, model.label, averages)))
+    }
+    if not lengths:
+        return None
+    tables = [
+        Table.of(
+            ("length", "tokens", "rule"),
+            [(line.name, line.cell, line.rule) for line in lines],
+            stem=f"lengths-{safe_stem(label)}",
+            caption=f"Claimed and effective context lengths of {label}",
+            interval="95% interval",
+            folded=label if len(lengths) > _TABLES_AT_ONCE else "",
+        )
+        for label, lines in lengths.items()
+    ]
+    if len(lengths) > 1:
+        names = list(dict.fromkeys(line.name for lines in lengths.values() for line in lines))
+        cells = {label: {line.name: line.cell for line in lines} for label, lines in lengths.items()}
+        rows = [
+            (Cell(name=label), *(known.get(name, NOT_MEASURED) for name in names)) for label, known in cells.items()
+        ]
+        together = {"caption": "Claimed and effective context lengths", "interval": "95% interval"}
+        tables.insert(0, Table.of(("model", *names), rows, stem="lengths", **together))
+    return Section(
+        identifier="lengths",
+        title="Claimed and effective lengths",
+        lead="What a model declares, what it was trained at, and how far context works by each rule. An interval of "
+        "scores is the same rule on the lower and on the upper ends of each length's own 95% interval.",
+        tables=tuple(tables),
+    )
+
+
+CLAIMED = Kind(section=_section)
+
+
+def _claimed(model: EvaluatedModel) -> Iterator[_Length]:
+    declared, trained = model.declared_length_tokens, model.origin_length_tokens
+    known = model.record.declared_length_tokens is not None
+    yield _Length("declared", _tokens(declared), "configuration" if known else "training length and scaling recorded")
+    yield _Length("training", _tokens(trained), "before extension and scaling")
+
+
+def _tokens(tokens: int | None) -> Cell:
+    return Cell(length_text(tokens)) if tokens else Cell("not recorded", missing=True)
+
+
+def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFrame]) -> Iterator[_Length]:
+    for (model, corpus, protocol), claim in material.claims.items():
+        if model == label and protocol == "fixed_target" and (effective := effective_nll_length(claim)) is not None:
+            text, low, high = (
+                "none" if end is None else length_text(end) for end in (effective.tokens, effective.low, effective.high)
+            )
+            name = f"effective, perplexity ({CORPUS_WORDS.get(corpus, corpus)})"
+            rule = f"the last length that lowers NLL measurably, same targets, {claim.clusters} documents"
+            yield _Length(name, Cell(text, interval=(low, high)), rule)
+    for name, means in averages.items():
+        if len(of_model := means[means["setting"] == label]):
+            count = int(of_model["tasks"].iloc[0])
+            rule = f"at least {ABSOLUTE_THRESHOLD:.1%} at every length up to it, {count} task{'s' * (count > 1)}"
+            yield _Length(f"effective, {name}", _passing(of_model, label), rule)
+    if label in material.ruler.effective:
+        text, reason = material.ruler.effective[label][0]
+        measured = Cell(text, small=(reason,)) if reason else _passing(material.ruler.overall, label)
+        yield _Length("effective, RULER", measured, f"at least {ABSOLUTE_THRESHOLD:.1%} over all {len(TASKS)} tasks")
+
+
+def _passing(means: pd.DataFrame, label: str) -> Cell:
+    """Returns the longest length that passes, with what passes by the ends of every score's interval."""
+    value, low, high = (by_length(means, label, numbers=end) for end in ("value", "ci95_low", "ci95_high"))
+    passing = last_passing(value, ABSOLUTE_THRESHOLD)
+    if any(map(math.isnan, low.values())):
+        return Cell(passing.text)
+    ends = tuple(last_passing(scores, ABSOLUTE_THRESHOLD).text for scores in (low, high))
+    return Cell(passing.text, interval=(ends[0], ends[1]))
+
+
+def _is_forced_needle(task: str) -> bool:
+    return task.endswith("_forced") and short_name(task.removesuffix("_forced")) in NIAH_TASKS

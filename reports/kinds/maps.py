@@ -1,0 +1,159 @@
+"""Maps of NLL: by position and context length, by document and context length, by checkpoint and context length.
+
+Each is drawn a second time as the difference to the baseline, cell by cell on the same targets.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.figures import heatmaps
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.kinds.position_sums import BINS
+from sbeval.reports.kinds.positions import comparable
+from sbeval.reports.read.fields import first_listed, in_words, length_text
+from sbeval.reports.read.results import LENGTH, column_values, records
+from sbeval.reports.read.samples import DOCUMENT_SUMS
+from sbeval.reports.section import Figure, Kind, Material, Section
+
+_COLUMNS = ["setting", "task", "corpus", "corpus_sha256", LENGTH, "row", "value", "tokens"]
+_TEXT = ["task", "corpus", "corpus_sha256"]
+_MOST_DOCUMENTS = 40
+_SHOWN = 2
+BEGINS = "\N{BLACK DIAMOND}"
+"""Marks the first checkpoint at which a length measurably lowers NLL."""
+
+
+def _section(material: Material) -> Section | None:
+    """Returns None where no model has NLL at two lengths by position or by document."""
+    figures: list[Figure] = []
+    for kind, rows_are, cells, explanation in (
+        ("position", "position in the window (octaves, from)", _by_position(material), "One pass at each length."),
+        ("document", "document", _by_document(material), "The same targets at every length."),
+    ):
+        for (task, corpus, _), of_text in cells.groupby(_TEXT, dropna=False, sort=False):
+            if of_text[LENGTH].nunique() > 1:
+                title = f"{CORPUS_WORDS.get(str(corpus), str(corpus))}: NLL by {kind} and context length"
+                caption = Caption(title=title, finding="", explanation=explanation, subtitle="NLL in nats per token")
+                figures += _figures(material, of_text, caption, f"map-{kind}-{safe_stem(str(task))}", rows_are)
+    if not figures:
+        return None
+    return Section(
+        identifier="maps",
+        title="Maps of NLL",
+        lead="One grid a model, one column a context length, one scale of colours. The lighter, the lower NLL; in "
+        "differences to the baseline blue is better than the baseline.",
+        figures=tuple(dataclasses.replace(figure, folded=place >= _SHOWN) for place, figure in enumerate(figures)),
+    )
+
+
+MAPS = Kind(section=_section)
+
+
+def _by_position(material: Material) -> pd.DataFrame:
+    """Returns one row an octave of positions and length of a pass, without an octave that the window cuts short."""
+    bins = comparable(material.results[BINS].dropna(subset=[LENGTH]), material.baseline)
+    octaves = np.floor(np.log2(bins["first"].clip(lower=1)))
+    bins = bins.assign(row=octaves, sums=bins["nll"] * bins["tokens"], width=bins["last"] - bins["first"] + 1)
+    numbers = ["sums", "tokens", "width"]
+    cells = bins.groupby(["setting", *_TEXT, LENGTH, "row"], dropna=False, sort=False)[numbers].sum().reset_index()
+    cells = cells[2 * cells["width"] >= 2 ** cells["row"]].sort_values("row", kind="stable")
+    names = [length_text(int(2**octave)) for octave in cells["row"]]
+    return cells.assign(row=names, value=cells["sums"] / cells["tokens"])[_COLUMNS]
+
+
+def _by_document(material: Material) -> pd.DataFrame:
+    """Returns one row a document and context length of `fixed_target`, of the documents with most targets."""
+    measured = material.results.measurements
+    measured = comparable(measured[measured["protocol"] == "fixed_target"], material.baseline)
+    rows = []
+    for row in records(measured.drop_duplicates(["setting", *_TEXT])):
+        if (sums := material.results.behind(DOCUMENT_SUMS, row)) is not None:
+            largest = np.argsort(-sums.tokens.max(axis=1), kind="stable")[:_MOST_DOCUMENTS]
+            for place, (column, length) in itertools.product(largest, enumerate(sums.lengths)):
+                if tokens := sums.tokens[place, column]:
+                    cell = (length, sums.clusters[place], sums.nll_nats[place, column] / tokens, tokens)
+                    rows.append((row["setting"], *(row[key] for key in _TEXT), *cell))
+    cells = pd.DataFrame(rows, columns=_COLUMNS)
+    return cells.sort_values([LENGTH, "value"], ascending=[False, True], kind="stable")
+
+
+def _figures(material: Material, cells: pd.DataFrame, caption: Caption, stem: str, rows_are: str) -> list[Figure]:
+    """Returns the map of NLL and, where another model was scored on the baseline's targets, that of differences."""
+    levels = dataclasses.replace(caption, finding=_finding(cells, ".2f"))
+    spec = _maps(material, cells, levels, heatmaps.nll_shades(cells["value"].tolist()), rows_are)
+    figures = [material.figure({"nll": spec}, stem, levels, wide=True)]
+    base = cells[cells["setting"] == material.baseline].set_index([LENGTH, "row", "tokens"])["value"]
+    others = cells[cells["setting"] != material.baseline]
+    same = pd.MultiIndex.from_frame(others[[LENGTH, "row", "tokens"]])
+    others = others.assign(value=others["value"].to_numpy() - base.reindex(same).to_numpy()).dropna(subset=["value"])
+    if len(others):
+        difference = dataclasses.replace(
+            caption,
+            title=f"{caption.title}, difference to {material.baseline}",
+            finding=_finding(others, "+.2f"),
+            explanation=f"{caption.explanation} Below zero, blue, is better than the baseline.",
+            subtitle="difference in NLL (nats per token)",
+        )
+        shades = heatmaps.difference_shades(others["value"].tolist(), "difference in NLL")
+        spec = _maps(material, others, difference, shades, rows_are)
+        figures.append(material.figure({"nll": spec}, f"{stem}-difference", difference, wide=True))
+    return figures
+
+
+def _finding(cells: pd.DataFrame, digits: str) -> str:
+    sentences = []
+    for label, of_model in cells.groupby("setting", sort=False):
+        ascending = records(of_model.sort_values("value"))
+        ends = (ascending[0], ascending[-1])
+        words = [f"{end['value']:{digits}} ({end['row']} at {length_text(int(end[LENGTH]))})" for end in ends]
+        sentences.append(f"{in_words(str(label))} from {' to '.join(words)}".replace("-", "\N{MINUS SIGN}"))
+    return first_listed(sentences)
+
+
+def _maps(
+    material: Material, cells: pd.DataFrame, caption: Caption, shades: heatmaps.Shades, rows_are: str
+) -> dict[str, Any]:
+    x, order = heatmaps.length_bands(column_values(cells)), list(dict.fromkeys(cells["row"]))
+    labels = [label for label in material.looks if (cells["setting"] == label).any()]
+    tooltip = {"length": "context", "row": rows_are, "value_text": shades.title, "tokens_text": "targets"}
+    panels, numbers = {}, len(labels) <= heatmaps.NUMBERED_AT_MOST
+    for label in labels:
+        drawn = [_cell(cell, shades) for cell in records(cells[cells["setting"] == label])]
+        shown: dict[str, Any] = {"shades": shades, "tooltip": tooltip, "numbers": numbers}
+        panels[label] = heatmaps.grid(drawn, x, rows=order, y_title=rows_are, **shown)
+    return heatmaps.heatmaps(panels, caption)
+
+
+def _cell(cell: Mapping[str, Any], shades: heatmaps.Shades) -> dict[str, Any]:
+    return {
+        "length": length_text(int(cell[LENGTH])),
+        "row": cell["row"],
+        "value": float(cell["value"]),
+        "text": f"{cell['value']:{shades.digits}}",
+        "value_text": f"{cell['value']:{shades.digits}}",
+        "tokens_text": f"{int(cell['tokens']):,}",
+    }
+
+
+def training_map(rows: pd.DataFrame, gains: Mapping[int, int], caption: Caption) -> dict[str, Any]:
+    """Returns the map of one training: checkpoints from first to last, one column a context length.
+
+    `rows` have columns `step`, context length and value; `gains` is a length to the first step at which it measurably
+    lowers NLL, whose cell is marked.
+    """
+    shades = heatmaps.nll_shades(rows["value"].tolist())
+    cells = []
+    for number in records(rows.assign(row=rows["step"].map("{:,}".format), tokens=rows["tokens"].fillna(0))):
+        begins = gains.get(int(number[LENGTH])) == number["step"]
+        cell = _cell(number, shades)
+        cells.append(cell | {"text": f"{cell['text']} {BEGINS}" if begins else cell["text"]})
+    x, order = heatmaps.length_bands(column_values(rows)), list(dict.fromkeys(cell["row"] for cell in cells))
+    tooltip = {"length": "context", "row": "step", "value_text": shades.title}
+    panel = heatmaps.grid(cells, x, rows=order, y_title="training step", shades=shades, tooltip=tooltip, numbers=True)
+    return {**heatmaps.heatmaps({"": panel}, caption), "columns": 1}

@@ -1,0 +1,156 @@
+"""How much context is needed: the shortest length whose NLL is as good as the longest one's, on the same targets."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.statistics import graded_errors, simultaneous_band
+from sbeval.reports.figures.curves import COUNTED, SCORE_TOOLTIP, SHARES, length_figure
+from sbeval.reports.figures.labels import Caption
+from sbeval.reports.read.fields import in_words, length_text, listed, name_list
+from sbeval.reports.read.results import LENGTH, Reader, averaging, column_values, records
+from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument, document_of, read_documents
+from sbeval.reports.section import Cell, Fact, Figure, Kind, Material, Section, Table, interval
+
+WITHIN_NATS = 0.01
+_UNITS = {"stretch": "Stretches of targets", "document": "Documents"}
+_TEXT = ["task", "corpus", "corpus_sha256"]
+STRETCH_SUMS = Reader(read=functools.partial(read_documents, by_stretch=True), pool=averaging(SumsByDocument.averaged))
+"""Sums of every run of targets of `fixed_target`, where there are several in a document."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Needed:
+    """How much context one model's targets need.
+
+    Attributes:
+        shares: one row a length, with the share of targets that need at most that much; the band is simultaneous.
+        beyond: share of targets that need more than the training length, with its band; None where none is longer.
+        units: stretches or documents.
+    """
+
+    shares: pd.DataFrame
+    beyond: tuple[float, ...] | None
+    units: int
+
+
+def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats: float = WITHIN_NATS) -> Needed | None:
+    """Finds the shortest length of every unit whose NLL is no more than `within_nats` above the longest length's.
+
+    A target counts with its unit's length; the band is over documents. None where fewer than two lengths share targets.
+    """
+    same_S = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
+    if len(sums.lengths) < 2 or not same_S.any():
+        return None
+    tokens_S = sums.tokens[same_S, 0]
+    nll_SK = sums.nll_nats[same_S] / tokens_S[:, None]
+    enough_SK = nll_SK <= nll_SK[:, -1:] + within_nats
+    suffices_SK = np.logical_or.accumulate(enough_SK, axis=1)
+    documents, index_S = np.unique([document_of(name) for name in np.array(sums.clusters)[same_S]], return_inverse=True)
+    of_document_CS = (index_S == np.arange(len(documents))[:, None]).astype(np.float64)
+    tokens_C, targets_CK = of_document_CS @ tokens_S, of_document_CS @ (tokens_S[:, None] * suffices_SK)
+    least = graded_errors(targets_CK / tokens_C[:, None], tokens_C)
+    band = simultaneous_band(targets_CK, tokens_C, least_errors_K=least)
+    shares = pd.DataFrame({LENGTH: sums.lengths, "value": band.estimates, "tokens": tokens_S.sum()})
+    shares["ci95_low"], shares["ci95_high"] = np.clip(band.lows, 0, 1), np.clip(band.highs, 0, 1)
+    shares["clusters"] = len(documents)
+    shares.loc[len(shares) - 1, ["ci95_low", "ci95_high"]] = math.nan  # by what is asked, every target
+    within = shares[(shares[LENGTH] <= (trained_at or 0)) & (shares[LENGTH] < sums.lengths[-1])]
+    ends = (1 - within[["value", "ci95_high", "ci95_low"]].to_numpy(float)).tolist()
+    return Needed(shares=shares, beyond=tuple(ends[-1]) if ends else None, units=int(same_S.sum()))
+
+
+def _section(material: Material) -> Section | None:
+    """Returns None where no model was scored on the same targets at two lengths."""
+    measured = material.results.measurements
+    rows = measured[(measured["protocol"] == "fixed_target") & (measured["metric"] == "nll")]
+    rows = rows[rows.groupby(["setting", *_TEXT], dropna=False)[LENGTH].transform("nunique") > 1]
+    figures, tables, unlogged = [], [], []
+    ordered = rows.sort_values("setting", key=lambda labels: labels.map(list(material.looks).index), kind="stable")
+    by_text = ordered.drop_duplicates(["setting", *_TEXT]).groupby(_TEXT, dropna=False, sort=False)
+    for (task, corpus, _), of_text in by_text:
+        by_unit: dict[str, dict[str, Needed]] = {unit: {} for unit in _UNITS}
+        for row in records(of_text):
+            trained = material.results.model(row["setting"]).origin_length_tokens
+            for unit, reader in (("stretch", STRETCH_SUMS), ("document", DOCUMENT_SUMS)):
+                if (sums := material.results.behind(reader, row)) is None:
+                    unlogged.append(row["setting"])
+                elif needed := context_needed(sums, trained, within_nats=material.within_nats):
+                    by_unit[unit][row["setting"]] = needed
+        if any(by_unit.values()):
+            name, stem = CORPUS_WORDS.get(str(corpus), str(corpus)), f"needed-{safe_stem(str(task))}"
+            figures.append(_figure(material, by_unit, f"{name}: how much context is needed", stem))
+            tables.append(_table(by_unit, f"{name}: share of targets that need at most a context length", stem))
+    if not figures and not unlogged:
+        return None
+    missing = f"{name_list(dict.fromkeys(unlogged))}: samples were not logged (--log_samples), so this cannot be said."
+    return Section(
+        identifier="needed",
+        title="How much context is needed",
+        lead=f"The shortest context whose NLL is at most {material.within_nats:g} nats per token above that of the "
+        "longest one, for each stretch of targets or each document; the share of targets that need no more. A model "
+        "that gets worse with context needs little by this rule.",
+        figures=tuple(figures),
+        metrics=_UNITS,
+        legend=material.looks_of(label for label in rows["setting"] if label not in unlogged),
+        tables=tuple(tables),
+        remarks=(Fact(text=missing),) if unlogged else (),
+    )
+
+
+NEEDED = Kind(section=_section, readers=(STRETCH_SUMS,))
+
+
+def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], title: str, stem: str) -> Figure:
+    variants: dict[str, dict[str, Any]] = {}
+    findings: dict[str, str] = {}
+    captions = []
+    for unit, of_models in by_unit.items():
+        shares = [needed.shares.assign(setting=label) for label, needed in of_models.items()]
+        findings[unit] = listed([_finding(material, label, needed) for label, needed in of_models.items()])
+        table = pd.concat(shares, ignore_index=True)
+        words = "Bands: 95% over documents, simultaneous over a line." if table["ci95_low"].notna().any() else ""
+        subtitle = f"{_UNITS[unit].lower()} within {material.within_nats:g} nats per token of the longest context"
+        captions.append(Caption(title=title, finding=findings[unit], explanation=words, subtitle=subtitle))
+        shown: dict[str, Any] = {"y_title": "share of targets that need at most this", "number_format": ".1%", **SHARES}
+        shown["tooltip"] = SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
+        variants[unit] = length_figure(table, captions[-1], looks=material.looks_of(of_models), **shown)
+    return material.figure(variants, stem, captions[0], findings=findings, wide=len(by_unit["stretch"]) > 6)
+
+
+def _finding(material: Material, label: str, needed: Needed) -> str:
+    half = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0]
+    words = f"{in_words(label)}: half of the targets need at most {length_text(int(half))}"
+    trained = material.results.model(label).origin_length_tokens
+    if needed.beyond is None or not trained:
+        return words
+    share, low, high = needed.beyond
+    band = "" if math.isnan(low) else f" [{low:.0%}, {high:.0%}]"
+    return f"{words}, {share:.0%}{band} more than the {length_text(trained)} it was trained at"
+
+
+def _table(by_unit: Mapping[str, Mapping[str, Needed]], caption: str, stem: str) -> Table:
+    every = pd.concat([needed.shares for of_models in by_unit.values() for needed in of_models.values()])
+    lengths, rows = column_values(every), []
+    for unit, of_models in by_unit.items():
+        for label, needed in of_models.items():
+            heading = Cell(f", {needed.units:,} {unit}{'es' if unit == 'stretch' else 's'}", name=label)
+            cells = {
+                int(row[LENGTH]): _share(row["value"], row["ci95_low"], row["ci95_high"])
+                for row in records(needed.shares)
+            }
+            last = _share(*needed.beyond) if needed.beyond else Cell("not evaluated", missing=True)
+            rows.append((heading, *(cells.get(length, "") for length in lengths), last))
+    header = ("model", *map(length_text, lengths), "more than the training length")
+    named: dict[str, Any] = {"stem": stem, "caption": caption, "interval": "simultaneous 95% band"}
+    return Table.of(header, rows, folded=f"Numbers: {caption}", **named)
+
+
+def _share(share: float, low: float = math.nan, high: float = math.nan) -> Cell:
+    return Cell(f"{share:.0%}", interval=interval(low, high, ".0%"))

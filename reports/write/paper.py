@@ -1,0 +1,128 @@
+"""A report for a paper: figures as PDF of a column's or a page's width, captions and tables as LaTeX that compiles."""
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbeval.reports.figures.images import ImageWriter
+from sbeval.reports.figures.lengths import on_axis
+from sbeval.reports.section import Figure, Report
+from sbeval.reports.write.exports import latex_table, latex_text
+
+COLUMN_INCHES, PAGE_INCHES = 3.25, 6.75
+_POINTS_PER_INCH = 72
+_PIXELS_PER_POINT = 1.75
+"""Names of 12.5 and 13 pixels become letters of 7 points."""
+_MOST_ROWS = 40
+FIGURES, TABLES = "figures.tex", "tables.tex"
+_ALONE = r"""% Compiles alone; in a paper, \input{FILE} after \usepackage{booktabs,graphicx} stands for what follows.
+\ifcsname c@figure\endcsname\def\sbevalend{}\else
+\documentclass[10pt,twocolumn]{article}
+\usepackage[T1]{fontenc}
+\usepackage{booktabs,graphicx}
+\setlength\textwidth{6.75in}\setlength\columnsep{0.25in}\setlength\oddsidemargin{-0.125in}
+\setlength\textheight{9in}\setlength\topmargin{-0.5in}
+\begin{document}
+\def\sbevalend{\end{document}}
+\fi
+"""
+_END = "\\sbevalend\n"
+_SENTENCE = re.compile(r"(?<=[.;]) ")
+
+
+def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str], digests: Sequence[str]) -> None:
+    """Writes `figures/*.pdf`, `figures.tex` and `tables.tex` into a folder that exists.
+
+    Args:
+        report: what is written.
+        folder: where to.
+        axis: of lengths, as `build_report` takes it.
+        only: patterns of names of figures' files; the first metric of every figure if empty.
+        digests: beginnings of texts' hashes, which no name of a file keeps.
+    """
+    (folder / "figures").mkdir()
+    lines = [_ALONE.replace("FILE", FIGURES)]
+    with ImageWriter(folder / "figures", ("pdf",)) as writer:
+        for figure in (figure for section in report.sections for figure in section.figures):
+            for place, (metric, spec) in enumerate(figure.variants.items()):
+                stem = _stem(figure, metric, digests)
+                if any(fnmatch.fnmatchcase(stem, pattern) for pattern in only) if only else place == 0:
+                    shown, wide = _for_print(on_axis(spec, axis))
+                    inches = PAGE_INCHES if wide else COLUMN_INCHES
+                    points = inches * _POINTS_PER_INCH
+                    name, _ = writer.publish(shown, stem, (points * _PIXELS_PER_POINT, points))
+                    lines += [*_figure_lines(name, _caption(figure, metric, spec), inches, wide=wide), ""]
+        writer.svgs()
+    (folder / FIGURES).write_text("\n".join([*lines, _END]), encoding="utf-8")
+    tables = [table for table in report.tables if not table.prose and len(table.rows_in_files) <= _MOST_ROWS]
+    texts = [_ALONE.replace("FILE", TABLES), *(latex_table(table, fitted=True) for table in tables), _END]
+    (folder / TABLES).write_text("\n".join(texts), encoding="utf-8")
+
+
+def _stem(figure: Figure, metric: str, digests: Sequence[str]) -> str:
+    """Returns a name that says what is shown: without hashes of texts, the metric last where there are several."""
+    stem = figure.image
+    for digest in digests:
+        stem = stem.replace(f"-{digest}", "")
+    if len(figure.variants) == 1:
+        return stem
+    return f"{stem.removesuffix(f'-{next(iter(figure.variants))}')}-{metric}"
+
+
+def _for_print(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Returns a figure without its title, names in a legend below instead of beside lines; and whether it is wide."""
+    wide = len(spec.get("concat", ())) > 1 and spec["columns"] > 1
+    legend = {"title": None, "orient": "bottom", "columns": 4 if wide else 2, "labelLimit": 190, "symbolStrokeWidth": 2}
+
+    def printed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [printed(item) for item in value if not _names_lines(item)]
+        if not isinstance(value, Mapping):
+            return value
+        changed = {key: printed(item) for key, item in value.items()}
+        if value.get("field") == "setting" and "range" in value.get("scale", {}):
+            changed["legend"] = legend if len(value["scale"]["range"]) > 1 else None
+        return changed
+
+    shown = printed({key: item for key, item in spec.items() if key not in ("title", "description", "datasets")})
+    return shown | {"padding": 2}, wide
+
+
+def _names_lines(layer: Any) -> bool:
+    return isinstance(layer, Mapping) and isinstance(layer.get("data"), Mapping) and layer["data"].get("name") == "ends"
+
+
+def _caption(figure: Figure, metric: str, spec: Mapping[str, Any]) -> str:
+    """Says what is shown and how to read it, with interval and number of documents where there are some."""
+    caption = figure.caption
+    finding = figure.findings.get(metric, caption.finding)
+    sentences = [s for s in _SENTENCE.split(f"{finding} {caption.explanation}".strip()) if not s.startswith("No band")]
+    words = " ".join([f"{caption.title}.", *sentences])
+    rows = list(_rows(spec))
+    if any(row.get("low") is not None for row in rows) and "Band" not in words:
+        words += " Bands: 95% intervals."
+    written = {str(row.get("clusters_text", "")).replace(",", "") for row in rows}
+    counts = sorted(int(text) for text in written if text.isdigit())
+    if counts:
+        span = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+        words += f" {span} document{'s' * (counts[-1] > 1)}."
+    return words
+
+
+def _rows(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for image in spec.get("concat", [spec]):
+        yield from image.get("data", {}).get("values", ())
+
+
+def _figure_lines(name: str, caption: str, inches: float, *, wide: bool) -> list[str]:
+    environment = "figure*" if wide else "figure"
+    return [
+        rf"\begin{{{environment}}}[t]",
+        r"\centering",
+        rf"\includegraphics[width={inches:g}in]{{figures/{name}.pdf}}",
+        rf"\caption{{{latex_text(caption)}}}",
+        rf"\label{{fig:{name}}}",
+        rf"\end{{{environment}}}",
+    ]
