@@ -25,8 +25,8 @@ _SCAN = "mamba2_chunk_scan"
 class ScanInPieces:
     """Stands in for `mamba2_chunk_scan` of a model's file, and calls it for pieces of a text."""
 
-    def __init__(self, own: Forward, piece_tokens: int) -> None:
-        self._own, self.piece_tokens = own, piece_tokens
+    def __init__(self, original: Forward, piece_tokens: int) -> None:
+        self._original, self.piece_tokens = original, piece_tokens
 
     def __call__(
         self,
@@ -47,7 +47,7 @@ class ScanInPieces:
         for start in range(0, hidden_BLHP.shape[1], step):
             hidden, dt, B, C = (x[:, start : start + step] for x in (hidden_BLHP, dt_BLH, B_BLGN, C_BLGN))
             options = {"initial_states": states, "return_final_states": True, **others}
-            output, states = self._own(hidden, dt, A, B, C, chunk_size=chunk_size, **options)
+            output, states = self._original(hidden, dt, A, B, C, chunk_size=chunk_size, **options)
             outputs.append(output)
         whole = torch.cat(outputs, dim=1)
         return (whole, states) if return_final_states else whole
@@ -69,15 +69,15 @@ def scan_in_pieces(model: nn.Module) -> list[nn.Module]:
 
 @functools.cache
 def _scanning(forward: Forward) -> Forward | None:
-    def stand_in(own: Forward) -> ScanInPieces | None:
-        return ScanInPieces(own, PIECE_TOKENS) if _continues(own) else None
+    def stand_in(original: Forward) -> ScanInPieces | None:
+        return ScanInPieces(original, PIECE_TOKENS) if _continues(original) else None
 
     # what is around it is for accelerate's hooks
     return with_name(inspect.unwrap(forward), _SCAN, stand_in)
 
 
 @torch.no_grad()
-def _continues(own: Forward) -> bool:
+def _continues(original: Forward) -> bool:
     """Whether a scan in pieces is the same as that of a whole text."""
     generator = torch.Generator().manual_seed(0)
     hidden_BLHP, dt_BLH, B_BLGN, C_BLGN = (
@@ -86,7 +86,7 @@ def _continues(own: Forward) -> bool:
     inputs = hidden_BLHP, dt_BLH, -torch.arange(1.0, 5.0), B_BLGN, C_BLGN
     options: dict[str, Any] = {"chunk_size": 2, "D": torch.ones(4), "dt_softplus": True, "return_final_states": True}
     try:
-        expected, in_pieces = own(*inputs, **options), ScanInPieces(own, 4)(*inputs, **options)
+        expected, in_pieces = original(*inputs, **options), ScanInPieces(original, 4)(*inputs, **options)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
     return all(same_but_for_rounding(*both) for both in zip(in_pieces, expected, strict=True))

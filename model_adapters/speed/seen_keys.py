@@ -81,14 +81,16 @@ def see_keys(model: Any) -> bool:
     if before != ("sdpa" if getattr(model, "_supports_sdpa", False) else "eager"):
         return False
     trial = _SeenKeys(before, shortest_tokens=1)
-    configs = {id(own): own for module in model.modules() if (own := getattr(module, "config", None)) is not None}
-    changed = [own for own in configs.values() if getattr(own, _ATTRIBUTE, None) == before]
-    with held([(own, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for own in changed]):
+    configs = {
+        id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
+    }
+    changed = [config for config in configs.values() if getattr(config, _ATTRIBUTE, None) == before]
+    with held([(config, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for config in changed]):
         # the longer text, for what begins after some hundred tokens, only where something is gained
         if not (_runs(model, _SAMPLE_TOKENS) and trial.served and _runs(model, _LONGER_TOKENS)):
             return False
-    for own in changed:
-        setattr(own, _ATTRIBUTE, _registered(before))
+    for config in changed:
+        setattr(config, _ATTRIBUTE, _registered(before))
     return True
 
 
@@ -126,13 +128,13 @@ class _SeenKeys:
 
     def mask(self, batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Any:
         """Returns `SeenKeys` of long whole texts without padding, else the mask of the implementation before."""
-        own = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
+        original = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
 
         @functools.lru_cache(maxsize=2)  # layers share a mask
         def of_first(length: int) -> Any:
             padding = asked.get("attention_mask")
             first = {} if padding is None else {"attention_mask": padding[:, :length]}
-            return own(batch_size=batch_size, q_length=length, kv_length=length, **{**asked, **first})
+            return original(batch_size=batch_size, q_length=length, kv_length=length, **{**asked, **first})
 
         size = asked.get("local_size")
         if q_length == kv_length >= (self._shortest or SHORTEST_TOKENS) and not asked.get("use_vmap"):
@@ -144,15 +146,15 @@ class _SeenKeys:
                     seen = SeenKeys(window=window, chunk=chunk, mask=of_first)
                     if _agrees(asked["mask_function"], seen, batch_size, q_length, asked.get("device", "cpu")):
                         return seen
-        return own(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **asked)
+        return original(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **asked)
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Returns [B, L, H, D], and the weights if the implementation before was asked for them."""
-        own = functools.partial(self._own(module), module)
+        original = functools.partial(self._original(module), module)
         if not isinstance(attention_mask, SeenKeys):
-            return own(query, key, value, attention_mask, **others)  # type: ignore[no-any-return]
+            return original(query, key, value, attention_mask, **others)  # type: ignore[no-any-return]
         length, sink_H = query.shape[2], others.get("s_aux")
         seen = attention_mask.within(length)
         more = others.get("dropout") or any(others.get(name) not in (None, False) for name in _MORE)
@@ -164,15 +166,15 @@ class _SeenKeys:
             if kind not in same:
                 few = min(length, (seen.window or seen.chunk or 0) + _COMPARED_TOKENS)
                 first = [x[:, :, :few] for x in (query, key, value)]
-                same[kind] = _same(attend, functools.partial(own, **others), first, _on(seen.mask(few), query))
+                same[kind] = _same(attend, functools.partial(original, **others), first, _on(seen.mask(few), query))
                 if not same[kind]:
                     logger.warning("%s keeps its own attention, from which ours differs", type(module).__name__)
             if same[kind]:
                 self.served |= sink_H is not None or attention_mask.window is not None or seen.chunk is not None
                 return attend(query, key, value).transpose(1, 2).contiguous(), None
-        return own(query, key, value, _on(seen.mask(length), query), **others)  # type: ignore[no-any-return]
+        return original(query, key, value, _on(seen.mask(length), query), **others)  # type: ignore[no-any-return]
 
-    def _own(self, module: nn.Module) -> Callable[..., Any]:
+    def _original(self, module: nn.Module) -> Callable[..., Any]:
         # eager attention is each model's own, in its file
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(self._before, eager)
@@ -184,7 +186,9 @@ def _on(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def _same(attend: Callable[..., Tensor], own: Callable[..., Any], heads: list[Tensor], mask: Tensor | None) -> bool:
+def _same(
+    attend: Callable[..., Tensor], original: Callable[..., Any], heads: list[Tensor], mask: Tensor | None
+) -> bool:
     """Whether the definition is the model's own in fp32, and a kernel for fewer bits is the definition but for those.
 
     The newest rows, which see no more than a window, are compared on their own scale.
@@ -192,7 +196,7 @@ def _same(attend: Callable[..., Tensor], own: Callable[..., Any], heads: list[Te
     with torch.autocast(heads[0].device.type, enabled=False):
         try:
             wide = [x.double() if x.dtype == torch.float64 else x.float() for x in heads]
-            expected, definition = own(*wide, mask)[0], attend(*wide).transpose(1, 2)
+            expected, definition = original(*wide, mask)[0], attend(*wide).transpose(1, 2)
             rounded = attend(*heads).transpose(1, 2)
         except (RuntimeError, TypeError, ValueError):
             return False
