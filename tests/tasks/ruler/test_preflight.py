@@ -47,7 +47,8 @@ def test_a_place_without_them_is_named(corpora: dict[str, Any], task: str, missi
 def test_options_that_change_what_is_needed_count(corpora: dict[str, Any]) -> None:
     nowhere = {"essays": "/no/such/place"}
     check_options(["sb_niah_single_2"], {**nowhere, "type_haystack": "noise"})
-    check_options(["sb_niah"], {**nowhere, "sb_niah_single_2": corpora, "type_haystack": "needle"})
+    own = {"sb_niah_single_2": {"essays": corpora["essays"]}, "type_haystack": "needle"}
+    check_options(["sb_niah"], {**nowhere, **own})
     with pytest.raises(UserError, match="/no/such/place"):
         check_options(["sb_ruler_vt"], {**nowhere, "sb_ruler_vt": {"type_haystack": "essay"}})
     with pytest.raises(UserError, match="keys that sb_ruler_vt has, found unknown key 'needles'"):
