@@ -1,6 +1,7 @@
 """What a wheel holds, and that it works outside the checkout."""
 
 import json
+import re
 import shutil
 import sys
 import tarfile
@@ -14,6 +15,7 @@ from fresh_process import run, run_code
 from source_tree import ROOT, modules, package_folders
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SMALL_DUPLICATES = ("tokenizer_config.json", "generation_config.json")
 
 
 def test_the_package_list_is_complete() -> None:
@@ -34,7 +36,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         ("tasks", "**/*.yaml", "sbeval/tasks"),
         ("reports", "write/templates/*", "sbeval/reports"),
         ("sbeval", "training/recipes/**/*.yaml", "sbeval"),
-        ("sbeval", "demo/checkpoints/**/*", "sbeval"),
+        ("sbeval", "demo/checkpoints/*/*[!l]", "sbeval"),  # all but logs, *.jsonl
         ("sbeval", "demo/*.tar.xz", "sbeval"),
         ("sbeval", "py.typed", "sbeval"),
     ],
@@ -82,7 +84,7 @@ def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> N
     assert any("sb_text_stream" in line for line in printed)
 
 
-def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Path) -> None:
+def test_the_tests_of_a_source_distribution_run(wheel: Path, wheel_python: Path, tmp_path: Path) -> None:
     build = "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])"
     (tmp_path / "extra.cfg").write_text(f"[egg_info]\negg_base = {tmp_path}\n")
     config = f"import os; os.environ['DIST_EXTRA_CONFIG'] = {str(tmp_path / 'extra.cfg')!r}; "
@@ -93,6 +95,11 @@ def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Pa
     (unpacked,) = tmp_path.glob("sbeval-*/")
     tests = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")}
     assert tests == {file.relative_to(unpacked) for file in (unpacked / "tests").rglob("*.py")}
+    # what is published as source builds what is published as a wheel
+    (tmp_path / "extra.cfg").write_text("")
+    run([sys.executable, "-c", config + build.replace("sdist", "wheel"), tmp_path], folder=unpacked)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    assert contents(rebuilt) == contents(wheel)
     one = [wheel_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/keeping/test_writing.py"]
     process = run(one, folder=unpacked)
     assert process.returncode == 0, process.stdout
@@ -101,7 +108,17 @@ def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Pa
 
 def test_an_editable_install_that_is_taken_back_leaves_a_line_that_does_nothing(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "sbeval", "tasks", "reports", "model_adapters"):
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "sbeval_autoload.pth",
+        "sbeval",
+        "tasks",
+        "reports",
+        "model_adapters",
+    ):
         if (ROOT / name).is_dir():
             left_out = shutil.ignore_patterns("__pycache__", "*.safetensors")
             shutil.copytree(ROOT / name, source / name, ignore=left_out)
@@ -137,6 +154,36 @@ def test_every_dependency_is_pinned() -> None:
         (exact,) = pinned[canonicalize_name(requirement.name)]
         assert exact.operator == "=="
         assert requirement.specifier.contains(exact.version), requirement
+
+
+def test_nothing_lies_in_the_wheel_twice_but_the_tokenizer_of_two_checkpoints(wheel: Path) -> None:
+    names: dict[int, list[str]] = {}
+    for name, checksum in contents(wheel).items():
+        names.setdefault(checksum, []).append(name)
+    twice = [both for both in names.values() if len(both) > 1]
+    assert {name.split("/")[-1] for both in twice for name in both} == {"tokenizer.json", *SMALL_DUPLICATES}
+    assert all(name.startswith("sbeval/demo/checkpoints/") for both in twice for name in both)
+
+
+def test_a_readme_on_an_index_links_to_the_repository_once_its_address_is_set(tmp_path: Path) -> None:
+    for name in ("setup.py", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (address,) = re.findall(r'^repository = "(.*)"$', text, re.MULTILINE)
+    for chosen in ("", "https://example.org/us/sbeval"):
+        (tmp_path / "pyproject.toml").write_text(text.replace(f'repository = "{address}"', f'repository = "{chosen}"'))
+        code = "import setuptools; setuptools.setup = lambda **given: print(given)\nimport setup"
+        printed = run([sys.executable, "-c", code], folder=tmp_path).stdout
+        given = re.search(r"'project_urls': ({.*?})", printed)[1]
+        assert bool(chosen) == ("/us/sbeval/issues" in given) == (f"]({chosen}/blob/v0.1.0/DESIGN.md)" in printed)
+        assert bool(chosen) == (f"]({chosen}/raw/v0.1.0/docs/results/demo/figures/fixed_target.png)" in printed)
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            file.filename: file.CRC for file in archive.infolist() if file.file_size and "RECORD" not in file.filename
+        }
 
 
 def names_in(wheel: Path) -> set[str]:
