@@ -1,4 +1,4 @@
-"""Puts `sbeval_autoload.pth` at the top of the wheel, where Python reads it at start-up, and links into the metadata."""
+"""Puts `sbeval_autoload.pth` at the top of the wheel, where Python reads it at start-up, and links into its page."""
 
 import re
 import tomllib
