@@ -179,6 +179,45 @@ def test_a_readme_on_an_index_links_to_the_repository_once_its_address_is_set(tm
         assert bool(chosen) == (f"]({chosen}/raw/v0.1.0/docs/results/demo/figures/fixed_target.png)" in printed)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, []),
+        ({"repository": ""}, ["where the repository is"]),
+        ({"tag": "v0.2.0"}, ["the tag v0.1.0"]),
+        ({"heading": "## Unreleased"}, ["a section 0.1.0", "no section Unreleased"]),
+        ({"released": ""}, ["date-released"]),
+        ({"elsewhere": "https://example.org/fork/sbeval"}, ["the repository https://example.org/us/sbeval"]),
+    ],
+)
+def test_a_tag_is_published_only_when_nothing_is_missing(
+    changed: dict[str, str], said: list[str], tmp_path: Path
+) -> None:
+    home = changed.get("repository", "https://example.org/us/sbeval")
+    (tmp_path / "sbeval").mkdir()
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "sbeval" / "__init__.py").write_text('__version__ = "0.1.0"')
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nversion = "0.1.0"\n[tool.sbeval]\nrepository = "{home}"\n')
+    released = changed.get("released", "date-released: 2026-12-01")
+    (tmp_path / "CITATION.cff").write_text(f"title: x\nversion: 0.1.0\n{released}\n")
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{changed.get('heading', '## 0.1.0')}\n\n- all\n")
+    shutil.copy(ROOT / ".ci" / "release.py", tmp_path / ".ci")
+    arguments = [changed.get("tag", "v0.1.0"), changed.get("elsewhere", "https://example.org/us/sbeval")]
+    process = run([sys.executable, tmp_path / ".ci" / "release.py", *arguments])
+    assert process.returncode == (1 if said else 0)
+    assert len(process.stderr.splitlines()) == len(said)
+    assert all(sentence in process.stderr for sentence in said)
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda file: file.stem)
+def test_a_workflow_names_actions_by_commit_and_only_publishing_may_write(workflow: Path) -> None:
+    text = workflow.read_text(encoding="utf-8")
+    for used in re.findall(r"uses: (\S+.*)", text):
+        assert re.fullmatch(r"\./\.github/workflows/\w+\.yml|[\w/-]+@[0-9a-f]{40} # v[\d.]+", used)
+    assert "\npermissions: {contents: read}\n" in text
+    assert workflow.stem == "release" or not re.search(r"write|secrets", text)
+
+
 def contents(wheel: Path) -> dict[str, int]:
     with zipfile.ZipFile(wheel) as archive:
         return {
