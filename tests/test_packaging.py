@@ -1,6 +1,7 @@
 """What a wheel holds, and that it works outside the checkout."""
 
 import json
+import re
 import shutil
 import sys
 import tarfile
@@ -14,6 +15,7 @@ from fresh_process import run, run_code
 from source_tree import ROOT, modules, package_folders
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SMALL_DUPLICATES = ("tokenizer_config.json", "generation_config.json")
 
 
 def test_the_package_list_is_complete() -> None:
@@ -34,7 +36,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         ("tasks", "**/*.yaml", "sbeval/tasks"),
         ("reports", "write/templates/*", "sbeval/reports"),
         ("sbeval", "training/recipes/**/*.yaml", "sbeval"),
-        ("sbeval", "demo/checkpoints/**/*", "sbeval"),
+        ("sbeval", "demo/checkpoints/*/*[!l]", "sbeval"),  # all but logs, *.jsonl
         ("sbeval", "demo/*.tar.xz", "sbeval"),
         ("sbeval", "py.typed", "sbeval"),
     ],
@@ -82,7 +84,7 @@ def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> N
     assert any("sb_text_stream" in line for line in printed)
 
 
-def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Path) -> None:
+def test_the_tests_of_a_source_distribution_run(wheel: Path, wheel_python: Path, tmp_path: Path) -> None:
     build = "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])"
     (tmp_path / "extra.cfg").write_text(f"[egg_info]\negg_base = {tmp_path}\n")
     config = f"import os; os.environ['DIST_EXTRA_CONFIG'] = {str(tmp_path / 'extra.cfg')!r}; "
@@ -93,6 +95,11 @@ def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Pa
     (unpacked,) = tmp_path.glob("sbeval-*/")
     tests = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")}
     assert tests == {file.relative_to(unpacked) for file in (unpacked / "tests").rglob("*.py")}
+    # what is published as source builds what is published as a wheel
+    (tmp_path / "extra.cfg").write_text("")
+    run([sys.executable, "-c", config + build.replace("sdist", "wheel"), tmp_path], folder=unpacked)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    assert contents(rebuilt) == contents(wheel)
     one = [wheel_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/keeping/test_writing.py"]
     process = run(one, folder=unpacked)
     assert process.returncode == 0, process.stdout
@@ -101,7 +108,17 @@ def test_the_tests_of_a_source_distribution_run(wheel_python: Path, tmp_path: Pa
 
 def test_an_editable_install_that_is_taken_back_leaves_a_line_that_does_nothing(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "sbeval", "tasks", "reports", "model_adapters"):
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "sbeval_autoload.pth",
+        "sbeval",
+        "tasks",
+        "reports",
+        "model_adapters",
+    ):
         if (ROOT / name).is_dir():
             left_out = shutil.ignore_patterns("__pycache__", "*.safetensors")
             shutil.copytree(ROOT / name, source / name, ignore=left_out)
@@ -137,6 +154,75 @@ def test_every_dependency_is_pinned() -> None:
         (exact,) = pinned[canonicalize_name(requirement.name)]
         assert exact.operator == "=="
         assert requirement.specifier.contains(exact.version), requirement
+
+
+def test_nothing_lies_in_the_wheel_twice_but_the_tokenizer_of_two_checkpoints(wheel: Path) -> None:
+    names: dict[int, list[str]] = {}
+    for name, checksum in contents(wheel).items():
+        names.setdefault(checksum, []).append(name)
+    twice = [both for both in names.values() if len(both) > 1]
+    assert {name.split("/")[-1] for both in twice for name in both} == {"tokenizer.json", *SMALL_DUPLICATES}
+    assert all(name.startswith("sbeval/demo/checkpoints/") for both in twice for name in both)
+
+
+def test_a_readme_on_an_index_links_to_the_repository_once_its_address_is_set(tmp_path: Path) -> None:
+    for name in ("setup.py", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (address,) = re.findall(r'^repository = "(.*)"$', text, re.MULTILINE)
+    for chosen in ("", "https://example.org/us/sbeval"):
+        (tmp_path / "pyproject.toml").write_text(text.replace(f'repository = "{address}"', f'repository = "{chosen}"'))
+        code = "import setuptools; setuptools.setup = lambda **given: print(given)\nimport setup"
+        printed = run([sys.executable, "-c", code], folder=tmp_path).stdout
+        given = re.search(r"'project_urls': ({.*?})", printed)[1]
+        assert bool(chosen) == ("/us/sbeval/issues" in given) == (f"]({chosen}/blob/v0.1.0/DESIGN.md)" in printed)
+        assert bool(chosen) == (f"]({chosen}/raw/v0.1.0/docs/results/demo/figures/fixed_target.png)" in printed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, []),
+        ({"repository": ""}, ["where the repository is"]),
+        ({"tag": "v0.2.0"}, ["the tag v0.1.0"]),
+        ({"heading": "## Unreleased"}, ["a section 0.1.0", "no section Unreleased"]),
+        ({"released": ""}, ["date-released"]),
+        ({"elsewhere": "https://example.org/fork/sbeval"}, ["the repository https://example.org/us/sbeval"]),
+    ],
+)
+def test_a_tag_is_published_only_when_nothing_is_missing(
+    changed: dict[str, str], said: list[str], tmp_path: Path
+) -> None:
+    home = changed.get("repository", "https://example.org/us/sbeval")
+    (tmp_path / "sbeval").mkdir()
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "sbeval" / "__init__.py").write_text('__version__ = "0.1.0"')
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nversion = "0.1.0"\n[tool.sbeval]\nrepository = "{home}"\n')
+    released = changed.get("released", "date-released: 2026-12-01")
+    (tmp_path / "CITATION.cff").write_text(f"title: x\nversion: 0.1.0\n{released}\n")
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{changed.get('heading', '## 0.1.0')}\n\n- all\n")
+    shutil.copy(ROOT / ".ci" / "release.py", tmp_path / ".ci")
+    arguments = [changed.get("tag", "v0.1.0"), changed.get("elsewhere", "https://example.org/us/sbeval")]
+    process = run([sys.executable, tmp_path / ".ci" / "release.py", *arguments])
+    assert process.returncode == (1 if said else 0)
+    assert len(process.stderr.splitlines()) == len(said)
+    assert all(sentence in process.stderr for sentence in said)
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda file: file.stem)
+def test_a_workflow_names_actions_by_commit_and_only_publishing_may_write(workflow: Path) -> None:
+    text = workflow.read_text(encoding="utf-8")
+    for used in re.findall(r"uses: (\S+.*)", text):
+        assert re.fullmatch(r"\./\.github/workflows/\w+\.yml|[\w/-]+@[0-9a-f]{40} # v[\d.]+", used)
+    assert "\npermissions: {contents: read}\n" in text
+    assert workflow.stem == "release" or not re.search(r"write|secrets", text)
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            file.filename: file.CRC for file in archive.infolist() if file.file_size and "RECORD" not in file.filename
+        }
 
 
 def names_in(wheel: Path) -> set[str]:

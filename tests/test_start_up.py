@@ -16,7 +16,7 @@ from sbeval import plugin
 from sbeval.commands import install_plugin
 from sbeval.errors import UserError
 
-LINE = (ROOT / "sbeval" / "sbeval_autoload.pth").read_text(encoding="utf-8")
+LINE = (ROOT / "sbeval_autoload.pth").read_text(encoding="utf-8")
 OLDEST = (3, 6)
 
 

@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,20 @@ START = "index.md"
 _MARKER = re.compile(r"^<!-- filled in: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Sets the addresses of repository and site, once pyproject.toml has the one they follow from."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["sbeval"]["repository"]
+    if address:
+        owner, name = address.split("/")[-2:]
+        config.repo_url, config.site_url = address, f"https://{owner.lower()}.github.io/{name}/"
+    return config
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Takes away what has a reader's browser ask GitHub for the repository's stars."""
+    return output.replace('data-md-component="source"', "")
 
 
 def on_files(files: Files, config: Any) -> Files:

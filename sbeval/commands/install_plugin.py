@@ -15,7 +15,8 @@ def install(site_packages: Path | None = None) -> Path:
     Raises:
         UserError: the folder cannot be written to.
     """
-    line = importlib.resources.files("sbeval").joinpath(FILE_NAME).read_text(encoding="utf-8")
+    # beside the package, in a checkout and where a wheel was installed
+    line = importlib.resources.files("sbeval").joinpath("..", FILE_NAME).read_text(encoding="utf-8")
     target = (site_packages or Path(sysconfig.get_path("purelib"))) / FILE_NAME
     try:
         target.write_text(line, encoding="utf-8")
