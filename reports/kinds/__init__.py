@@ -5,7 +5,10 @@
 - `gains`: the same targets under two conditions
 - `positions`: NLL by position
 - `position_sums`: its bins, its sums by document, and paired bands over both
+- `needed`: how much context the same targets need
+- `maps`: NLL by position, by document and by checkpoint against context length
 - `needles`: needles by depth and length
+- `claimed`: declared, training and effective lengths, a table for each model
 - `ruler`: RULER against length
 - `recall`: recall probes
 - `spans`: attention spans, their means and those of every layer and head
