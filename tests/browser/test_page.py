@@ -221,6 +221,13 @@ def test_the_first_screen_shows_the_curve(browser: Any, page_path: Path, width: 
     opened.context.close()
 
 
+def test_lengths_can_count_in_training_lengths(opened: Opened) -> None:
+    chart = opened.page.locator("#curves .chart").first
+    opened.page.get_by_text("\N{MULTIPLICATION SIGN} training length", exact=True).first.click()
+    opened.page.wait_for_selector("#curves .chart[data-axis=training]")
+    assert "multiples of the training length" in chart.text_content()
+
+
 def test_the_words_below_a_figure_follow_the_metric(opened: Opened) -> None:
     page = opened.page
     words = page.locator("#curves .finding").first
@@ -228,5 +235,5 @@ def test_the_words_below_a_figure_follow_the_metric(opened: Opened) -> None:
     page.get_by_text("Perplexity", exact=True).first.click()
     page.wait_for_selector("#curves .chart[data-drawn=token_perplexity]")
     assert words.text_content().startswith("Perplexity: demo-sb goes from ")
-    chosen = page.locator(".segmented input:checked")
+    chosen = page.locator("#curves .metrics input:checked")
     assert {chosen.nth(index).get_attribute("value") for index in range(chosen.count())} == {"token_perplexity"}
