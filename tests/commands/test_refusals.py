@@ -69,7 +69,7 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=x,skip_treshold=0": "Expected skip_threshold in --model_args",
     "run --tasks sb_stdlib --model_args pretrained=trained": "name trained/checkpoint.",
     "run --tasks sb_stdlib --model_args pretrained=trained/checkpoint": "Expected a tokenizer beside the model",
-    f"{RUN} sb_stdlib --model hf": "Expected the model sb",
+    f"{RUN} sb_span --model hf": "Expected the model sb",
     f"{RUN} sb_stdlib --batch_size abc": "Expected batch_size to be a positive number or auto, found 'abc'",
     "report models -o out": "found none",
     "demo --text nope": "Expected text at data_path 'nope', found nothing there",
