@@ -1,6 +1,5 @@
 """Versions that a release was tested with: one line warns outside of them, and page, ranges and packages agree."""
 
-import importlib.metadata
 import logging
 import re
 import tomllib
@@ -21,12 +20,9 @@ def given(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> str | None
     return parts.untested()
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.11.0rc1", "2.13.0+cu130", "2.13.9", None])
-def test_a_version_inside_says_nothing(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert given(monkeypatch, torch=version) is None
-
-
 def test_each_version_outside_is_named_with_what_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    for inside in ("2.11.0", "2.11.0rc1", "2.13.0+cu130", "2.13.9", None):
+        assert given(monkeypatch, torch=inside) is None
     said = given(monkeypatch, torch="2.14.0+cpu", triton="4", transformers="5.9.1", lm_eval="0.5.0.dev2")
     assert said == (
         "lm_eval 0.5.0.dev2 (tested: 0.4.13), transformers 5.9.1 (tested: 5.18 to 5.23), "
@@ -47,7 +43,6 @@ def test_a_run_says_it_in_one_line_once_and_goes_on(
 
 
 def test_the_page_the_ranges_and_the_packages_agree() -> None:
-    names = {"lm_eval": "lm-eval"}
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     project = " ".join(declared["dependencies"] + declared["optional-dependencies"]["dev"])
     pinned = [
@@ -55,9 +50,8 @@ def test_the_page_the_ranges_and_the_packages_agree() -> None:
     ]
     page = dict(re.findall(r"^\| (\S+) \| (.+?) \|", (ROOT / "docs/reference/versions.md").read_text(), re.M))
     for package, (oldest, newest) in parts.TESTED.items():
-        name = names.get(package, package)
+        name = package.replace("_", "-")
         assert page[name] == " to ".join(dict.fromkeys((oldest, newest)))
         assert re.search(rf"\b{name}(\[hf\])?>={re.escape(oldest)}\b", project)
         assert f"{dict(pinned[0])[name]}.".startswith(f"{newest}.")
         assert f"{dict(pinned[1]).get(name, oldest)}.".startswith(f"{oldest}.")
-    assert importlib.metadata.version("lm_eval") == dict(pinned[0])["lm-eval"]
