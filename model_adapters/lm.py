@@ -66,6 +66,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         log_visibly()
         ranks.find_processes()
         ranks.watch()
+        if ranks.is_first_process():
+            loading.warn_of_versions()
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(local_path(pretrained))
         try:

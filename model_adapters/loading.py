@@ -24,6 +24,7 @@ from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError, first_line, panics_as_errors, raised_here, shown
+from sbeval.fingerprint.parts import untested
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.batching import out_of_memory
 from sbeval.scoring.non_finite import non_finite_weights
@@ -272,6 +273,13 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
         expected = "Expected arguments that hold for every checkpoint format"
         remedy = "remove it from --model_args, or rewrite the checkpoint with `sbeval convert` first"
         raise UserError(f"{expected}, found {', '.join(given)} with the format {format_found}: {remedy}.")
+
+
+@functools.cache
+def warn_of_versions() -> None:
+    """Says once, in one line, which installed packages this release was not tested with; nothing is refused."""
+    if outside := untested():
+        logger.warning("this sbeval was not tested with %s: numbers may differ, or calls fail", outside)
 
 
 def say_format(pretrained: str, name: str) -> None:

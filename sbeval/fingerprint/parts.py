@@ -17,6 +17,13 @@ REVISION = "revision"
 _HASH_CHARACTERS = 20
 _HASH = re.compile(r"[0-9a-f]{20,}")
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "tokenizers", "flash-linear-attention", "peft")
+TESTED = {
+    "lm_eval": ("0.4.13", "0.4.13"),
+    "transformers": ("5.18", "5.23"),
+    "torch": ("2.11", "2.13"),
+    "triton": ("3.6", "3.7"),
+}
+"""Package to the oldest and the newest version that this release was tested with, to as many places as are written."""
 
 
 def short_sha256(value: Any) -> str:
@@ -53,6 +60,23 @@ def installed_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def untested() -> str | None:
+    """Returns which installed versions lie outside of `TESTED`: "torch 2.14.0 (tested: 2.11 to 2.13)", None if none."""
+    outside = []
+    for package, (oldest, newest) in TESTED.items():
+        version = installed_version(package)
+        if version and not (
+            _places(oldest, version) >= _places(oldest) and _places(newest, version) <= _places(newest)
+        ):
+            outside.append(f"{package} {version} (tested: {' to '.join(dict.fromkeys((oldest, newest)))})")
+    return ", ".join(outside) or None
+
+
+def _places(bound: str, version: str | None = None) -> list[int]:
+    """Returns the numbers of a version, as many as its bound has."""
+    return [int(number) for number in re.findall(r"\d+", version or bound)][: bound.count(".") + 1]
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
