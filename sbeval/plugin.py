@@ -12,6 +12,7 @@ some modules are completed right after they have been executed:
 - `lm_eval.api.model` has every model that scores tokens (`TemplateLM`) answer our requests, as far as sums allow, and
   keeps the arguments it was made with.
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
+- `lm_eval.loggers.utils` asks git for the commit without git's complaint where there is no repository.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
   `AutoModelForCausalLM` and lm-eval's `hf` load it; nobody else pays for the import.
 - transformers' models find stick-breaking attention by name, `attn_implementation="stickbreaking"`.
@@ -30,7 +31,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 from sbeval.errors import ENCODING, UserError, panics_as_errors
@@ -168,6 +169,11 @@ def _refuse_models(evaluator: ModuleType) -> None:
     evaluator.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
 
 
+def _ask_git_quietly(utils: ModuleType) -> None:
+    asked = functools.partial(utils.subprocess.check_output, stderr=utils.subprocess.DEVNULL)
+    utils.subprocess = SimpleNamespace(**{**vars(utils.subprocess), "check_output": asked})
+
+
 def _know_the_family(configuration: ModuleType) -> None:
     original = configuration.AutoConfig.from_pretrained
 
@@ -245,6 +251,7 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.api.model": _answer_by_sums,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
+    "lm_eval.loggers.utils": _ask_git_quietly,
     "transformers.models.auto.configuration_auto": _know_the_family,
     "transformers.modeling_utils": _offer_attention,
     "transformers.tokenization_utils_tokenizers": _say_panics,

@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import notebooks
 import parts
 from mkdocs.structure.files import File, Files
 
+from sbeval.reports import build_report
+
 ROOT = Path(__file__).parents[2]
 # pages of the checkout outside docs/; each has the same path on the site
 ELSEWHERE = ("DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/NOTES.md")
 START = "index.md"
+EXAMPLE = "results/example.html"
 _MARKER = re.compile(r"^<!-- filled in: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -41,7 +45,17 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebooks.as_markdown(path)))
+    files.append(File.generated(config, EXAMPLE, abs_src_path=str(example())))
     return files
+
+
+def example() -> Path:
+    """Returns the page that `sbeval report` makes of the demo's stored results."""
+    folder = ROOT / "build" / "example"
+    with tarfile.open(ROOT / "docs" / "results" / "demo" / "results.tar.xz") as archive:
+        archive.extractall(folder / "results", filter="data")
+    build_report(folder / "results", folder / "report", title="An example report: the demo's two checkpoints")
+    return folder / "report" / "index.html"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

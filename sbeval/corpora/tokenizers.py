@@ -37,12 +37,14 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
     try:
         with panics_as_errors():
             # None would have transformers ask at the terminal whether to run a checkpoint's own code
-            return AutoTokenizer.from_pretrained(source, **{"trust_remote_code": False, **options})
+            tokenizer = AutoTokenizer.from_pretrained(source, **{"trust_remote_code": False, **options})
     except Exception as error:  # a broken file is answered with any class, bare Exception among them
         raise UserError(
             f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): give a folder or "
             "hub id that holds one."
         ) from error
+    tokenizer.init_kwargs.pop("local_files_only", None)  # saved, it would make a file differ by HF_HUB_OFFLINE
+    return tokenizer
 
 
 @contextmanager
