@@ -33,7 +33,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "FweOptions": {"alpha": 2, "coded_wordlen": 6, "vocab_size": 0},
     "ManyShotOptions": {"examples": "trec"},
     "QaOptions": {"dataset": "squad"},
-    "AssociationOptions": {"type_haystack": "noise"},
+    "AssociationOptions": {"type_haystack": "noise", "people": 2},
     "LongBenchOptions": {"stratum": "short"},
     "TurnsOptions": {"same_turns": 2},
     "SweepCheckpoint": {"pretrained": "a"},
