@@ -99,6 +99,7 @@ class RulerTask(BaseTask):
             corpus_sha256=corpus_sha256,
             corpus_detail=corpus_detail,
             scripts=self.options.scripts,
+            answer_prefix=self.options.answer_prefix,
         )
 
     @property
