@@ -299,7 +299,7 @@ def test_a_family_that_is_not_run_or_answers_otherwise_fails(monkeypatch: pytest
     monkeypatch.setattr("sys.argv", ["families", "lama"])
     monkeypatch.setattr("logging.disable", lambda *_: None)
     monkeypatch.setenv("SBEVAL_CACHE", "")
-    with pytest.raises(SystemExit, match="not run, or other answers or scores.*: lama"):
+    with pytest.raises(SystemExit, match=r"not run, or other answers or scores.*: lama"):
         main()
     rows = [("x", "yes", "yes"), ("x", "refused", "yes"), ("hy_v4", "off by 1 nats", "yes")]
     assert all(map(is_right, rows))
