@@ -54,6 +54,10 @@ def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device)
 def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, quiet: bool) -> list[str]:
     """Returns the continuation of each prompt up to its first stop sequence, behind any thinking."""
     settings = [normalize_gen_kwargs(request.args[1], hf.max_gen_toks) for request in requests]
+    if session.thinking is not None and (begun := {r.task_name for r in requests if _begins_its_answer(session, r)}):
+        expected = "Expected prompts that leave the answer to a model that thinks first, found such as begin it"
+        remedy = "leave thinking_tokens out for them, or pass it in the metadata of tasks of this project too"
+        raise UserError(f"{expected} in {', '.join(sorted(map(str, begun)))}: {remedy}.")
     encoded = texts.encode_prompts(hf, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
     prompts = fit_prompts(session, encoded, settings, [request.task_name for request in requests])
@@ -87,6 +91,12 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
     return answers.in_order()
 
 
+def _begins_its_answer(session: Session, request: Instance) -> bool:
+    text, prefix = request.args[0], isinstance(request.doc, dict) and request.doc.get("answer_prefix")
+    asked_behind = prefix and "answer_prefix" not in request.args[1] and text.rstrip().endswith(str(prefix).rstrip())
+    return bool(asked_behind) or hash(text) in session.begun
+
+
 def _answered(
     session: Session, hf: Any, groups: Sequence[Sequence[Prompt]], thoughts: dict[int, Thought]
 ) -> Continuations:
@@ -107,7 +117,9 @@ def _answered(
                 yield index, written
                 continue
             session.meter.add(len(prompt.tokens))
-            thoughts[index], tokens = thinking.ended(written.tokens, prompt.beginning)
+            thoughts[index], tokens = thinking.ended(
+                written.tokens, prompt.beginning, texts.stop_texts(hf, prompt.setting["until"])
+            )
             ready[index] = dataclasses.replace(prompt, tokens=np.concatenate([prompt.tokens, np.array(tokens)]))
         yield from generated(session, hf, [[ready[p.index] for p in group if p.index in ready] for group in piece])
 

@@ -311,6 +311,8 @@ def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
         if getattr(lm, "session", None) is not None:
             lm.session.tally.chat |= write.__name__ == "apply_chat_template"
+            if not (args[1] if len(args) > 1 else kwargs.get("add_generation_prompt", True)):
+                lm.session.begun.add(hash(text))
         return text
 
     return written

@@ -119,7 +119,8 @@ def model_record(lm: Any) -> ModelRecord:
         command=recorded_command(),
         versions=versions(),
         tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
-        generated=_generated(lm) if lm.session and lm.session.tally.answers else None,
+        generated=dataclasses.asdict(lm.session.tally) if lm.session and lm.session.tally.answers else None,
+        thinking_tokens=lm.options.thinking_tokens,
         self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
     )
 
@@ -155,10 +156,6 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
         return {}
     allocated = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
     return {"gpu": torch.cuda.get_device_name(device), "peak_memory_bytes": sum(allocated) or None}
-
-
-def _generated(lm: Any) -> dict[str, Any]:
-    return {"thinking_budget_tokens": lm.options.thinking_tokens, **dataclasses.asdict(lm.session.tally)}
 
 
 def model_parts(lm: Any) -> Parts:

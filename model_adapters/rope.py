@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sbeval.checkpoints.facts import positive, text_config, training_length_tokens
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 from sbeval.model_adapters.decoding.stepper import sliding_windows
 from sbeval.model_adapters.speed.attention import turns_halves, with_attention
 from sbeval.model_adapters.speed.replacing import Changes, held, with_name
@@ -63,6 +63,7 @@ class RequestRope:
         if scaling is not None:
             with self.hold(1):
                 pass
+            _check_reached(model)
         self.extrapolation: Extrapolation | None = None
         if extrapolation is not None:
             length_tokens = original_length_tokens or training_length_tokens(getattr(model, "config", None))
@@ -84,6 +85,27 @@ class RequestRope:
                 stack.enter_context(self._held(length_tokens=length_tokens))
             stack.enter_context(held(self._changes))
             yield
+
+
+@torch.no_grad()
+def _check_reached(model: Any) -> None:
+    """Checks that scaled frequencies change what a model computes: some compute their own whenever they are read.
+
+    Raises:
+        UserError: they do not, or its own code fails with them.
+    """
+    tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % text_config(model.config).vocab_size
+    try:
+        expected = model(input_ids=tokens, use_cache=False).logits
+        with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
+            fault = (
+                "not changed by it" if torch.equal(model(input_ids=tokens, use_cache=False).logits, expected) else ""
+            )
+    except Exception as error:  # models' code raises anything
+        fault = f"which fails ({first_line(error)})"
+    if fault:
+        expected = "Expected a model whose logits rope_scaling changes"
+        raise UserError(f"{expected}, found {type(model).__name__}, {fault}: remove rope_scaling from --model_args.")
 
 
 def _own_scaling(model: nn.Module) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """Request types that score: lm-eval's own as `hf` answers them, and those of this project's tasks."""
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -19,12 +20,17 @@ from sbeval.scoring import requests as asked
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.spans import attention_spans
 
+logger = logging.getLogger(__name__)
+
 
 def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet: bool) -> list[tuple[float, bool]]:
     """Returns each continuation's log-likelihood in nats, and whether it is the most probable one.
 
     `pairs` are the tokens of each request's context and continuation.
     """
+    if session.thinking is not None and session.tally.chat:
+        words = "continuations are scored right behind prompts in which the model is told to think (thinking_tokens)"
+        logger.warning("%s: leave it out where they are answers", words)
     session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
     contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
     arguments = dict(enumerate(request.args for request in requests))

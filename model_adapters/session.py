@@ -59,7 +59,8 @@ class Tally:
     Attributes:
         chat: whether prompts were written with a chat template.
         cut: those that took all of their budget without an end.
-        thinking_cut: those before which the thinking had to be ended.
+        thinking_cut: those before which the thinking had taken its budget and had to be ended.
+        thinking_stopped: those before which the model ended the text without an end of its thinking.
         thinking_tokens: tokens of thinking.
     """
 
@@ -67,6 +68,7 @@ class Tally:
     answers: int = 0
     cut: int = 0
     thinking_cut: int = 0
+    thinking_stopped: int = 0
     thinking_tokens: int = 0
 
     def add(self, thought: Thought | None, *, cut: bool) -> None:
@@ -75,15 +77,19 @@ class Tally:
         self.cut += cut
         if thought is not None:
             self.thinking_cut += thought.cut
+            self.thinking_stopped += thought.stopped
             self.thinking_tokens += thought.tokens
 
     def merge(self, other: Self) -> None:
         """Adds another tally, and says what was cut in it; base models end their answers nowhere."""
-        for name in ("answers", "cut", "thinking_cut", "thinking_tokens"):
+        for name in ("answers", "cut", "thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.thinking_cut:
             words = "%d of %d answers were asked for before the model had ended its thinking: raise thinking_tokens"
             logger.warning(words, other.thinking_cut, other.answers)
+        if other.thinking_stopped:
+            words = "%d of %d answers were asked for again: the model had ended its text without an end of its thinking"
+            logger.warning(words, other.thinking_stopped, other.answers)
         if other.cut and (self.chat or other.thinking_tokens):
             words = "%d of %d answers were cut at their budget: raise it with --gen_kwargs max_gen_toks=..."
             more = "" if other.thinking_tokens else ", or pass thinking_tokens=... for a model that thinks"
@@ -105,6 +111,7 @@ class Session:
         quiet: whether to hide progress bars, as in every process but the first.
         thinking: what an answer's thinking may take, None where answers are all that is generated.
         self_test: in which ways the model may be run.
+        begun: hashes of the texts from a chat template that begin the model's answer.
     """
 
     scorer: TokenScorer
@@ -126,6 +133,7 @@ class Session:
     thinking: Thinking | None = None
     tally: Tally = dataclasses.field(default_factory=Tally)
     self_test: Outcome = NOT_NEEDED
+    begun: set[int] = dataclasses.field(default_factory=set)
 
     @classmethod
     def of(cls, hf: Any, options: AdapterOptions) -> Self:

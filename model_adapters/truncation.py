@@ -13,6 +13,7 @@ from sbeval.model_adapters.session import Session
 
 logger = logging.getLogger(__name__)
 OWN_TASKS = "sb_"
+_OF_THINKING = ("answer_prefix", "thinking_tokens")
 Names = Sequence[str | None]
 Pairs = Sequence[tuple[list[int], list[int]]]
 """Tokens of contexts and of their continuations."""
@@ -55,19 +56,23 @@ def fit_prompts(
 ) -> list[Prompt]:
     """Cuts prompts on the left so that prompt, thinking and generation budget fit into `max_length`.
 
-    Where the model thinks, a setting's `answer_prefix` are words with which its answer begins.
+    A setting's `answer_prefix` are words with which the answer of a model begins that thinks `thinking_tokens`.
 
     Raises:
         UserError: a prompt is too long, and it is one of this project's tasks or `truncation` is "error"; or a
-            generation budget leaves no room for a prompt or is below one token.
+            generation budget leaves no room for a prompt or is below one token; or tasks count on another thinking.
     """
     budgets = [setting["max_gen_toks"] for setting in settings]
     if min(budgets, default=1) < 1:
         raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")
+    given = session.thinking and session.thinking.tokens
+    if others := {setting.get("thinking_tokens", given) for setting in settings} - {given}:
+        expected = f"Expected the model's thinking_tokens to be {max(others)}, as the tasks' metadata has it"
+        raise UserError(f"{expected}, found {given}: name it in --model_args alone, from which tasks read it.")
     beginnings = [""] * len(prompts)
     if session.thinking is not None:
         beginnings = [str(setting.get("answer_prefix", "")) for setting in settings]
-        settings = [{key: value for key, value in given.items() if key != "answer_prefix"} for given in settings]
+        settings = [{key: setting[key] for key in setting if key not in _OF_THINKING} for setting in settings]
         budgets = [n + session.thinking.room(words) for n, words in zip(budgets, beginnings, strict=True)]
     needed = [len(tokens) + budget for tokens, budget in zip(prompts, budgets, strict=True)]
     thinking = f", thinking_tokens={session.thinking.tokens}" if session.thinking else ""

@@ -1,7 +1,8 @@
 """Thinking before an answer: how many tokens it may take, where it ends, and how a model is made to answer after it."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from sbeval.errors import UserError
@@ -14,11 +15,12 @@ _JOINED_TOKENS = 2
 
 
 class Thought(NamedTuple):
-    """What a model thought before an answer, and whether it had to be made to answer."""
+    """What a model thought before an answer: `cut` at its budget, or `stopped` where the text ended without its end."""
 
     text: str
     tokens: int
     cut: bool
+    stopped: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,9 @@ class Thinking:
         hf.chat_template_args = {**hf.chat_template_args, "enable_thinking": True}
         hf.think_end_token = named = hf.think_end_token or _think_end(tokenizer)
         end = tokenizer.decode([named]) if isinstance(named, int) else str(named)
-        closing = tokenizer.encode(f"\n{end}{_BETWEEN}", add_special_tokens=False)
+        special = (n for n, token in tokenizer.added_tokens_decoder.items() if token.special and token.content == end)
+        hf.think_end_token = next(special, named)  # by its number, since texts of answers leave special tokens out
+        closing = _behind(tokenizer, f"\n{end}{_BETWEEN}")
         if tokens <= (least := len(closing) + _JOINED_TOKENS):
             expected = f"Expected thinking_tokens above {least}, what its end {end} takes"
             raise UserError(f"{expected}, found {tokens}: raise it, or leave it out and pass enable_thinking=false.")
@@ -65,20 +69,36 @@ class Thinking:
 
     def room(self, beginning: str) -> int:
         """Returns the most tokens between a prompt and what the model itself writes of the answer."""
-        return self.tokens - _JOINED_TOKENS + len(self._tokens_of(beginning))
+        return self.tokens - _JOINED_TOKENS + len(_behind(self.tokenizer, beginning))
 
-    def ended(self, written: list[int], beginning: str) -> tuple[Thought, list[int]]:
-        """Returns what the model has thought, and all tokens before its answer, which begins with given words."""
+    def ended(self, written: list[int], beginning: str, until: Sequence[str] = ()) -> tuple[Thought, list[int]]:
+        """Returns what the model has thought, and all tokens before what it writes of the answer.
+
+        That begins with given words. An end that the model wrote is followed by what it writes itself, but for empty
+        lines before a beginning, and where a sequence of `until` would end the answer in them.
+        """
         if (length := StopSequences(self.tokenizer, [self.end]).end(written, 0)) is not None:
-            cut, closing = False, self._tokens_of(_BETWEEN)
-        else:
-            length = next((place for place, token in enumerate(written) if token in self.end_tokens), len(written))
-            cut, closing = True, self.closing
-        thought = Thought(self.tokenizer.decode(written[:length]), length, cut)
-        return thought, [*written[:length], *closing, *self._tokens_of(beginning)]
+            text = self.tokenizer.decode(written[:length])
+            begun = beginning or any(stop in _BETWEEN for stop in until if stop)
+            newlines = _BETWEEN[text.rpartition(self.end)[2].count("\n") :] if begun else ""
+            return Thought(text, length, False, False), [
+                *written[:length],
+                *_behind(self.tokenizer, newlines + beginning),
+            ]
+        length = next((place for place, token in enumerate(written) if token in self.end_tokens), len(written))
+        stopped = length < len(written)
+        thought = Thought(self.tokenizer.decode(written[:length]), length, not stopped, stopped)
+        return thought, [*written[:length], *self.closing, *_behind(self.tokenizer, beginning)]
 
-    def _tokens_of(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+def _behind(tokenizer: Any, text: str) -> list[int]:
+    """Returns a text's tokens behind others, where SentencePiece puts no space before it."""
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    for anchor in ("\n", "x") if text else ():
+        before, tokens = encode(anchor), encode(anchor + text)
+        if tokens[: len(before)] == before:
+            return list(tokens[len(before) :])
+    return list(encode(text)) if text else []
 
 
 def _think_end(tokenizer: Any) -> str:

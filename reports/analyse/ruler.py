@@ -48,6 +48,8 @@ def short_name(task: str) -> str:
 def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
     """Returns the rows of RULER's 13 tasks, with a column `ruler_task`; lm-eval's own where ours was not run.
 
+    Of another metric than "score" those of every task.
+
     Rows of `ALIAS_SHARES` are among them under their own names; averages take `TASKS` alone.
     """
     rows = measurements[(measurements["metric"] == metric) & measurements["context_length_tokens"].notna()].copy()
@@ -55,7 +57,8 @@ def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFr
     rows["samples"] = rows["samples"].where(rows["family"].notna())  # lm-eval's own tasks count all lengths together
     lows, highs = share_interval(rows)
     rows["ci95_low"], rows["ci95_high"] = rows["ci95_low"].fillna(lows), rows["ci95_high"].fillna(highs)
-    rows = rows[rows["ruler_task"].isin([*TASKS, *ALIAS_SHARES])]
+    if metric == "score":
+        rows = rows[rows["ruler_task"].isin([*TASKS, *ALIAS_SHARES])]
     ours_first = rows["task"].str.startswith("sb_").sort_values(ascending=False, kind="stable").index
     repeated = rows.loc[ours_first].duplicated(["setting", "ruler_task", "context_length_tokens"])
     return rows[~repeated.reindex(rows.index)].reset_index(drop=True)

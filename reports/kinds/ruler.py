@@ -20,10 +20,13 @@ from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, S
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no RULER task was run."""
+    """Returns None where no RULER task was run, and no other that counts how often thinking was cut."""
     scores = material.ruler.scores
+    cut = analysis.ruler_scores(material.results.measurements, analysis.THINKING_CUT)
+    thinking = _thinking_tables(cut, [*dict.fromkeys(cut["setting"])])
     if scores.empty:
-        return None
+        lead = "How often models that think had to be made to answer."
+        return Section(identifier="ruler", title="Thinking", lead=lead, tables=tuple(thinking)) if thinking else None
     looks = material.looks_of(scores["setting"])
     figures, drawn = [], set()
     for words, tasks in analysis.AVERAGED_TASKS.items():
@@ -49,7 +52,7 @@ def _section(material: Material) -> Section | None:
             _effective_table(material.ruler, labels),
             *_difference_tables(material.results[SAMPLE_SCORES], labels, material.baseline),
             _scores_table(scores, labels),
-            *_thinking_tables(analysis.ruler_scores(material.results.measurements, analysis.THINKING_CUT), labels),
+            *thinking,
         ),
     )
 
@@ -205,7 +208,7 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
 def _thinking_tables(cut: pd.DataFrame, labels: Sequence[str]) -> list[Table]:
     """Returns how often thinking was cut, or nothing where no model thought."""
     rows = []
-    for label, task in itertools.product(labels, TASKS if len(cut) else ()):
+    for label, task in itertools.product(labels, dict.fromkeys(cut["ruler_task"])):
         of_task = cut[cut["ruler_task"] == task]
         values, lows, highs = (by_length(of_task, label, numbers=name) for name in ("value", "ci95_low", "ci95_high"))
         cells = {n: Cell(f"{values[n]:.1%}", interval=interval(lows[n], highs[n], ".1%")) for n in values}
@@ -215,7 +218,7 @@ def _thinking_tables(cut: pd.DataFrame, labels: Sequence[str]) -> list[Table]:
         lengths=column_values(cut),
         heading="model and task",
         stem="ruler-thinking",
-        caption="RULER: answers before which the model's thinking had to be cut",
+        caption="Answers before which the model's thinking had to be cut",
         explanation="Share of samples in which thinking_tokens did not suffice, with its 95% interval, Wilson's.",
         interval="95% interval",
     )

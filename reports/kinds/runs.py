@@ -80,7 +80,7 @@ def _left_out(material: Material) -> Section | None:
     links = [_link(note.path, material.folder) if note.path else None for note in notes]
     return Section(
         identifier="left-out",
-        title="Left out",
+        title="Notes",
         lead="What was found but is not shown, or shown although something differs, and why.",
         remarks=tuple(Fact(text=note.reason, link=link) for note, link in zip(notes, links, strict=True)),
     )

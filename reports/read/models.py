@@ -233,14 +233,19 @@ def self_test_text(record: ModelRecord) -> str | None:
 def cut_texts(record: ModelRecord) -> list[str]:
     """Returns what was cut of generated answers; those of base models have no end, and are cut as a rule."""
     kept = mapping(record.generated)
-    counts = {name: n for name in ("answers", "cut", "thinking_cut") if fits(n := kept.get(name), int)}
-    chat, texts = kept.get("chat") is True or kept.get("thinking_budget_tokens") is not None, []
+    counts = {
+        name: n for name in ("answers", "cut", "thinking_cut", "thinking_stopped") if fits(n := kept.get(name), int)
+    }
+    chat, texts = kept.get("chat") is True or record.thinking_tokens is not None, []
+    of, apart = f"of {counts.get('answers')} answers", "(its first process's, cached ones apart)"
     if counts.get("thinking_cut"):
+        texts.append(f"the model's thinking was cut before {counts['thinking_cut']} {of} {apart}.")
+    if counts.get("thinking_stopped"):
         texts.append(
-            f"the model's thinking was cut before {counts['thinking_cut']} of {counts.get('answers')} answers."
+            f"before {counts['thinking_stopped']} {of} the model ended its text without ending its thinking {apart}."
         )
     if counts.get("cut") and chat:
-        texts.append(f"{counts['cut']} of {counts.get('answers')} answers were cut at their budget of tokens.")
+        texts.append(f"{counts['cut']} {of} were cut at their budget of tokens {apart}.")
     return texts
 
 
@@ -269,6 +274,10 @@ _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
     "dtype": lambda run: run.record.dtype,
     "skip": lambda run: f"skipping below {run.record.skip_threshold:g}" if run.record.skip_threshold else None,
     "source": lambda run: (run.record.backend or "").split(" ")[0] or None if run.described else run.model_source,
+    "thinking": lambda run: f"thinking {run.record.thinking_tokens:,}" if run.record.thinking_tokens else None,
+    "beginning": lambda run: (
+        "answers not begun" if any(t.record and t.record.answer_prefix is False for t in run.tasks) else None
+    ),
     "seed": lambda run: None if run.record.training_seed is None else f"seed {run.record.training_seed}",
 }
 

@@ -116,7 +116,7 @@ def markdown_summary(title: str, report: Report) -> str:
         lines += [*_markdown_table(table), ""]
     if report.notes:
         notes = [f"{note.path.name}: {note.reason}" if note.path else note.reason for note in report.notes]
-        lines += ["## Left out", "", *(f"- {markdown_text(note)}" for note in notes)]
+        lines += ["## Notes", "", *(f"- {markdown_text(note)}" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 

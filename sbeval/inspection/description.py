@@ -5,6 +5,7 @@ The model is put together on the meta device: every tensor has its shape and dty
 
 import dataclasses
 import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,16 +103,15 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: facts.Kv
             "name the right one with tokenizer=... in --model_args"
         )
     trained = None if config is None else facts.training_length_tokens(model.config)  # type: ignore[union-attr]
-    # Granite's hybrids have RoPE's parameters also where they give their layers no positions
-    declared = _declares(config, "position_embedding_type")
-    rotates = not declared or config.position_embedding_type == "rope"
-    rope = getattr(config, "rope_parameters", None) if rotates else None
+    details = {} if config is None else _details(config, model)
+    # hybrids have RoPE's parameters also where their layers do not rotate
+    rope = None if "positions" in details else getattr(config, "rope_parameters", None)
     return Description(
         folder=str(folder),
         format=name,
         told_by=tuple(_evidence(source, headers)),
         attention=None if config is None else _attention(config, name),
-        details={} if config is None else _details(config, model),
+        details=details,
         dtype=None if model is None else str(model.dtype).removeprefix("torch."),
         tensors=len(headers.names()),
         sizes=None if model is None else sizes_of(model),
@@ -185,6 +185,9 @@ def _attention(config: Any, name: str | None) -> str:
     return str(getattr(config, "scheme", None) or config.attention) if ours else str(config.model_type)
 
 
+_POSITIONS = re.compile(r"(^|[._])(rel|wpe|alibi|posit)")
+
+
 def _details(config: Any, model: Any) -> dict[str, Any]:
     """What else decides how attention is computed, where the configuration says it."""
     names = ("remainder", "head_norm", "attend_current", "qk_norm", "attention_multiplier", "sliding_window")
@@ -201,7 +204,8 @@ def _details(config: Any, model: Any) -> dict[str, Any]:
     )
     if kinds and rotates is None and not any("rotary" in type(module).__name__.lower() for module in model.modules()):
         positions = None
-    details["positions"] = None if positions == "rope" else str(positions or "no embeddings")
+    learned = any(_POSITIONS.search(name) for name, _ in model.named_parameters())
+    details["positions"] = None if positions == "rope" else str(positions or ("learned" if learned else "no rotation"))
     details["layers"] = _places(list(kinds)) if kinds else None
     return {name: value for name, value in details.items() if value not in (None, False, "none")}
 

@@ -183,7 +183,10 @@ def _key_windows(config: Any, layers: int) -> tuple[int | None, ...]:
 
 
 def _whole(config: Any, name: str) -> int | None:
-    value = getattr(config, name, None)
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # of any class: some configurations refuse what differs from layer to layer
+        return None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -104,6 +104,7 @@ class TaskRecord(_Record):
         seed: seed of sampling and of the bootstrap.
         lm_eval_version: the lm-eval that ran the task; for RULER also the source of the wording.
         scripts: "nvidia" where RULER's prompts are filled and worded as NVIDIA's scripts do, else None.
+        answer_prefix: whether answers were begun for the model, None where tasks ask nothing or did not record it.
     """
 
     schema: int = SCHEMA
@@ -129,6 +130,7 @@ class TaskRecord(_Record):
     seed: int | None = None
     lm_eval_version: str | None = None
     scripts: str | None = None
+    answer_prefix: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +168,9 @@ class ModelRecord(_Record):
         peak_memory_bytes: most device memory allocated over the run, None on a CPU.
         tokens_per_second: input tokens per second of model time over the run.
         generated: how many `answers` the first process gave, how many of them were `cut` at their budget; whether
-            prompts were `chat`; most tokens of thinking, those there were, and before how many answers it was cut.
+            prompts were `chat`; tokens of thinking, and before how many answers it was cut at its budget or the text
+            ended in it. What a response cache answered is not counted.
+        thinking_tokens: most tokens of thinking before each answer, None where models were not made to think.
         self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
             used, and a `sentence`; `untested` says why there are none. None for this family's
             models and for those with an encoder.
@@ -200,6 +204,7 @@ class ModelRecord(_Record):
     peak_memory_bytes: int | None = None
     tokens_per_second: float | None = None
     generated: dict[str, Any] | None = None
+    thinking_tokens: int | None = None
     self_test: dict[str, Any] | None = None
 
 

@@ -99,6 +99,7 @@ class RulerTask(BaseTask):
             corpus_sha256=corpus_sha256,
             corpus_detail=corpus_detail,
             scripts=self.options.scripts,
+            answer_prefix=self.options.answer_prefix,
         )
 
     @property
@@ -137,8 +138,9 @@ class RulerTask(BaseTask):
         requests = []
         for number, doc in documents:
             settings, behind = self.config.generation_kwargs, ""
-            if self.thinking_tokens is not None and (behind := doc["answer_prefix"]):
-                settings = {**settings, "answer_prefix": behind}
+            if self.thinking_tokens is not None:
+                behind = doc["answer_prefix"]
+                settings = {**settings, "answer_prefix": behind, "thinking_tokens": self.thinking_tokens}
             for place, prompt in enumerate(self.prompts(doc["index"], fits, frame)):
                 arguments = (prompt.removesuffix(behind), copy.deepcopy(settings))
                 name = (self.config.task, number, 1)

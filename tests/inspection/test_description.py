@@ -3,6 +3,7 @@
 import json
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import (
     LlamaForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    PretrainedConfig,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -25,7 +27,8 @@ from sbeval.checkpoints import load_checkpoint
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError
 from sbeval.inspection.command import inspect
-from sbeval.inspection.description import Description, describe
+from sbeval.inspection.description import Description, _details, describe
+from sbeval.inspection.memory import _whole
 from sbeval.models import SbevalForCausalLM, preset
 from tests.checkpoints.layouts import dolomite, fla, save
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
@@ -186,7 +189,7 @@ def test_rotary_parameters_are_told_of_models_that_rotate(positions: str | None,
     GraniteMoeHybridForCausalLM(config).save_pretrained(tmp_path)
     described = describe(tmp_path)
     assert (described.rope is None) == (positions is None)
-    assert described.details.get("positions") == (None if positions else "no embeddings")
+    assert described.details.get("positions") == (None if positions else "no rotation")
 
 
 def test_layers_without_positions_are_counted(tmp_path: Path) -> None:
@@ -212,7 +215,25 @@ def test_layers_of_the_rarer_kinds_are_named_and_a_model_that_rotates_nothing(tm
     NemotronHForCausalLM(config).save_pretrained(tmp_path)
     details = describe(tmp_path).details
     assert details["layers"] == {"linear_attention": "3", "full_attention": "3 (1, 5-6)", "mlp": "1 (3)"}
-    assert details["positions"] == "no embeddings"
+    assert details["positions"] == "no rotation"
+
+
+class PerLayer(PretrainedConfig):  # type: ignore[misc]
+    """Refuses to tell a size that differs from layer to layer, as Gemma 4's."""
+
+    @property
+    def head_dim(self) -> int:
+        raise ValueError("differs from layer to layer")
+
+
+def test_a_size_that_differs_from_layer_to_layer_is_none_of_the_model() -> None:
+    assert _whole(PerLayer(), "head_dim") is None
+
+
+@pytest.mark.parametrize(("name", "told"), [("rel_proj", "learned"), ("rotary_free", "no rotation")])
+def test_relative_positions_that_are_learned_are_positions(name: str, told: str) -> None:
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2)})
+    assert _details(SimpleNamespace(layer_types=["full_attention"]), model)["positions"] == told
 
 
 def test_nobody_is_asked_to_run_a_checkpoints_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,18 @@
 
 import pickle
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.decoding.texts import answer_text
+from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import AfterThinking
 from tests.model_adapters.small import LINES, Checkpoints, instances, load_lm
@@ -49,18 +55,132 @@ def test_answers_follow_a_thinking_that_ended_or_was_cut(
         written = thought[: BUDGET - len(closing) - 2]
         ends = [n for n in range(1, len(written) + 1) if end in plain.tokenizer.decode(written[:n])]
         written = written[: ends[0]] if ends else [token for token in written if token != plain.tokenizer.eos_token_id]
-        before = plain.tok_encode(prompt) + written + (encode("\n\n") if ends else closing) + encode(prefix)
+        before = (
+            plain.tok_encode(prompt)
+            + written
+            + ([] if ends else closing)
+            + encode("\n\n" * bool(ends and prefix) + prefix)
+        )
         assert len(before) <= len(plain.tok_encode(prompt)) + BUDGET + len(encode(prefix))
         expected = plain.tokenizer.decode(continued(plain, before, ANSWER), skip_special_tokens=True)
         assert answer == expected.split(end)[-1].lstrip()
         assert isinstance(answer, AfterThinking)
         assert pickle.loads(pickle.dumps(answer)).cut == answer.cut == known["thinking_cut"] == (not ends)
-        assert known["thinking_tokens"] == len(written)
+        assert (known["thinking_tokens"], known["thinking_stopped"]) == (len(written), False)
         cuts.append(not ends)
     assert cuts[0] is False
-    record = lm.get_model_info()["sbeval"]["generated"]
-    assert (record["answers"], record["thinking_cut"], record["thinking_budget_tokens"]) == (3, sum(cuts), BUDGET)
+    record = lm.get_model_info()["sbeval"]
+    assert (record["generated"]["answers"], record["generated"]["thinking_cut"]) == (3, sum(cuts))
+    assert record["thinking_tokens"] == BUDGET
     assert (f"{sum(cuts)} of 3 answers were asked for before the model had ended" in caplog.text) == any(cuts)
+
+
+def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(
+    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
+    (first,) = continued(lm, lm.tok_encode(PROMPTS[0]), 1)
+    lm.session.thinking.end_tokens.add(first)  # type: ignore[union-attr, attr-defined]
+    lm.model.generation_config.eos_token_id = sorted(lm.session.thinking.end_tokens)  # type: ignore[union-attr]
+    _, facts = asked(lm)
+    assert (facts[0]["thinking_cut"], facts[0]["thinking_stopped"]) == (False, True)
+    counts = lm.get_model_info()["sbeval"]["generated"]
+    assert counts["thinking_stopped"] == sum(known["thinking_stopped"] for known in facts) >= 1
+    assert "of 3 answers were asked for again: the model had ended its text" in caplog.text
+
+
+def byte_tokenizer(*merges: tuple[str, str], spaces: bool = False) -> Any:
+    """Bytes and what is merged of them; with `spaces` SentencePiece's, which begins every text with one."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: place for place, text in enumerate([*letters, *map("".join, merges), "</s>", "\u2581", "\n"])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    if spaces:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+        made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", clean_up_tokenization_spaces=False)
+
+
+MERGED = byte_tokenizer(("\u010a", "\u010a"), (">", "\u010a\u010a"))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "written", "beginning", "until", "text"),
+    [
+        (MERGED, "Ah.</t>\n\nBob", "", [], "Ah.</t>\n\n"),
+        (MERGED, "Ah.</t>\n\nBob", "It is", ["\n"], "Ah.</t>\n\nIt is"),
+        (MERGED, "Ah.</t>", "", [], "Ah.</t>"),
+        (MERGED, "Ah.</t>", "", ["\n"], "Ah.</t>\n\n"),
+        (MERGED, "Ah.</t>", "It is", [], "Ah.</t>\n\nIt is"),
+        (MERGED, "Ah.", " It is", [], "Ah.\n</t>\n\n It is"),
+        (byte_tokenizer(spaces=True), "Ah.</t>", "It is", [], "Ah.</t>\n\nIt is"),
+        (byte_tokenizer(spaces=True), "Ah.", "It is", [], "Ah.\n</t>\n\nIt is"),
+    ],
+)
+def test_between_thinking_and_answer_stands_what_the_model_would_write(
+    tokenizer: Any, written: str, beginning: str, until: list[str], text: str
+) -> None:
+    lm: Any = SimpleNamespace(tokenizer=tokenizer, chat_template_args={}, think_end_token="</t>", eot_token_id=0)
+    lm.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
+    ids = tokenizer.encode(written, add_special_tokens=False)
+    assert tokenizer.decode(Thinking.of(lm, 60).ended(ids, beginning, until)[1]) == text
+
+
+def test_an_end_that_is_a_special_token_is_not_left_out_before_the_answer_is_read(checkpoint: Checkpoints) -> None:
+    lm = load_lm(
+        checkpoint("llama"), thinking_tokens=BUDGET, think_end_token=load_lm(checkpoint("llama")).tokenizer.eos_token
+    )
+    a, b = lm.tok_encode("Now")[-1], lm.tok_encode("better")[-1]
+    answer = answer_text(lm.tokenizer, [a, lm.tokenizer.eos_token_id, b], [], lm.think_end_token)
+    assert answer == lm.tokenizer.decode([b]).lstrip()
+
+
+def begun_by_a_template(lm: StickBreakingLM) -> Instance:
+    lm.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    history = [{"role": "user", "content": "Beautiful"}, {"role": "assistant", "content": " is"}]
+    text = lm.apply_chat_template(history, add_generation_prompt=False)
+    return instances("generate_until", [(text, {"until": [], "max_gen_toks": 4})])[0]
+
+
+def begun_by_a_task(lm: StickBreakingLM) -> Instance:
+    asked = instances("generate_until", [("Beautiful is", {"until": [], "max_gen_toks": 4})])[0]
+    asked.doc = {"answer_prefix": " is"}
+    return asked
+
+
+@pytest.mark.parametrize("made", [begun_by_a_template, begun_by_a_task])
+def test_answers_that_the_prompt_begins_are_not_thought_about(made: Any, checkpoint: Checkpoints) -> None:
+    lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
+    with pytest.raises(UserError, match=r"found such as begin it in .*: leave thinking_tokens out for them"):
+        lm.generate_until([made(lm)])
+    plain = load_lm(checkpoint("llama"))
+    assert len(plain.generate_until([made(plain)])) == 1
+
+
+def test_scores_behind_a_prompt_that_tells_to_think_are_warned_of(
+    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
+    lm.tokenizer.chat_template = "{{ messages[0].content }}"
+    lm.apply_chat_template([{"role": "user", "content": "Beautiful"}])
+    lm.loglikelihood(instances("loglikelihood", [("Beautiful", " is")]))
+    assert "scored right behind prompts in which the model is told to think" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, None), ({"thinking_tokens": BUDGET}, BUDGET)])
+def test_tasks_that_count_on_another_thinking_are_refused(
+    given: dict[str, Any], found: int | None, checkpoint: Checkpoints
+) -> None:
+    setting = {"until": [], "max_gen_toks": 4, "answer_prefix": "", "thinking_tokens": 60}
+    lm = load_lm(checkpoint("llama"), **given, **({"think_end_token": "</x>"} if given else {}))
+    with pytest.raises(
+        UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: name"
+    ):
+        lm.generate_until(instances("generate_until", [("Beautiful", setting)]))
 
 
 def test_cut_answers_are_said_of_chats_alone(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from document_sums import sums_of
 from experiment_files import write_extensions
-from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, ruler_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import compare, load_results
@@ -38,6 +38,16 @@ def test_a_model_is_named_after_what_attends_beyond_its_training_length(tmp_path
     for index, extrapolation in enumerate(named.values()):
         write(tmp_path / str(index), "rope", extrapolation=extrapolation)
     assert set(labels(load_results([tmp_path]))) == set(named)
+
+
+def test_runs_that_thought_or_began_answers_otherwise_are_lines_of_their_own(tmp_path: Path) -> None:
+    asked = {"": (None, True), " (thinking 64)": (64, True), " (thinking 2,048)": (2048, None)}
+    asked |= {" (thinking 64, answers not begun)": (64, False)}
+    for index, (tokens, begun) in enumerate(asked.values()):
+        name, results, record, samples = ruler_task("sb_niah_single_1", 1024)
+        task = (name, results, {**record, "answer_prefix": begun}, samples)
+        write_run(tmp_path / str(index), model_record("rope", thinking_tokens=tokens), [task])
+    assert set(labels(load_results([tmp_path]))) == {f"demo-rope{words}" for words in asked}
 
 
 def test_models_of_one_name_are_told_apart_by_what_differs_and_not_by_a_limit(tmp_path: Path) -> None:

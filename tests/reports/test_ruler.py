@@ -166,16 +166,21 @@ def test_a_lower_threshold_never_gives_a_shorter_length(scores: dict[int, float]
     assert rank(loose) >= rank(strict)
 
 
-def test_how_often_thinking_was_cut_is_a_table_with_intervals_and_a_note(tmp_path: Path) -> None:
-    name, results, record, samples = ruler_task("sb_niah_single_1", 1024, lengths=SHORT)
+@pytest.mark.parametrize("task", ["sb_niah_single_1", "sb_json_kv"])
+def test_how_often_thinking_was_cut_is_a_table_with_intervals_and_a_note(task: str, tmp_path: Path) -> None:
+    name, results, record, samples = ruler_task(task, 1024, lengths=SHORT)
     for length, cut in zip(SHORT, (0.0, 0.2, 1.0), strict=True):
         results |= {f"thinking_cut@{length:07d},none": cut, f"thinking_cut@{length:07d}_stderr,none": 0.05}
-    counts = {"answers": 165, "cut": 3, "thinking_cut": 66, "thinking_tokens": 9, "thinking_budget_tokens": 64}
-    write_run(tmp_path / "r", model_record("rope", generated=counts), [(name, results, record, samples)])
+    counts = {"answers": 165, "cut": 3, "thinking_cut": 66, "thinking_stopped": 2, "thinking_tokens": 9}
+    write_run(
+        tmp_path / "r", model_record("rope", generated=counts, thinking_tokens=64), [(name, results, record, samples)]
+    )
     build_report([tmp_path / "r"], tmp_path / "report", image_formats=())
     summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
-    table = summary[summary.index("answers before which the model's thinking had to be cut") :]
+    table = summary[summary.index("Answers before which the model's thinking had to be cut") :]
     assert "20.0% [12.0%, 31.3%]" in table.replace("\\", "").split("\n\n")[1]
-    assert "the model's thinking was cut before 66 of 165 answers." in summary
-    assert "3 of 165 answers were cut at their budget of tokens." in summary
+    assert "## Notes" in summary
+    assert "the model's thinking was cut before 66 of 165 answers (its first process's, cached ones apart)." in summary
+    assert "before 2 of 165 answers the model ended its text without" in summary
+    assert "3 of 165 answers were cut at their budget of tokens (" in summary
     assert "thinking\\_cut" not in summary

@@ -9,6 +9,7 @@ import torch
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.rope import RequestRope
 from tests.model_adapters.small import Checkpoints, english, generated, likelihoods, load_lm
 
 SCALINGS: list[Any] = [
@@ -114,3 +115,19 @@ def test_a_larger_max_length_leaves_the_configuration_and_the_results_as_they_ar
     assert scores(longer, TEXTS[:2]) == scores(lm, TEXTS[:2])
     assert np.isfinite(scores(longer, [english()])).all()
     assert [getattr(longer.model.config, "max_position_embeddings", None)] == stated[:1]
+
+
+def frozen(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(1, 8, 8), torch.zeros(1, 8, 8)
+
+
+def failing(*_: Any, **__: Any) -> None:
+    raise ZeroDivisionError("no ramp")
+
+
+@pytest.mark.parametrize(("rotate", "fault"), [(frozen, "not changed by it"), (failing, r"which fails \(no ramp\)")])
+def test_a_scaling_that_does_not_reach_the_logits_is_refused(rotate: Any, fault: str, checkpoint: Checkpoints) -> None:
+    model = load(checkpoint, "llama").model
+    model.model.rotary_emb.forward = rotate
+    with pytest.raises(UserError, match=f"whose logits rope_scaling changes, found LlamaForCausalLM, {fault}: remove"):
+        RequestRope(model, {"rope_type": "linear", "factor": 4.0}, 64)

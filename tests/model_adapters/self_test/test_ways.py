@@ -19,7 +19,18 @@ from sbeval.model_adapters.batching import BatchLimits
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test import testing
-from tests.measures.families import FAMILIES, PAIRS, PROMPTS, answers_of, save_tiny, whole_answers, whole_scores
+from tests.measures.families import (
+    FAMILIES,
+    PAIRS,
+    PROMPTS,
+    answers_of,
+    documented,
+    is_right,
+    main,
+    save_tiny,
+    whole_answers,
+    whole_scores,
+)
 from tests.model_adapters.small import Checkpoints, copied, likelihoods, load_lm
 
 Forward = Callable[..., Any]
@@ -282,3 +293,15 @@ def test_a_process_that_is_alone_in_its_evaluation_waits_for_nobody(
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda *_, **__: pytest.fail("waits"))
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
     assert StickBreakingLM(model, tokenizer=str(checkpoint("llama")), device="cpu").session is not None
+
+
+def test_a_family_that_is_not_run_or_answers_otherwise_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["families", "lama"])
+    monkeypatch.setattr("logging.disable", lambda *_: None)
+    monkeypatch.setenv("SBEVAL_CACHE", "")
+    with pytest.raises(SystemExit, match=r"not run, or other answers or scores.*: lama"):
+        main()
+    rows = [("x", "yes", "yes"), ("x", "refused", "yes"), ("hy_v4", "off by 1 nats", "yes")]
+    assert all(map(is_right, rows))
+    assert not any(map(is_right, [("x", "off by 1 nats", "yes"), ("hy_v4", "yes", "3 of 5")]))
+    assert {"llama", "deepseek_v32", "glm_moe_dsa"} <= documented()
