@@ -111,12 +111,20 @@ def check_model(model: Any) -> None:
 
 
 def _has_positions(module: nn.Module) -> bool:
-    if (rotates := getattr(module, "use_rope", None)) is not None:
+    names = _names_used(type(module))
+    if "use_rope" in names and (rotates := getattr(module, "use_rope", None)) is not None:
         return bool(rotates)
-    if getattr(getattr(module, "config", None), "position_embedding_type", "rope") in (None, "nope"):
+    config = getattr(module, "config", None)
+    # any configuration may hold the field, and only models whose configuration declares it read it
+    if hasattr(type(config), "position_embedding_type") and config.position_embedding_type in (None, "nope"):
         return False
-    code = inspect.unwrap(type(module).forward).__code__
-    return any(word in name for name in (*code.co_names, *code.co_varnames) for word in _ROTATING)
+    return any(word in name for name in names for word in _ROTATING)
+
+
+def _names_used(kind: type[nn.Module]) -> frozenset[str]:
+    forwards = [inspect.unwrap(vars(of)["forward"]) for of in kind.__mro__ if "forward" in vars(of)]
+    codes = [forward.__code__ for forward in forwards if inspect.isfunction(forward)]
+    return frozenset(name for code in codes for name in (*code.co_names, *code.co_varnames))
 
 
 def _refused(expected: str, instead: str, remedy: str = "choose another attn_implementation") -> UserError:

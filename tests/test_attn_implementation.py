@@ -18,6 +18,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import sbeval
 from sbeval.attn_implementation import NAME
@@ -189,10 +190,22 @@ def test_a_trainer_s_losses_over_50_steps_are_those_of_this_family(tmp_path: Pat
     assert losses == pytest.approx(trained(ours, tmp_path), rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "phi", "gemma3_text", "cohere2", "granite", "bert"])
+class Wrapped(LlamaAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+KINDS_WITH_POSITIONS = ["llama", "gpt_neox", "phi", "gemma3_text", "cohere2", "granite", "bert"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS_WITH_POSITIONS, "llama says nope", "granitemoe says nope", "llama wrapped"])
 def test_models_whose_layers_have_positions_are_refused(kind: str) -> None:
-    small = {**SIZES, "head_dim": 8} if kind == "gemma3_text" else SIZES
+    kind, _, how = kind.partition(" ")
+    small = {**SIZES, **({"head_dim": 8} if kind == "gemma3_text" else {})}
+    small |= {"position_embedding_type": "nope"} if how == "says nope" else {}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small), attn_implementation=NAME)
+    for layer in model.model.layers if how == "wrapped" else ():
+        layer.self_attn.__class__ = Wrapped
     with pytest.raises(
         sbeval.UserError, match=r"^Expected .* for attn_implementation='stickbreaking', found .*: .*\.$"
     ):
