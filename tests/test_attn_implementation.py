@@ -133,6 +133,15 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
     assert_close(gradients(model), wanted)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="a failed check there ends the process")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_model_refuses_a_hole_too(backend: str) -> None:
+    mask = torch.ones(1, 12).index_fill(1, torch.tensor([3]), 0).long()
+    compiled = torch.compile(named().eval(), fullgraph=True, backend=backend)
+    with pytest.raises(RuntimeError, match="padding inside"), torch.no_grad():
+        compiled(tokens(1, 12), attention_mask=mask, use_cache=False)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_no_gradient(reentrant: bool) -> None:
     model, ids = named().train(), tokens(2, 12)
@@ -246,6 +255,15 @@ REFUSED = {
         "a mask of its own",
     ),
     "a hole": ({}, {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]], device=DEVICE)}, "padding inside"),
+    "packed with a cache": ({}, {"position_ids": PLACES[:, :8].to(DEVICE)}, "begin again: pass use_cache=False"),
+    "packed and padded": (
+        {},
+        {
+            "attention_mask": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]], device=DEVICE),
+            "cu_seq_lens_q": torch.tensor([0, 8], device=DEVICE),
+        },
+        "leave attention_mask out",
+    ),
 }
 
 
