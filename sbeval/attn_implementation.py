@@ -22,6 +22,7 @@ _ROTATING = ("rotary", "rope", "cos", "position_embeddings", "alibi", "freqs")
 _MORE = ("cache", "head_mask", "output_attentions", "position_bias", "s_aux", "sliding_window", "softcap")
 """Keyword arguments that ask for more than stick-breaking over all older keys."""
 _WITHOUT = "take a configuration without (of SmolLM3: no_rope_layers all 0), or another attn_implementation"
+_HOLE = "attention_mask has padding inside a sequence"
 Texts = tuple[Tensor | None, Tensor | None]
 """Padding positions on the left of each row, or int32 [n + 1], where each of n texts begins in all rows one by one."""
 
@@ -50,8 +51,7 @@ def texts(
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise _refused("a cache that grows with the text", "one of a fixed size", "leave cache_implementation out")
     if attention_mask is not None:
-        start_B = sequence_starts(attention_mask, keys=kv_length, has_past=q_offset > 0)
-        return None if start_B is None else (start_B, None)
+        return sequence_starts(attention_mask, keys=kv_length, has_past=q_offset > 0), None
     if allow_is_causal_skip or q_length < 2 or q_offset:
         return None
     # several texts in a row: there a token does not see the one before it
@@ -90,7 +90,14 @@ def attend(
         raise _refused("attention to all older keys and nothing else", more[0])
     seq_start_B, cu_seqlens = attention_mask or (None, None)
     if (given := others.get("cu_seq_lens_q")) is not None:  # from transformers' collator for packed batches
+        if seq_start_B is not None:
+            raise _refused("packed or padded texts", "cu_seq_lens_q and attention_mask", "leave attention_mask out")
         cu_seqlens = given.int()
+    elif attention_mask is None and others.get("use_cache") and not torch.compiler.is_compiling():
+        # where there is a cache, transformers takes packed texts for one
+        place_BQ = others.get("position_ids")
+        if place_BQ is not None and place_BQ.dim() == 2 and bool((place_BQ[:, 1:] == 0).any()):
+            raise _refused("one text a row beside a cache", "position_ids that begin again", "pass use_cache=False")
     heads = (query_BHQD.to(value_BGKD.dtype), key_BGKD.to(value_BGKD.dtype), value_BGKD)
     if cu_seqlens is None:
         output_BHQD = stickbreaking_attention(*heads, scale=scaling, seq_start=seq_start_B).output
@@ -111,12 +118,20 @@ def check_model(model: Any) -> None:
 
 
 def _has_positions(module: nn.Module) -> bool:
-    if (rotates := getattr(module, "use_rope", None)) is not None:
+    names = _names_used(type(module))
+    if "use_rope" in names and (rotates := getattr(module, "use_rope", None)) is not None:
         return bool(rotates)
-    if getattr(getattr(module, "config", None), "position_embedding_type", "rope") in (None, "nope"):
+    config = getattr(module, "config", None)
+    # any configuration may hold the field, and only models whose configuration declares it read it
+    if hasattr(type(config), "position_embedding_type") and config.position_embedding_type in (None, "nope"):
         return False
-    code = inspect.unwrap(type(module).forward).__code__
-    return any(word in name for name in (*code.co_names, *code.co_varnames) for word in _ROTATING)
+    return any(word in name for name in names for word in _ROTATING)
+
+
+def _names_used(kind: type[nn.Module]) -> frozenset[str]:
+    forwards = [inspect.unwrap(vars(of)["forward"]) for of in kind.__mro__ if "forward" in vars(of)]
+    codes = [forward.__code__ for forward in forwards if inspect.isfunction(forward)]
+    return frozenset(name for code in codes for name in (*code.co_names, *code.co_varnames))
 
 
 def _refused(expected: str, instead: str, remedy: str = "choose another attn_implementation") -> UserError:
@@ -142,14 +157,16 @@ def sequence_starts(attention_mask: Tensor | None, *, keys: int, has_past: bool)
     token = attention_mask.bool()
     position = torch.arange(keys, device=token.device)
     start = torch.where(token, position, keys).amin(-1)
+    stop = torch.where(token, position + 1, 0).amax(-1)
+    has_hole, ends_early = token.sum(-1) != (stop - start).clamp_min(0), stop != keys
     if torch.compiler.is_compiling():  # a value that decided something would break the graph
+        torch._assert_async(~(has_hole | ends_early if has_past else has_hole).any(), f"{_HOLE} or pads on the right")
         return start.clamp_max(keys - 1)
     if bool(token.all()):
         return None
-    stop = torch.where(token, position + 1, 0).amax(-1)
-    if bool((token.sum(-1) != (stop - start).clamp_min(0)).any()):
-        raise UserError("attention_mask has padding inside a sequence; pad on the left (padding_side='left')")
-    if has_past and bool((stop != keys).any()):
+    if bool(has_hole.any()):
+        raise UserError(f"{_HOLE}; pad on the left (padding_side='left')")
+    if has_past and bool(ends_early.any()):
         raise UserError("attention_mask pads on the right of cached tokens; pad on the left (padding_side='left')")
     start = start.clamp_max(keys - 1)
     return start if bool(start.any()) else None

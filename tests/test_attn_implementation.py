@@ -18,6 +18,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import sbeval
 from sbeval.attn_implementation import NAME
@@ -132,6 +133,15 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
     assert_close(gradients(model), wanted)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="a failed check there ends the process")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_model_refuses_a_hole_too(backend: str) -> None:
+    mask = torch.ones(1, 12).index_fill(1, torch.tensor([3]), 0).long()
+    compiled = torch.compile(named().eval(), fullgraph=True, backend=backend)
+    with pytest.raises(RuntimeError, match="padding inside"), torch.no_grad():
+        compiled(tokens(1, 12), attention_mask=mask, use_cache=False)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_no_gradient(reentrant: bool) -> None:
     model, ids = named().train(), tokens(2, 12)
@@ -189,10 +199,22 @@ def test_a_trainer_s_losses_over_50_steps_are_those_of_this_family(tmp_path: Pat
     assert losses == pytest.approx(trained(ours, tmp_path), rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "phi", "gemma3_text", "cohere2", "granite", "bert"])
+class Wrapped(LlamaAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+KINDS_WITH_POSITIONS = ["llama", "gpt_neox", "phi", "gemma3_text", "cohere2", "granite", "bert"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS_WITH_POSITIONS, "llama says nope", "granitemoe says nope", "llama wrapped"])
 def test_models_whose_layers_have_positions_are_refused(kind: str) -> None:
-    small = {**SIZES, "head_dim": 8} if kind == "gemma3_text" else SIZES
+    kind, _, how = kind.partition(" ")
+    small = {**SIZES, **({"head_dim": 8} if kind == "gemma3_text" else {})}
+    small |= {"position_embedding_type": "nope"} if how == "says nope" else {}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small), attn_implementation=NAME)
+    for layer in model.model.layers if how == "wrapped" else ():
+        layer.self_attn.__class__ = Wrapped
     with pytest.raises(
         sbeval.UserError, match=r"^Expected .* for attn_implementation='stickbreaking', found .*: .*\.$"
     ):
@@ -233,6 +255,15 @@ REFUSED = {
         "a mask of its own",
     ),
     "a hole": ({}, {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]], device=DEVICE)}, "padding inside"),
+    "packed with a cache": ({}, {"position_ids": PLACES[:, :8].to(DEVICE)}, "begin again: pass use_cache=False"),
+    "packed and padded": (
+        {},
+        {
+            "attention_mask": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]], device=DEVICE),
+            "cu_seq_lens_q": torch.tensor([0, 8], device=DEVICE),
+        },
+        "leave attention_mask out",
+    ),
 }
 
 
