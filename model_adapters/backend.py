@@ -30,6 +30,7 @@ from sbeval.hub_names import local_path
 from sbeval.model_adapters.record import APART, gpu_facts, kernels_in_use, model_facts, model_parts
 from sbeval.results.records import ModelRecord, recorded_command
 
+_ROUNDING_NATS = 0.01  # by which a sum of log-probabilities may exceed 0
 _PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
 _KIND = "loglikelihood"  # under which lm-eval keeps what `_loglikelihood_tokens` answers
 _READERS = ("parse_logprobs", "_parse_logprobs")  # lm-eval's, of what servers and engines return
@@ -75,7 +76,9 @@ class Backend:
     def kept(self, name: str) -> Score | None:
         """Returns what the response cache holds of a piece, None where this model was not asked for it."""
         database = self.lm.cache_hook.dbdict
-        return None if database is None else database.get(hash_args(_KIND, self._key(name)))
+        held = None if database is None else database.get(hash_args(_KIND, self._key(name)))
+        # lm-eval keeps what comes back before it is seen here: what is no log-probability is asked for again
+        return held if held is not None and -math.inf < held[0] <= _ROUNDING_NATS else None
 
     def check_room(self, tokens: int) -> None:
         """Refuses pieces of which lm-eval would cut the beginning; `tokens` are context and continuation."""
@@ -111,6 +114,8 @@ class Backend:
                     raise UserError(fault)
                 answers = self.lm._loglikelihood_tokens(batch, disable_tqdm=quiet)
             scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
+            if (most := max((nats for nats, _ in scores.values()), default=0.0)) > _ROUNDING_NATS:
+                raise UserError(f"Expected {self.name} to tell log-probabilities, found a sum above 0 ({most:.4g})")
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
             said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({first_line(error)})"
             answered += sum(self.kept(name) is not None for name in texts)
@@ -222,8 +227,9 @@ class Backend:
                 reason = f"that it read {read}; send it tokens, not text (tokenized_requests=True)"
             elif read < count:
                 reason = f"that it read {read}, since it cuts prompts; start it with room for longer ones"
-            elif scored < count:
-                reason = f"log-probabilities of {scored}; use a server that tells all of them (echo)"
+            elif scored != count:
+                remedy = "tells all of them (echo)" if scored < count else "generates one more, as it is asked to"
+                reason = f"log-probabilities of {scored}; use a server that {remedy}"
             else:
                 continue
             raise UserError(f"Expected {self.name} to read and score the {count} tokens of a prompt, found {reason}")

@@ -1,5 +1,6 @@
 """Any model of lm-eval that scores tokens answers this project's requests with the numbers of `sb`, or says why not."""
 
+import contextlib
 import importlib
 import json
 import logging
@@ -136,6 +137,10 @@ def test_longppl_needs_sums_over_key_tokens_and_the_other_targets(
     assert not [*differing(hf, sb)]
 
 
+def told(choice: Choice, value: float) -> None:
+    choice["token_logprobs"] = [None] + [value] * (len(choice["token_logprobs"]) - 1)
+
+
 def shorter(choice: Choice) -> None:
     choice["token_logprobs"] = choice["token_logprobs"][:20]
 
@@ -152,6 +157,13 @@ def shorter(choice: Choice) -> None:
         (list, shorter, True, "found log-probabilities of 19; use a server that tells all"),
         (list, lambda choice: choice.clear(), True, "found log-probabilities of 0; use a server"),
         (list, lambda choice: choice["token_logprobs"].__setitem__(9, None), True, "found log-probabilities of 64"),
+        (
+            list,
+            lambda choice: choice["token_logprobs"].extend([-5.0] * 2),
+            True,
+            "of 67; use a server that generates one",
+        ),
+        (list, lambda choice: told(choice, 3.5), True, "found a sum above 0"),
         (list, lambda choice: choice.pop("top_logprobs"), True, r"found KeyError \('top_logprobs'\)"),
     ],
 )
@@ -202,6 +214,21 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(
     assert not [*differing(found, expected)]
     numbers(over(server, model="another"), tasks, metadata, folder, use_cache=str(tmp_path / "answers"))
     assert len(server.asked) == 2 * planned + 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), 3.5])
+def test_what_is_no_log_probability_is_asked_for_again(
+    value: float, server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, kept = Path(server.arguments["tokenizer"]), {"use_cache": str(tmp_path / "answers")}
+    expected, server.spoil = numbers(over(server), ["sb_text_stream"], metadata, folder), lambda of: told(of, value)
+    with contextlib.suppress(UserError):
+        numbers(over(server), ["sb_text_stream"], metadata, folder, **kept)
+    server.spoil = lambda choice: None
+    for asks in (True, False):
+        server.asked.clear()
+        assert not [*differing(numbers(over(server), ["sb_text_stream"], metadata, folder, **kept), expected)]
+        assert bool(server.asked) is asks
 
 
 def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
