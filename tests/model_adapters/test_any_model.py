@@ -2,20 +2,25 @@
 
 import contextlib
 import importlib
+import inspect
 import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 from ruler_problems import evaluated, write_labelled
 from scoring_servers import LLM, Choice, CompletionsServer, completions_server, install_vllm
+from transformers import AutoModelForCausalLM
 
 from sbeval import plugin
 from sbeval.errors import UserError
+from sbeval.model_adapters.backend import Backend
 from sbeval.tasks.perplexity import longppl
 from tests.model_adapters.small import Checkpoints, copied, english, t5
 
@@ -243,6 +248,45 @@ def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
         made.append(len(calls))
     assert all(made[:3])
     assert not made[3]
+
+
+def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint: Checkpoints) -> None:
+    lm, asked = get_model("hf")(str(checkpoint("rope")), device="cpu"), []
+    lm.cache_hook = SimpleNamespace(dbdict=SimpleNamespace(get=asked.append))
+    names = ["nothing", *[*inspect.signature(type(lm).__init__).parameters][3:-1], "attn_implementation"]
+    for name in names:
+        lm.sbeval_arguments = (str(checkpoint("rope")),), {name: "given"} if name not in ("nothing", "tokenizer") else {}
+        Backend(lm, "hf").kept("a piece")
+    apart = {name for name, key in zip(names, asked, strict=True) if key == asked[0]}
+    assert {*names} - apart == {
+        *("backend", "revision", "subfolder", "softmax_dtype", "mixed_precision_dtype", "trust_remote_code"),
+        *("tp_plan", "peft", "delta", "autogptq", "gptqmodel", "gguf_file", "attn_implementation"),
+    }
+
+
+def test_answers_of_a_model_in_memory_are_those_of_its_weights_now(
+    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = checkpoint("rope")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lm = get_model("hf")(model, tokenizer=str(folder), device="cpu")
+    before, stepped = (
+        numbers(lm, ["sb_text_stream"], metadata, folder, use_cache=str(tmp_path / "answers"))
+        for weight in (1.0, 1.3)
+        if model.lm_head.weight.data.mul_(weight) is not None
+    )
+    assert [*differing(stepped, before)]
+
+
+@pytest.mark.parametrize("more", [{}, {"auto_map": {"AutoConfig": "conf.C"}}], ids=["unknown", "of its own code"])
+def test_a_tokenizer_may_lie_beside_a_configuration_that_nobody_knows(
+    more: dict[str, Any], server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    server.tokenizer.save_pretrained(tmp_path / "new")
+    (tmp_path / "new" / "config.json").write_text(json.dumps({"model_type": "brand_new", **more}))
+    (tmp_path / "new" / "conf.py").write_text("raise SystemExit")
+    options = {"tokenizer": str(tmp_path / "new"), "batch_size": 9}
+    numbers(over(server, **options), ["sb_text_stream"], metadata, tmp_path / "new")
 
 
 def test_windows_that_a_backend_would_cut_are_refused(
