@@ -26,10 +26,12 @@ from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import Parts, installed_version, named, versions
+from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.hub_names import local_path
-from sbeval.model_adapters.record import APART, gpu_facts, kernels_in_use, model_facts, model_parts
+from sbeval.model_adapters.record import gpu_facts, kernels_in_use, model_facts, model_parts
 from sbeval.results.records import ModelRecord, recorded_command
 
+_ROUNDING_NATS = 0.01  # by which a sum of log-probabilities may exceed 0
 _PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
 _KIND = "loglikelihood"  # under which lm-eval keeps what `_loglikelihood_tokens` answers
 _READERS = ("parse_logprobs", "_parse_logprobs")  # lm-eval's, of what servers and engines return
@@ -38,9 +40,14 @@ _SPARE = {"HFLM": -1, "NEURON_HF": -1, "VLLM": 1, "TemplateAPI": 0}
 _ENGINES = ("vllm", "sglang", "tensorrt_llm", "onnxruntime")
 _LOADED = ("pretrained", "model_path")
 _CHECKPOINTS = (*_LOADED, "model", "tokenizer", "tokenizer_path", "lora_local_path")
-# beside what answers of `sb` do not depend on either: how a server is reached, and how many prompts at once
-_APART = APART | {"num_concurrent", "max_retries", "timeout", "header", "auth_token", "ca_cert_path", "max_gen_toks"}
-_APART |= {"verify_certificate", "gpu_memory_utilization", "mem_fraction_static", "max_model_len", "context_length"}
+# arguments that no sum over given tokens depends on: how many prompts at once, where, and how a server is reached
+_APART = KEPT_IN | {
+    *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
+    *("tokenizer", "use_fast_tokenizer", "add_bos_token", "prefix_token_id", "max_length", "truncation"),
+    *("think_end_token", "enable_thinking", "chat_template_args", "max_gen_toks", "num_concurrent", "max_retries"),
+    *("timeout", "header", "auth_token", "ca_cert_path", "verify_certificate"),
+    *("gpu_memory_utilization", "mem_fraction_static"),
+}
 
 Score = tuple[float, bool]
 """The sum of a continuation's log-probabilities in nats, and whether each of its tokens is the most probable."""
@@ -62,6 +69,8 @@ class Backend:
     def of(cls, lm: Any) -> Self:
         """Returns a model's backend, the same each time, and has the model describe itself; refuses an encoder."""
         if (known := getattr(lm, "sbeval_backend", None)) is not None:
+            if not any(isinstance(_arguments(lm).get(key), str) for key in _CHECKPOINTS[:3]):
+                known._identity = None  # of a model in memory, which may have been trained since
             return known  # type: ignore[no-any-return]
         if getattr(lm, "backend", "causal") != "causal":
             raise UserError(f"Expected a causal language model to score windows of tokens, found {lm.backend}.")
@@ -75,7 +84,9 @@ class Backend:
     def kept(self, name: str) -> Score | None:
         """Returns what the response cache holds of a piece, None where this model was not asked for it."""
         database = self.lm.cache_hook.dbdict
-        return None if database is None else database.get(hash_args(_KIND, self._key(name)))
+        held = None if database is None else database.get(hash_args(_KIND, self._key(name)))
+        # lm-eval keeps what comes back before it is seen here: what is no log-probability is asked for again
+        return held if held is not None and -math.inf < held[0] <= _ROUNDING_NATS else None
 
     def check_room(self, tokens: int) -> None:
         """Refuses pieces of which lm-eval would cut the beginning; `tokens` are context and continuation."""
@@ -111,6 +122,8 @@ class Backend:
                     raise UserError(fault)
                 answers = self.lm._loglikelihood_tokens(batch, disable_tqdm=quiet)
             scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
+            if (most := max((nats for nats, _ in scores.values()), default=0.0)) > _ROUNDING_NATS:
+                raise UserError(f"Expected {self.name} to tell log-probabilities, found a sum above 0 ({most:.4g})")
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
             said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({first_line(error)})"
             answered += sum(self.kept(name) is not None for name in texts)
@@ -133,7 +146,10 @@ class Backend:
         config = getattr(self.lm, "config", None) or getattr(self.lm, "_config", None)
         names = [name for key in _CHECKPOINTS if isinstance(name := _arguments(self.lm).get(key), str)]
         told = next((name for name in names if (local_path(name) / "config.json").is_file()), None)
-        return text_config(AutoConfig.from_pretrained(local_path(told)) if config is None and told else config)
+        if config is None and told:
+            with contextlib.suppress(Exception):  # of a kind that transformers does not know, or by code of its own
+                config = AutoConfig.from_pretrained(local_path(told), trust_remote_code=False)
+        return text_config(config)
 
     def record(self) -> ModelRecord:
         """Returns the record of a run that has finished."""
@@ -161,7 +177,9 @@ class Backend:
         if self._identity is None:
             settings = {key: value for key, value in _arguments(self.lm).items() if key not in _APART}
             if not hasattr(self.lm, "base_url"):
-                settings |= _versions() | {"dtype": getattr(self.lm.model, "dtype", settings.get("dtype"))}
+                computes = {"dtype": getattr(getattr(self.lm, "model", None), "dtype", settings.get("dtype"))}
+                computes["device"] = str(getattr(self.lm, "device", None)).partition(":")[0]
+                settings |= _versions() | computes
             depends_on = [self.name, self._inputs(), settings]
             written = json.dumps(depends_on, sort_keys=True, default=lambda of: type(of).__name__ + str(of)[:40])
             self._identity = sha256(written.encode()).hexdigest()[:16]
@@ -222,8 +240,9 @@ class Backend:
                 reason = f"that it read {read}; send it tokens, not text (tokenized_requests=True)"
             elif read < count:
                 reason = f"that it read {read}, since it cuts prompts; start it with room for longer ones"
-            elif scored < count:
-                reason = f"log-probabilities of {scored}; use a server that tells all of them (echo)"
+            elif scored != count:
+                remedy = "tells all of them (echo)" if scored < count else "generates one more, as it is asked to"
+                reason = f"log-probabilities of {scored}; use a server that {remedy}"
             else:
                 continue
             raise UserError(f"Expected {self.name} to read and score the {count} tokens of a prompt, found {reason}")

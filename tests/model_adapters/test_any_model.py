@@ -1,21 +1,27 @@
 """Any model of lm-eval that scores tokens answers this project's requests with the numbers of `sb`, or says why not."""
 
+import contextlib
 import importlib
+import inspect
 import json
 import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 from ruler_problems import evaluated, write_labelled
 from scoring_servers import LLM, Choice, CompletionsServer, completions_server, install_vllm
+from transformers import AutoModelForCausalLM
 
 from sbeval import plugin
 from sbeval.errors import UserError
+from sbeval.model_adapters.backend import Backend
 from sbeval.tasks.perplexity import longppl
 from tests.model_adapters.small import Checkpoints, copied, english, t5
 
@@ -139,6 +145,10 @@ def test_longppl_needs_sums_over_key_tokens_and_the_other_targets(
     assert not [*differing(hf, sb)]
 
 
+def told(choice: Choice, value: float) -> None:
+    choice["token_logprobs"] = [None] + [value] * (len(choice["token_logprobs"]) - 1)
+
+
 def shorter(choice: Choice) -> None:
     choice["token_logprobs"] = choice["token_logprobs"][:20]
 
@@ -155,6 +165,13 @@ def shorter(choice: Choice) -> None:
         (list, shorter, True, "found log-probabilities of 19; use a server that tells all"),
         (list, lambda choice: choice.clear(), True, "found log-probabilities of 0; use a server"),
         (list, lambda choice: choice["token_logprobs"].__setitem__(9, None), True, "found log-probabilities of 64"),
+        (
+            list,
+            lambda choice: choice["token_logprobs"].extend([-5.0] * 2),
+            True,
+            "of 67; use a server that generates one",
+        ),
+        (list, lambda choice: told(choice, 3.5), True, "found a sum above 0"),
         (list, lambda choice: choice.pop("top_logprobs"), True, r"found KeyError \('top_logprobs'\)"),
     ],
 )
@@ -207,6 +224,21 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(
     assert len(server.asked) == 2 * planned + 1
 
 
+@pytest.mark.parametrize("value", [float("nan"), 3.5])
+def test_what_is_no_log_probability_is_asked_for_again(
+    value: float, server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, kept = Path(server.arguments["tokenizer"]), {"use_cache": str(tmp_path / "answers")}
+    expected, server.spoil = numbers(over(server), ["sb_text_stream"], metadata, folder), lambda of: told(of, value)
+    with contextlib.suppress(UserError):
+        numbers(over(server), ["sb_text_stream"], metadata, folder, **kept)
+    server.spoil = lambda choice: None
+    for asks in (True, False):
+        server.asked.clear()
+        assert not [*differing(numbers(over(server), ["sb_text_stream"], metadata, folder, **kept), expected)]
+        assert bool(server.asked) is asks
+
+
 def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
     checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -219,6 +251,45 @@ def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
         made.append(len(calls))
     assert all(made[:3])
     assert not made[3]
+
+
+def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint: Checkpoints) -> None:
+    lm, asked = get_model("hf")(str(checkpoint("rope")), device="cpu"), []
+    lm.cache_hook = SimpleNamespace(dbdict=SimpleNamespace(get=asked.append))
+    names = ["nothing", *[*inspect.signature(type(lm).__init__).parameters][3:-1], "attn_implementation"]
+    for name in names:
+        lm.sbeval_arguments = (str(checkpoint("rope")),), {name: "given"} if name not in ("nothing", "tokenizer") else {}
+        Backend(lm, "hf").kept("a piece")
+    apart = {name for name, key in zip(names, asked, strict=True) if key == asked[0]}
+    assert {*names} - apart == {
+        *("backend", "revision", "subfolder", "softmax_dtype", "mixed_precision_dtype", "trust_remote_code"),
+        *("tp_plan", "peft", "delta", "autogptq", "gptqmodel", "gguf_file", "attn_implementation"),
+    }
+
+
+def test_answers_of_a_model_in_memory_are_those_of_its_weights_now(
+    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = checkpoint("rope")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lm = get_model("hf")(model, tokenizer=str(folder), device="cpu")
+    before, stepped = (
+        numbers(lm, ["sb_text_stream"], metadata, folder, use_cache=str(tmp_path / "answers"))
+        for weight in (1.0, 1.3)
+        if model.lm_head.weight.data.mul_(weight) is not None
+    )
+    assert [*differing(stepped, before)]
+
+
+@pytest.mark.parametrize("more", [{}, {"auto_map": {"AutoConfig": "conf.C"}}], ids=["unknown", "of its own code"])
+def test_a_tokenizer_may_lie_beside_a_configuration_that_nobody_knows(
+    more: dict[str, Any], server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    server.tokenizer.save_pretrained(tmp_path / "new")
+    (tmp_path / "new" / "config.json").write_text(json.dumps({"model_type": "brand_new", **more}))
+    (tmp_path / "new" / "conf.py").write_text("raise SystemExit")
+    options = {"tokenizer": str(tmp_path / "new"), "batch_size": 9}
+    numbers(over(server, **options), ["sb_text_stream"], metadata, tmp_path / "new")
 
 
 def test_windows_that_a_backend_would_cut_are_refused(
