@@ -258,7 +258,10 @@ def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint: 
     lm.cache_hook = SimpleNamespace(dbdict=SimpleNamespace(get=asked.append))
     names = ["nothing", *[*inspect.signature(type(lm).__init__).parameters][3:-1], "attn_implementation"]
     for name in names:
-        lm.sbeval_arguments = (str(checkpoint("rope")),), {name: "given"} if name not in ("nothing", "tokenizer") else {}
+        lm.sbeval_arguments = (
+            (str(checkpoint("rope")),),
+            {name: "given"} if name not in ("nothing", "tokenizer") else {},
+        )
         Backend(lm, "hf").kept("a piece")
     apart = {name for name, key in zip(names, asked, strict=True) if key == asked[0]}
     assert {*names} - apart == {
