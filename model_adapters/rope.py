@@ -61,9 +61,7 @@ class RequestRope:
         self.by_length = self.in_force is not None and self.in_force.get("rope_type") in LENGTH_DEPENDENT
         self._changes: Changes = []
         if scaling is not None:
-            with self.hold(1):
-                pass
-            _check_reached(model)
+            self._check_reached(model)
         self.extrapolation: Extrapolation | None = None
         if extrapolation is not None:
             length_tokens = original_length_tokens or training_length_tokens(getattr(model, "config", None))
@@ -86,26 +84,28 @@ class RequestRope:
             stack.enter_context(held(self._changes))
             yield
 
+    @torch.no_grad()
+    def _check_reached(self, model: Any) -> None:
+        """Checks that scaled frequencies change what a model computes: some compute their own whenever they are read.
 
-@torch.no_grad()
-def _check_reached(model: Any) -> None:
-    """Checks that scaled frequencies change what a model computes: some compute their own whenever they are read.
-
-    Raises:
-        UserError: they do not, or its own code fails with them.
-    """
-    tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % text_config(model.config).vocab_size
-    try:
-        expected = model(input_ids=tokens, use_cache=False).logits
-        with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
-            fault = (
-                "not changed by it" if torch.equal(model(input_ids=tokens, use_cache=False).logits, expected) else ""
-            )
-    except Exception as error:  # models' code raises anything
-        fault = f"which fails ({first_line(error)})"
-    if fault:
-        expected = "Expected a model whose logits rope_scaling changes"
-        raise UserError(f"{expected}, found {type(model).__name__}, {fault}: remove rope_scaling from --model_args.")
+        Raises:
+            UserError: they do not, or its own code fails with them.
+        """
+        try:
+            with self.hold(1):
+                pass
+            tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % text_config(model.config).vocab_size
+            expected, fault = model(input_ids=tokens, use_cache=False).logits, ""
+            with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
+                if torch.equal(model(input_ids=tokens, use_cache=False).logits, expected):
+                    fault = "not changed by it"
+        except UserError:
+            raise
+        except Exception as error:  # models' code raises anything
+            fault = f"which fails ({first_line(error)})"
+        if fault:
+            words = f"Expected a model whose logits rope_scaling changes, found {type(model).__name__}, {fault}"
+            raise UserError(f"{words}: remove rope_scaling from --model_args.")
 
 
 def _own_scaling(model: nn.Module) -> dict[str, Any] | None:

@@ -84,12 +84,12 @@ class Tally:
         """Adds another tally, and says what was cut in it; base models end their answers nowhere."""
         for name in ("answers", "cut", "thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        if other.thinking_cut:
-            words = "%d of %d answers were asked for before the model had ended its thinking: raise thinking_tokens"
-            logger.warning(words, other.thinking_cut, other.answers)
-        if other.thinking_stopped:
-            words = "%d of %d answers were asked for again: the model had ended its text without an end of its thinking"
-            logger.warning(words, other.thinking_stopped, other.answers)
+        for count, words in (
+            (other.thinking_cut, "asked for before the model had ended its thinking: raise thinking_tokens"),
+            (other.thinking_stopped, "asked for again: the model had ended its text without an end of its thinking"),
+        ):
+            if count:
+                logger.warning("%d of %d answers were %s", count, other.answers, words)
         if other.cut and (self.chat or other.thinking_tokens):
             words = "%d of %d answers were cut at their budget: raise it with --gen_kwargs max_gen_toks=..."
             more = "" if other.thinking_tokens else ", or pass thinking_tokens=... for a model that thinks"

@@ -78,17 +78,15 @@ class Thinking:
         lines before a beginning, and where a sequence of `until` would end the answer in them.
         """
         if (length := StopSequences(self.tokenizer, [self.end]).end(written, 0)) is not None:
-            text = self.tokenizer.decode(written[:length])
+            ended, stopped, closing = True, False, list[int]()
             begun = beginning or any(stop in _BETWEEN for stop in until if stop)
-            newlines = _BETWEEN[text.rpartition(self.end)[2].count("\n") :] if begun else ""
-            return Thought(text, length, False, False), [
-                *written[:length],
-                *_behind(self.tokenizer, newlines + beginning),
-            ]
-        length = next((place for place, token in enumerate(written) if token in self.end_tokens), len(written))
-        stopped = length < len(written)
-        thought = Thought(self.tokenizer.decode(written[:length]), length, not stopped, stopped)
-        return thought, [*written[:length], *self.closing, *_behind(self.tokenizer, beginning)]
+            after = self.tokenizer.decode(written[:length]).rpartition(self.end)[2]
+            beginning = (_BETWEEN[after.count("\n") :] if begun else "") + beginning
+        else:
+            length = next((place for place, token in enumerate(written) if token in self.end_tokens), len(written))
+            ended, stopped, closing = False, length < len(written), self.closing
+        thought = Thought(self.tokenizer.decode(written[:length]), length, not (ended or stopped), stopped)
+        return thought, [*written[:length], *closing, *_behind(self.tokenizer, beginning)]
 
 
 def _behind(tokenizer: Any, text: str) -> list[int]:

@@ -233,20 +233,16 @@ def self_test_text(record: ModelRecord) -> str | None:
 def cut_texts(record: ModelRecord) -> list[str]:
     """Returns what was cut of generated answers; those of base models have no end, and are cut as a rule."""
     kept = mapping(record.generated)
-    counts = {
-        name: n for name in ("answers", "cut", "thinking_cut", "thinking_stopped") if fits(n := kept.get(name), int)
+    words = {
+        "thinking_cut": "the model's thinking was cut before {}",
+        "thinking_stopped": "the model ended its text without ending its thinking before {}",
     }
-    chat, texts = kept.get("chat") is True or record.thinking_tokens is not None, []
-    of, apart = f"of {counts.get('answers')} answers", "(its first process's, cached ones apart)"
-    if counts.get("thinking_cut"):
-        texts.append(f"the model's thinking was cut before {counts['thinking_cut']} {of} {apart}.")
-    if counts.get("thinking_stopped"):
-        texts.append(
-            f"before {counts['thinking_stopped']} {of} the model ended its text without ending its thinking {apart}."
-        )
-    if counts.get("cut") and chat:
-        texts.append(f"{counts['cut']} {of} were cut at their budget of tokens {apart}.")
-    return texts
+    if kept.get("chat") is True or record.thinking_tokens is not None:
+        words["cut"] = "the budget of tokens cut {}"
+    of = f"of {kept.get('answers')} answers (its first process's, cached ones apart)."
+    return [
+        text.format(f"{kept[name]} {of}") for name, text in words.items() if fits(kept.get(name), int) and kept[name]
+    ]
 
 
 def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None:
