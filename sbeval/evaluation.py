@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import fnmatch
 import importlib
 import logging
 import os
@@ -82,9 +83,12 @@ def evaluate(
     """
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"Expected a model in memory, found {shown(model)}: load it, or use `sbeval run` for files.")
-    names, arguments = _checked(tasks), {**(model_args or {}), "tokenizer": copy.deepcopy(tokenizer)}
+    names = _checked(tasks, limit, metadata, model_args)
+    if not (hasattr(model, "config") and hasattr(model, "device")):
+        remedy = "pass the model inside it (model.module), or one of AutoModelForCausalLM"
+        raise UserError(f"Expected a causal language model of transformers, found {type(model).__name__}: {remedy}.")
+    arguments = {**(model_args or {}), "tokenizer": copy.deepcopy(tokenizer)}
     asked = {**(metadata or {}), **arguments} | ({} if lengths is None else {"context_lengths": lengths})
-    logging.getLogger("lm_eval.models.huggingface").addFilter(_is_about_files)
     with _left_as_it_was(model), tempfile.TemporaryDirectory() as folder:
         lm = get_model(plugin.MODEL_NAME)(model, **arguments)
         run_tasks(lm, names, output=folder, metadata=asked, limit=limit, **_NO_SEEDS)
@@ -141,7 +145,11 @@ class LengthsCallback(TrainerCallback):
         self._trainer, self._tokenizer = trainer, cast(Any, tokenizer or trainer.processing_class)
         if self._tokenizer is None:
             raise UserError("Expected a tokenizer, found none, nor one that the Trainer has: give it to one of them.")
-        self._asked: dict[str, Any] = {"tasks": _checked(tasks), "lengths": lengths, "limit": limit}
+        self._asked: dict[str, Any] = {
+            "tasks": _checked(tasks, limit, metadata, model_args),
+            "lengths": lengths,
+            "limit": limit,
+        }
         self._asked |= {"metadata": metadata, "model_args": model_args}
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
@@ -165,12 +173,15 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
     kept = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in changed]
     parts = [(module, dict(module._modules)) for module in model.modules()]
     numbers, local_rank = random.getstate(), os.environ.get("LOCAL_RANK")
+    log = logging.getLogger("lm_eval.models.huggingface")
+    log.addFilter(_is_about_files)
     try:
         if local_rank is not None:
             os.environ["LOCAL_RANK"] = "0"  # lm-eval has results for no other
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             yield
     finally:
+        log.removeFilter(_is_about_files)
         for module, children in parts:  # faster ones stand in for some
             module._modules.clear()
             module._modules.update(children)
@@ -183,10 +194,20 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
             os.environ["LOCAL_RANK"] = local_rank
 
 
-def _checked(tasks: str | Sequence[str]) -> list[str]:
-    names = [tasks] if isinstance(tasks, str) else list(tasks)
-    importlib.import_module("sbeval.tasks.packaged").check_names(names)
-    return names
+def _checked(tasks: str | Sequence[str], limit: Any, metadata: Any, model_args: Any) -> list[str]:
+    for name, value in {"metadata": metadata, "model_args": model_args}.items():
+        if not isinstance(value, Mapping | None):
+            raise UserError(f"Expected a dictionary for {name}, found {shown(value)}: write {{name: value}}.")
+    if limit is not None:
+        read_value(Count, limit, name="limit", source="evaluate")
+    if given := sorted({"pretrained", "tokenizer"} & {*(model_args or {})}):
+        raise UserError(
+            f"Expected settings alone in model_args, found {given[0]}: the model and tokenizer are in memory."
+        )
+    packaged = importlib.import_module("sbeval.tasks.packaged")
+    asked = [tasks] if isinstance(tasks, str) else list(tasks)
+    packaged.check_names(asked or [""])
+    return [known for name in asked for known in fnmatch.filter(packaged.definitions(), name) or [name]]
 
 
 def _is_about_files(record: logging.LogRecord) -> bool:

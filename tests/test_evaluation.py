@@ -1,5 +1,6 @@
 """Models in memory: the numbers of `sb` on files, nothing about the model or the process changed, sentences."""
 
+import logging
 import os
 import random
 from collections.abc import Callable
@@ -71,6 +72,22 @@ def test_a_model_is_left_as_it_was_and_so_are_its_tokenizer_and_random_numbers()
     assert parts == [type(module) for module in model.modules()]
 
 
+def test_a_model_is_left_as_it_was_where_the_evaluation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any, **asked: Any) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr("sbeval.evaluation.run_tasks", fails)
+    model, log = small_nope().train(), logging.getLogger("lm_eval.models.huggingface")
+    before = random.getstate(), [*log.filters]
+    with pytest.raises(RuntimeError, match="no more"):
+        numbers(model)
+    assert (random.getstate(), log.filters, model.training) == (*before, True)
+
+
+def test_a_pattern_stands_for_the_tasks_it_matches() -> None:
+    assert numbers(small_nope(), tasks="sb_text_*target")
+
+
 def test_attention_by_name_is_the_model_s_definition_and_no_fault() -> None:
     model = small_nope()
     stickbreaking = numbers(model)
@@ -98,6 +115,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "which is none"),
     "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "which is none"),
     "model": (lambda: numbers(CHECKPOINT), "a model in memory"),
+    "layer": (lambda: numbers(torch.nn.Linear(1, 1)), "of transformers, found Linear"),
+    "wrapped": (lambda: numbers(torch.nn.DataParallel(small_nope())), "found DataParallel"),
+    "no task": (lambda: numbers(small_nope(), tasks=[]), "names of tasks"),
+    "limit": (lambda: callback(every_steps=1, tasks=TASK, limit=0), "limit"),
+    "words": (lambda: callback(every_steps=1, tasks=TASK, model_args="dtype=float32"), "dictionary for model_args"),
+    "files": (lambda: numbers(small_nope(), model_args={"pretrained": CHECKPOINT}), "found pretrained"),
     "lengths": (lambda: numbers(small_nope(), lengths="long"), "context_lengths"),
     "figure": (lambda: draw(SimpleNamespace(), "c.gif"), "ends in .png, .svg, .pdf for a figure, found c.gif"),  # type: ignore[arg-type]
 }
