@@ -17,6 +17,7 @@ from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
+from sbeval.errors import UserError
 from sbeval.model_adapters.backend import Backend
 from sbeval.model_adapters.loading import warn_of_other_tokens
 from sbeval.models.rope import LENGTH_DEPENDENT
@@ -47,13 +48,18 @@ class _Piece(NamedTuple):
 
 def token_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
     """Returns log-probabilities that add up to the model's over every run of targets that a task tells apart."""
-    if callable(getattr(lm.tokenizer, "get_vocab", None)):
+    if callable(getattr(getattr(lm, "tokenizer", None), "get_vocab", None)):
         warn_of_other_tokens(lm.tokenizer, [request.args[0] for request in requests])
     return [TokenLogprobs(logprobs) for logprobs, _ in _answers(lm, requests, _window, quiet=quiet)]
 
 
 def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
     """Returns the same for named targets, and whether all of such a run are the most probable tokens."""
+    if any(kind.__name__ == "SGLANGGENERATEAPI" for kind in type(lm).__mro__):
+        raise UserError(
+            "Expected a model that says which tokens are the most probable, found sglang-generate, of which lm-eval "
+            "turns that round: use local-completions, which SGLang's server answers too."
+        )
     found = _answers(lm, requests, lambda key, inputs: resolve_sequence(key), quiet=quiet)
     return [TargetLogprobs(*answer) for answer in found]
 

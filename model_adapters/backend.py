@@ -7,10 +7,13 @@ short would be a wrong number. What comes back is counted where lm-eval reads it
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import json
+import logging
 import math
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -23,13 +26,14 @@ from transformers import AutoConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints.facts import text_config
+from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
-from sbeval.fingerprint.parts import Parts, installed_version, named, versions
+from sbeval.fingerprint.parts import Parts, installed_version, named, shortened, versions
 from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.hub_names import local_path
 from sbeval.model_adapters.record import gpu_facts, kernels_in_use, model_facts, model_parts
-from sbeval.results.records import ModelRecord, recorded_command
+from sbeval.results.records import USERINFO, ModelRecord, recorded_command
 
 _ROUNDING_NATS = 0.01  # by which a sum of log-probabilities may exceed 0
 _PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
@@ -75,7 +79,7 @@ class Backend:
         if getattr(lm, "backend", "causal") != "causal":
             raise UserError(f"Expected a causal language model to score windows of tokens, found {lm.backend}.")
         names = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
-        address = getattr(lm, "base_url", None)
+        address = USERINFO.sub("", getattr(lm, "base_url", None) or "")
         lm.sbeval_backend = backend = cls(lm, names[0] + (f" at {address}" if address else ""))
         described = getattr(lm, "get_model_info", dict)
         lm.get_model_info = lambda: {**described(), "sbeval": backend.record().to_json()}
@@ -116,7 +120,7 @@ class Backend:
         try:
             if in_float32:
                 self.lm.softmax_dtype = torch.float32
-            with self._counted():
+            with _failing_once(), self._counted():
                 if not self.tokens and (fault := self._tokenizer_fault()):
                     self.lm._loglikelihood_tokens(batch[:1], disable_tqdm=quiet)  # which may show another reason
                     raise UserError(fault)
@@ -125,7 +129,8 @@ class Backend:
             if (most := max((nats for nats, _ in scores.values()), default=0.0)) > _ROUNDING_NATS:
                 raise UserError(f"Expected {self.name} to tell log-probabilities, found a sum above 0 ({most:.4g})")
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
-            said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({first_line(error)})"
+            reason = USERINFO.sub("", first_line(error))
+            said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"
             answered += sum(self.kept(name) is not None for name in texts)
             kept = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
             if hook.dbdict is None:
@@ -190,6 +195,9 @@ class Backend:
         if all(hasattr(self.lm, name) for name in ("pretrained", "peft", "delta")):  # `hf` and its kin
             self.lm.arguments = arguments
             return model_parts(self.lm)
+        if hasattr(self.lm, "base_url"):  # what it names as model is the server's
+            tokenizer = getattr(self.lm, "tokenizer", None)
+            return {"tokenizer": shortened(tokenizer_sha256(tokenizer))} if hasattr(tokenizer, "get_vocab") else {}
         for key in _CHECKPOINTS:
             if isinstance(value := arguments.get(key), str):
                 inputs |= named(key, checkpoint_parts(value, revision=arguments.get("revision")))
@@ -246,6 +254,21 @@ class Backend:
             else:
                 continue
             raise UserError(f"Expected {self.name} to read and score the {count} tokens of a prompt, found {reason}")
+
+
+@contextlib.contextmanager
+def _failing_once() -> Iterator[None]:
+    """Within it, of requests that fail side by side asyncio does not tell those that nobody waits for any more."""
+    log = logging.getLogger("asyncio")
+    disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # which hold them: asyncio tells when they are collected
+        raise
+    finally:
+        gc.collect()
+        log.disabled = disabled
 
 
 def _returned(outputs: Any) -> list[_Returned] | None:

@@ -25,6 +25,7 @@ _FOLDER = Path(__file__).parent
 # lm-eval's own request types, which every one of its models answers, are made by tasks of this output type alone
 _ANSWERED_BY_ALL = "generate_until"
 _SCORED = (TOKEN_LOGPROBS, TARGET_LOGPROBS)
+_CHATS = {"LocalChatCompletion", "AnthropicChat"}  # lm-eval's, of which all others are
 _LOOKS = ".SpanTask"  # the class of tasks that ask where heads attend
 
 
@@ -88,7 +89,8 @@ def check_model(model: object, asked: Iterable[str], class_of: Callable[[str], o
     shown, kind = model if isinstance(model, str) else type(model).__name__, model
     with contextlib.suppress(Exception):  # whatever an engine's package raises, lm-eval is about to raise again
         kind = class_of(model) if isinstance(model, str) else model
-    scores = "chat" not in shown.lower() and (isinstance(kind, str) or any(hasattr(kind, of) for of in _SCORED))
+    chats = {of.__name__ for of in (kind if isinstance(kind, type) else type(kind)).__mro__} & _CHATS
+    scores = "chat" not in kind if isinstance(kind, str) else not chats and any(hasattr(kind, of) for of in _SCORED)
     answered = {True: hasattr(kind, ATTENTION_SPAN), False: scores}
     if refused := [name for name, of in ours.items() if not answered[str(of.get("class")).endswith(_LOOKS)]]:
         names = ", ".join(refused[:3]) + (" ..." if len(refused) > 3 else "")

@@ -28,6 +28,7 @@ SCHEMA = 1
 HIDDEN = "***"
 _SECRET = r"(?:(?:hf|hub|api|access|auth|use_auth|wandb)[_-])?(?:token|key|secret|password)"
 _ASSIGNED = re.compile(rf"(?i)(?P<name>(?:^|(?<=[\s,{{\"'])|(?<=--)){_SECRET}\"?[=:]\s*)[^,\s}}]+")
+USERINFO = re.compile(r"(?<=://)[^/@\s]+@")  # of an address, a key in it
 _OPTION = re.compile(rf"(?i)--{_SECRET}")
 
 _KEY = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_]*?)@(?P<length>[0-9]{1,30})")
@@ -215,6 +216,7 @@ def recorded_command(arguments: Sequence[str] | None = None) -> str:
     command = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name or "python"]
     hide_next = False
     for argument in rest:
-        command.append(HIDDEN if hide_next else _ASSIGNED.sub(rf"\g<name>{HIDDEN}", argument))
+        shown = USERINFO.sub("", _ASSIGNED.sub(rf"\g<name>{HIDDEN}", argument))
+        command.append(HIDDEN if hide_next else shown)
         hide_next = _OPTION.fullmatch(argument) is not None
     return " ".join(word if word == HIDDEN else shlex.quote(word) for word in command)

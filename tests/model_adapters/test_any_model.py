@@ -1,6 +1,7 @@
 """Any model of lm-eval that scores tokens answers this project's requests with the numbers of `sb`, or says why not."""
 
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from corpus_problems import byte_level_bpe
+from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import get_model
 from ruler_problems import evaluated, write_labelled
 from scoring_servers import LLM, Choice, CompletionsServer, completions_server, install_vllm
@@ -256,7 +258,7 @@ def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
 def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint: Checkpoints) -> None:
     lm, asked = get_model("hf")(str(checkpoint("rope")), device="cpu"), []
     lm.cache_hook = SimpleNamespace(dbdict=SimpleNamespace(get=asked.append))
-    names = ["nothing", *[*inspect.signature(type(lm).__init__).parameters][3:-1], "attn_implementation"]
+    names = ["nothing", *[*inspect.signature(type(lm).__init__).parameters][2:-1], "attn_implementation"]
     for name in names:
         lm.sbeval_arguments = (
             (str(checkpoint("rope")),),
@@ -293,6 +295,42 @@ def test_a_tokenizer_may_lie_beside_a_configuration_that_nobody_knows(
     (tmp_path / "new" / "conf.py").write_text("raise SystemExit")
     options = {"tokenizer": str(tmp_path / "new"), "batch_size": 9}
     numbers(over(server, **options), ["sb_text_stream"], metadata, tmp_path / "new")
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_requests_that_fail_are_one_sentence_without_the_address_s_key(
+    at_once: int, server: CompletionsServer, metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    address, server.fails_at = server.arguments["base_url"], 3
+    address = address.replace("http://", "http://me:KEY@") if at_once == 1 else address  # aiohttp takes none
+    lm = over(server, num_concurrent=at_once, base_url=address)
+    with pytest.raises(UserError, match=r"local-completions at http://127.* found \w+Error \(500") as refused:
+        numbers(lm, ["sb_text_stream"], metadata, Path(server.arguments["tokenizer"]))
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    assert "KEY" not in str(refused.value) + json.dumps(recorded := lm.get_model_info()["sbeval"])
+    assert [*recorded["inputs"]] == ["tokenizer"]
+
+
+def test_the_least_model_that_scores_tokens_is_enough_whatever_its_name(
+    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    members = {
+        "eot_token_id": 0,
+        "tok_encode": lambda self, string, **_: [1],
+        "_loglikelihood_tokens": lambda self, requests, **_: [(-2.0 * len(of[2]), False) for of in requests],
+        "loglikelihood_rolling": None,
+        "generate_until": None,
+    }
+    lm = type("ChatGLM", (TemplateLM,), members)()
+    found = numbers(lm, ["sb_text_stream"], metadata, checkpoint("rope"), use_cache=str(tmp_path / "answers"))
+    assert found[0]["sb_text_stream"]["nll@0000064,none"] == pytest.approx(2)
+
+
+def test_recall_by_sglang_generate_is_refused(server: CompletionsServer, metadata: dict[str, Any]) -> None:
+    lm = get_model("sglang-generate")(**server.arguments)
+    with pytest.raises(UserError, match="found sglang-generate, of which lm-eval turns that round: use local-"):
+        numbers(lm, ["sb_mqrar"], metadata, Path(server.arguments["tokenizer"]))
 
 
 def test_windows_that_a_backend_would_cut_are_refused(
