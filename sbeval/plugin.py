@@ -169,7 +169,7 @@ def _refuse_models(evaluator: ModuleType) -> None:
     evaluator.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
 
 
-def _ask_git_quietly(utils: ModuleType) -> None:
+def _ask_git_quietly(utils: Any) -> None:
     asked = functools.partial(utils.subprocess.check_output, stderr=utils.subprocess.DEVNULL)
     utils.subprocess = SimpleNamespace(**{**vars(utils.subprocess), "check_output": asked})
 

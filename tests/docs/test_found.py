@@ -9,17 +9,10 @@ from source_tree import ROOT
 
 # each number of the page: whose it is, at which length
 NLL = {
-    "1.903": ("stickbreaking", 1024),
-    "1.804": ("stickbreaking", 16384),
-    "1.915": ("rope", 1024),
-    "5.110": ("rope", 2048),
-    "1.977": ("rope_dynamic4", 2048),
-    "3.554": ("rope_dynamic4", 16384),
-    "1.904": ("forgetting", 1024),
-    "1.865": ("forgetting", 8192),
-    "1.924": ("alibi", 1024),
-    "1.951": ("alibi", 16384),
-    "9.455": ("nope", 16384),
+    **{"1.903": ("stickbreaking", 1024), "1.804": ("stickbreaking", 16384), "9.455": ("nope", 16384)},
+    **{"1.915": ("rope", 1024), "5.110": ("rope", 2048), "1.924": ("alibi", 1024), "1.951": ("alibi", 16384)},
+    **{"1.977": ("rope_dynamic4", 2048), "3.554": ("rope_dynamic4", 16384)},
+    **{"1.904": ("forgetting", 1024), "1.865": ("forgetting", 8192)},
 }
 NEEDLE = {"0.48": ("stickbreaking", 16384), "1.00": ("rope", 1024), "0.00": ("rope", 2048)}
 LENGTHS = [2**power for power in range(10, 15)]
@@ -27,7 +20,8 @@ LENGTHS = [2**power for power in range(10, 15)]
 
 def test_what_was_found_stands_in_the_archive() -> None:
     text = (ROOT / "docs/results/found.md").read_text(encoding="utf-8")
-    nll, needle = {}, {}
+    nll: dict[str, list[float]] = {}
+    needle: dict[str, list[float]] = {}
     with tarfile.open(ROOT / "docs/results/extrapolation/results.tar.xz") as archive:
         for member in archive:
             if found := re.match(r"results/scheme_(\w+)/.*/results_.*\.json$", member.name):
