@@ -60,8 +60,8 @@ def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> li
             "Expected a model that says which tokens are the most probable, found sglang-generate, of which lm-eval "
             "turns that round: use local-completions, which SGLang's server answers too."
         )
-    found = _answers(lm, requests, lambda key, inputs: resolve_sequence(key), quiet=quiet)
-    return [TargetLogprobs(*answer) for answer in found]
+    answers = _answers(lm, requests, lambda key, inputs: resolve_sequence(key), quiet=quiet)
+    return [TargetLogprobs(*answer) for answer in answers]
 
 
 def _window(key: str, length: int, lead_in: int, scored: int) -> TargetSequence:

@@ -223,19 +223,19 @@ def build_report(
     results = pool_seeds(every_seed, labels)
     folder = local_path(output_dir).resolve()
     heading = title or "Beyond the training length"
-    with _written(folder, replace=replace) as part:
+    with _written(folder, replace=replace) as unfinished:
         for name in ("figures", "latex"):
-            (part / name).mkdir()
-        with ImageWriter(part / "figures", image_formats) as writer:
+            (unfinished / name).mkdir()
+        with ImageWriter(unfinished / "figures", image_formats) as writer:
 
             def publish(spec: Mapping[str, Any], stem: str) -> tuple[str, tuple[str, ...]]:
                 return writer.publish(on_axis(spec, axis), stem)
 
             report = assemble(results, baseline=baseline, publish=publish, folder=folder, within_nats=within_nats)
-            write_tables(every_seed, report, part, title=heading)
+            write_tables(every_seed, report, unfinished, title=heading)
             images = writer.svgs()
         page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images, axis=axis)
-        (part / PAGE).write_text(page, encoding="utf-8")
+        (unfinished / PAGE).write_text(page, encoding="utf-8")
     if printed is not None:
         digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
         with _written(printed, replace=replace) as beside:
@@ -275,9 +275,9 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
 def _written(folder: Path, *, replace: bool) -> Iterator[Path]:
     """Gives a folder to write to, whose files then take their places all at once, and no one else's."""
     alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
-    with alone, written_beside(folder, first=MANIFEST) as part:
-        yield part
-        add_manifest(part, folder, replace=replace)
+    with alone, written_beside(folder, first=MANIFEST) as unfinished:
+        yield unfinished
+        add_manifest(unfinished, folder, replace=replace)
 
 
 def check_output_folder(folder: Place) -> None:

@@ -123,7 +123,8 @@ def _has_positions(module: nn.Module) -> bool:
         return bool(rotates)
     config = getattr(module, "config", None)
     # any configuration may hold the field, and only models whose configuration declares it read it
-    if hasattr(type(config), "position_embedding_type") and config.position_embedding_type in (None, "nope"):
+    declares = hasattr(type(config), "position_embedding_type")
+    if declares and getattr(config, "position_embedding_type", "") in (None, "nope"):
         return False
     return any(word in name for name in names for word in _ROTATING)
 
