@@ -121,7 +121,7 @@ def _has_positions(module: nn.Module) -> bool:
     names = _names_used(type(module))
     if "use_rope" in names and (rotates := getattr(module, "use_rope", None)) is not None:
         return bool(rotates)
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     # any configuration may hold the field, and only models whose configuration declares it read it
     declares = hasattr(type(config), "position_embedding_type")
     if declares and getattr(config, "position_embedding_type", "") in (None, "nope"):
