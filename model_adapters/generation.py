@@ -117,8 +117,7 @@ def _answered(
                 yield index, written
                 continue
             session.meter.add(len(prompt.tokens))
-            until = [text for text in prompt.setting["until"] if text]
-            thoughts[index], tokens = thinking.ended(written.tokens, prompt.beginning, until)
+            thoughts[index], tokens = thinking.ended(written.tokens, prompt.beginning, prompt.setting["until"])
             ready[index] = dataclasses.replace(prompt, tokens=np.concatenate([prompt.tokens, np.array(tokens)]))
         yield from generated(session, hf, [[ready[p.index] for p in group if p.index in ready] for group in piece])
 

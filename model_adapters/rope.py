@@ -95,10 +95,10 @@ class RequestRope:
             with self.hold(1):
                 pass
             tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % text_config(model.config).vocab_size
-            expected, fault = model(input_ids=tokens, use_cache=False).logits, ""
+            expected = model(input_ids=tokens, use_cache=False).logits
             with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
-                if torch.equal(model(input_ids=tokens, use_cache=False).logits, expected):
-                    fault = "not changed by it"
+                same = torch.equal(model(input_ids=tokens, use_cache=False).logits, expected)
+            fault = "not changed by it" if same else ""
         except UserError:
             raise
         except Exception as error:  # models' code raises anything

@@ -71,7 +71,7 @@ class Thinking:
         """Returns the most tokens between a prompt and what the model itself writes of the answer."""
         return self.tokens - _JOINED_TOKENS + len(_behind(self.tokenizer, beginning))
 
-    def ended(self, written: list[int], beginning: str, until: Sequence[str] = ()) -> tuple[Thought, list[int]]:
+    def ended(self, written: list[int], beginning: str, until: Sequence[Any] = ()) -> tuple[Thought, list[int]]:
         """Returns what the model has thought, and all tokens before what it writes of the answer.
 
         That begins with given words. An end that the model wrote is followed by what it writes itself, but for empty
@@ -79,7 +79,7 @@ class Thinking:
         """
         if (length := StopSequences(self.tokenizer, [self.end]).end(written, 0)) is not None:
             ended, stopped, closing = True, False, list[int]()
-            begun = beginning or any(stop in _BETWEEN for stop in until if stop)
+            begun = beginning or any(stop in _BETWEEN for stop in until if stop and isinstance(stop, str))
             after = self.tokenizer.decode(written[:length]).rpartition(self.end)[2]
             beginning = (_BETWEEN[after.count("\n") :] if begun else "") + beginning
         else:

@@ -48,9 +48,7 @@ def short_name(task: str) -> str:
 def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
     """Returns the rows of RULER's 13 tasks, with a column `ruler_task`; lm-eval's own where ours was not run.
 
-    Of another metric than "score" those of every task.
-
-    Rows of `ALIAS_SHARES` are among them under their own names; averages take `TASKS` alone.
+    Rows of `ALIAS_SHARES` are among them under their own names; averages take `TASKS` alone. Other metrics: all tasks.
     """
     rows = measurements[(measurements["metric"] == metric) & measurements["context_length_tokens"].notna()].copy()
     rows["ruler_task"] = rows["task"].map(short_name)
