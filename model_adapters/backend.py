@@ -184,7 +184,7 @@ class Backend:
             if not hasattr(self.lm, "base_url"):
                 computes = {"dtype": getattr(getattr(self.lm, "model", None), "dtype", settings.get("dtype"))}
                 computes["device"] = str(getattr(self.lm, "device", None)).partition(":")[0]
-                settings |= _versions() | computes
+                settings |= {"versions": _versions(), **computes}  # among them one of peft, which is an argument too
             depends_on = [self.name, self._inputs(), settings]
             written = json.dumps(depends_on, sort_keys=True, default=lambda of: type(of).__name__ + str(of)[:40])
             self._identity = sha256(written.encode()).hexdigest()[:16]
