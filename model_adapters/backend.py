@@ -7,13 +7,11 @@ short would be a wrong number. What comes back is counted where lm-eval reads it
 
 import contextlib
 import dataclasses
-import gc
 import inspect
 import json
 import logging
 import math
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -120,7 +118,7 @@ class Backend:
         try:
             if in_float32:
                 self.lm.softmax_dtype = torch.float32
-            with _failing_once(), self._counted():
+            with self._counted():
                 if not self.tokens and (fault := self._tokenizer_fault()):
                     self.lm._loglikelihood_tokens(batch[:1], disable_tqdm=quiet)  # which may show another reason
                     raise UserError(fault)
@@ -129,6 +127,7 @@ class Backend:
             if (most := max((nats for nats, _ in scores.values()), default=0.0)) > _ROUNDING_NATS:
                 raise UserError(f"Expected {self.name} to tell log-probabilities, found a sum above 0 ({most:.4g})")
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
+            logging.getLogger("asyncio").addFilter(_awaited)
             reason = USERINFO.sub("", first_line(error))
             said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"
             answered += sum(self.kept(name) is not None for name in texts)
@@ -256,19 +255,9 @@ class Backend:
             raise UserError(f"Expected {self.name} to read and score the {count} tokens of a prompt, found {reason}")
 
 
-@contextlib.contextmanager
-def _failing_once() -> Iterator[None]:
-    """Within it, of requests that fail side by side asyncio does not tell those that nobody waits for any more."""
-    log = logging.getLogger("asyncio")
-    disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # which hold them: asyncio tells when they are collected
-        raise
-    finally:
-        gc.collect()
-        log.disabled = disabled
+def _awaited(record: logging.LogRecord) -> bool:
+    """Of requests that fail side by side, asyncio tells at the end of Python those that nobody waited for any more."""
+    return "never retrieved" not in record.getMessage()
 
 
 def _returned(outputs: Any) -> list[_Returned] | None:

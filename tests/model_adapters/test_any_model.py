@@ -1,17 +1,18 @@
 """Any model of lm-eval that scores tokens answers this project's requests with the numbers of `sb`, or says why not."""
 
 import contextlib
-import gc
 import importlib
 import inspect
 import json
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fresh_process
 import pytest
 import torch
 from corpus_problems import byte_level_bpe
@@ -214,7 +215,7 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(
         f"windows are asked for in {planned} requests of {sum(map(len, server.asked)):,} tokens in all" in caplog.text
     )
     server.asked.clear()
-    server.fails_at = 7
+    server.fails_at = (7,)
     with pytest.raises(
         UserError, match=rf"HTTPError \(500.*: 6 of {planned} answers are kept by --use_cache; the same"
     ):
@@ -297,19 +298,31 @@ def test_a_tokenizer_may_lie_beside_a_configuration_that_nobody_knows(
     numbers(over(server, **options), ["sb_text_stream"], metadata, tmp_path / "new")
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_requests_that_fail_are_one_sentence_without_the_address_s_key(
-    at_once: int, server: CompletionsServer, metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
+def test_a_request_that_fails_is_one_sentence_without_the_address_s_key(
+    server: CompletionsServer, metadata: dict[str, Any]
 ) -> None:
-    address, server.fails_at = server.arguments["base_url"], 3
-    address = address.replace("http://", "http://me:KEY@") if at_once == 1 else address  # aiohttp takes none
-    lm = over(server, num_concurrent=at_once, base_url=address)
+    address, server.fails_at = server.arguments["base_url"].replace("http://", "http://me:KEY@"), (3,)
+    lm = over(server, base_url=address)
     with pytest.raises(UserError, match=r"local-completions at http://127.* found \w+Error \(500") as refused:
         numbers(lm, ["sb_text_stream"], metadata, Path(server.arguments["tokenizer"]))
-    gc.collect()
-    assert "never retrieved" not in caplog.text
     assert "KEY" not in str(refused.value) + json.dumps(recorded := lm.get_model_info()["sbeval"])
     assert [*recorded["inputs"]] == ["tokenizer"]
+
+
+def test_requests_that_fail_side_by_side_are_one_sentence(
+    server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    server.fails_at = range(3, 99)
+    arguments = ",".join(f"{key}={value}" for key, value in (server.arguments | {"num_concurrent": 3}).items())
+    options = ["--tasks", "sb_text_stream", "--metadata", json.dumps(metadata), "--output_path", tmp_path / "results"]
+    lm_eval = [Path(sys.executable).parent / "lm_eval", "run", "--model", "local-completions"]
+    ended = fresh_process.run(
+        [*lm_eval, "--model_args", arguments, *options], environment={"SBEVAL_CACHE": str(tmp_path / "cache")}
+    )
+    assert ended.returncode == 1
+    assert "to score tokens, found ClientResponseError (500" in ended.stderr
+    assert "never retrieved" not in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_the_least_model_that_scores_tokens_is_enough_whatever_its_name(

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,7 +25,7 @@ class CompletionsServer(ThreadingHTTPServer):
 
     Attributes:
         asked: the prompts, in their order.
-        fails_at: number of the request that is answered with an error.
+        fails_at: numbers of the requests that are answered with an error.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +33,7 @@ class CompletionsServer(ThreadingHTTPServer):
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.asked: list[list[int]] = []
-        self.fails_at = -1
+        self.fails_at: Container[int] = ()
         self.change: Callable[[list[int]], list[int]] = list
         self.spoil: Callable[[Choice], object] = lambda choice: None
         self.tells_usage = True
@@ -75,7 +75,7 @@ class _Completions(BaseHTTPRequestHandler):
             prompts = server.tokenizer([prompts] if isinstance(prompts, str) else prompts)["input_ids"]
         with server.lock:
             server.asked += [] if text else prompts
-            fails = len(server.asked) == server.fails_at
+            fails = len(server.asked) in server.fails_at
         prompts = [server.change(prompt) for prompt in prompts]
         answer: Any = {"choices": [server.choice(*pair) for pair in enumerate(prompts)]}
         if server.tells_usage:
