@@ -98,7 +98,7 @@ def time_theirs(name: str, metadata: dict[str, Any], length: int) -> float:
 @contextlib.contextmanager
 def timed_parts() -> Iterator[dict[str, float]]:
     """Seconds of the parts of runs, and how many prompts were read."""
-    from sbeval.model_adapters import generation
+    from sbeval.model_adapters.decoding import texts
     from sbeval.model_adapters.decoding.stepper import Stepper
     from sbeval.model_adapters.lm import StickBreakingLM
 
@@ -125,7 +125,7 @@ def timed_parts() -> Iterator[dict[str, float]]:
     parts = [
         (StickBreakingLM, "__init__", "loading"),
         (StickBreakingLM, "generate_until", "all answers"),
-        (generation, "encode_prompts", "encoding prompts"),
+        (texts, "encode_prompts", "encoding prompts"),
         (Stepper, "start", "reading prompts"),
         (Stepper, "run", "decoding"),
         (Stepper, "capture", "recording"),
