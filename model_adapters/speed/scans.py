@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sbeval.model_adapters.speed.replacing import Forward, with_name
 from sbeval.scoring.body import same_but_for_rounding
 
-PIECE_TOKENS = 2048
+PIECE_TOKENS = 4096
 _SCAN = "mamba2_chunk_scan"
 
 
