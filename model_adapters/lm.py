@@ -217,6 +217,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             checkpoints.register_fla_models()
             super()._get_config(pretrained, **kwargs)
             checkpoints.check_quantisation(self._config, local_path(pretrained) / (kwargs.get("subfolder") or ""))
+        if (plan := self.arguments.get("tp_plan")) is not None:
+            loading.check_tensor_plan(self._config, plan)
         loading.say_format(pretrained, checkpoint_format(self._config))
 
     def _get_backend(self, config: Any, backend: Any = "default", **kwargs: Any) -> None:
@@ -259,9 +261,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         """Takes lm-eval's response cache, new or made with the same settings."""
         if self.session is not None:
             if cache_hook.dbdict is not None:
-                if self.options.context_parallel > 1:  # processes would ask for different windows
+                shares = "tp_plan" if self.arguments.get("tp_plan") is not None else "context_parallel"
+                if self.options.context_parallel > 1 or shares == "tp_plan":  # they would ask for different windows
                     raise UserError(
-                        "Expected no response cache beside context_parallel, found --use_cache: leave one of them out."
+                        f"Expected no response cache beside {shares}, found --use_cache: leave one of them out."
                     )
                 stamp(cache_hook.dbdict, run_settings(self))
             self.session = dataclasses.replace(self.session, cache_hook=cache_hook)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.metadata
 import logging
+import os
 import re
 import resource
 import threading
@@ -256,6 +257,22 @@ def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expan
         expected = "Expected kv_expand= for checkpoints of dolomite-engine only"
         remedy = "remove it from --model_args"
         raise UserError(f"{expected}, found kv_expand={kv_expand} for {pretrained}, which is none: {remedy}.")
+
+
+def check_tensor_plan(config: Any, plan: Any) -> None:
+    """Checks that the processes of this run can share each of a model's products by a tensor plan.
+
+    Raises:
+        UserError: transformers knows no plan for the model, or its key-value heads cannot be dealt out evenly.
+    """
+    config, processes = text_config(config), int(os.environ.get("WORLD_SIZE", "1"))
+    if plan == "auto" and not getattr(config, "base_model_tp_plan", None):
+        remedy = "leave tp_plan out (context_parallel shares windows of this project's models)"
+        raise UserError(f"Expected a model with a plan for tp_plan=auto, found {config.model_type}: {remedy}.")
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if heads % processes:
+        expected = f"Expected processes that divide the model's {heads} key-value heads for tp_plan"
+        raise UserError(f"{expected}, found {processes}: start fewer.")
 
 
 def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any]) -> None:

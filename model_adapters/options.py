@@ -270,6 +270,8 @@ def check_shared_arguments(arguments: dict[str, Any], *, thinks: bool = False) -
         arguments.pop("enable_thinking", None)  # set once the tokenizer is there, which may say what ends it
     elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
+    if arguments.get("tp_plan") is not None and arguments.get("parallelize"):
+        raise UserError("Expected tp_plan or parallelize=True in --model_args, found both: leave one of them out.")
     _check_batch_size(arguments.get("batch_size", 1))
     for name, kind in (("max_length", Tokens), ("max_batch_size", Count)):
         if arguments.get(name) is not None:

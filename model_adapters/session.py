@@ -11,6 +11,7 @@ import torch
 from lm_eval.api.model import CacheHook
 from numpy.typing import NDArray
 
+from sbeval.commands import ranks
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.decoding.thinking import Thinking, Thought
@@ -177,7 +178,7 @@ class Session:
             draft_tokens=options.draft_tokens,
             batches_ahead=0 if on_cpu else 1,
             cache_hook=hf.cache_hook,
-            quiet=hf.rank != 0,
+            quiet=not ranks.is_first_process(),
             thinking=None if options.thinking_tokens is None else Thinking.of(hf, options.thinking_tokens),
         )
 
@@ -222,5 +223,7 @@ def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
     if options.extrapolation is not None:
         expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
         raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
+    if hf.arguments.get("tp_plan") is not None:
+        raise UserError("Expected tp_plan or context_parallel in --model_args, found both: leave one of them out.")
     context = join_context(hf.model, options.context_parallel, hf.device)
     return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)

@@ -60,7 +60,7 @@ def tested(session: Session, lm: Any) -> Session:
         with ranks.waiting():
             torch.distributed.broadcast_object_list(outcomes, src=0)
     (outcome,) = outcomes
-    if lm.rank == 0:
+    if ranks.is_first_process():
         kept = names.ATTENTION in outcome.failed  # also where the user asked for it
         slower = kept or {outcome.scoring, outcome.generation} != {names.TOGETHER}
         unknown = outcome.untested is not None and lm.options.self_test
@@ -102,8 +102,8 @@ def _found(session: Session, lm: Any) -> Outcome:
 
 
 def _place(lm: Any) -> Path | None:
-    """Where the outcome is kept, by all that it depends on; None for a model that is in no files."""
-    if not isinstance(lm.pretrained, str):
+    """Where the outcome is kept, by all that it depends on; None for a model that is in no files or shared."""
+    if not isinstance(lm.pretrained, str) or lm.arguments.get("tp_plan") is not None:  # all processes test together
         return None
     try:
         settings = run_settings(lm)
