@@ -190,9 +190,7 @@ def test_a_readme_on_an_index_links_to_the_repository_once_its_address_is_set(tm
         ({"elsewhere": "https://example.org/fork/sbeval"}, ["the repository https://example.org/us/sbeval"]),
     ],
 )
-def test_a_tag_is_published_only_when_nothing_is_missing(
-    changed: dict[str, str], said: list[str], tmp_path: Path
-) -> None:
+def test_a_tag_is_published_when_nothing_is_missing(changed: dict[str, str], said: list[str], tmp_path: Path) -> None:
     home = changed.get("repository", "https://example.org/us/sbeval")
     (tmp_path / "sbeval").mkdir()
     (tmp_path / ".ci").mkdir()

@@ -136,9 +136,7 @@ def test_only_what_is_missing_is_added(
     ],
     ids=["two lengths", "one length", "one task's own", "within the model's own", "none asked for", "another model"],
 )
-def test_the_longest_length_asked_for_becomes_max_length(
-    options: list[str], max_length: int | None, tmp_path: Path
-) -> None:
+def test_the_longest_length_becomes_max_length(options: list[str], max_length: int | None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
     common = ["--tasks", "tiny", "--model_args", f"pretrained={tmp_path}", *options]
     found = parse(common).model_args

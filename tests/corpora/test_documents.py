@@ -195,9 +195,7 @@ def test_known_datasets_are_read_in_the_layout_of_their_cards(
     assert hub_text(name).path == name in KNOWN
 
 
-def test_a_document_too_long_for_memory_is_refused_without_being_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_too_long_for_memory_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MOST_DOCUMENT_BYTES", 2**16)
     (tmp_path / "a.jsonl").write_text(json.dumps("x" * 2**16) + "\n")
     (tmp_path / "a.txt").write_text("x" * (2**16 + 1))

@@ -43,9 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("batch_characters", [1, 100, 10**6])
-def test_every_document_is_its_own_encoding_then_the_separator(
-    batch_characters: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_document_is_its_encoding_then_a_separator(batch_characters: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "BATCH_CHARACTERS", batch_characters)
     tokenizer = tiny_tokenizer()
     corpus = tokenize_corpus(corpus_of(TEXTS), tokenizer, Layout((EOS, 7)))
@@ -141,7 +139,7 @@ def test_a_second_run_reads_what_the_first_one_kept(monkeypatch: pytest.MonkeyPa
     assert np.array_equal(second.tokens(0, second.total_tokens), first.tokens(0, first.total_tokens))
 
 
-def test_another_process_resolves_a_key_and_tokenises_in_parallel_although_lm_eval_switched_that_off(
+def test_another_process_resolves_a_key_and_tokenises_in_parallel_although_lm_eval_turned_that_off(
     cache: Path,
 ) -> None:
     corpus = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
@@ -200,9 +198,7 @@ KEEPS, LOWERS = (f"def change(text): return text{method}\n" for method in ("", "
     ("changed", "same"),
     [({"cases.py": LOWERS}, False), ({"tok.py": CODE.replace("(each)", "(2 * each)")}, False), ({"a.md": "b"}, True)],
 )
-def test_tokens_of_a_tokenizer_with_code_of_its_own_are_kept_by_that_code(
-    changed: dict[str, str], same: bool, tmp_path: Path
-) -> None:
+def test_tokens_that_own_code_cut_are_kept_by_that_code(changed: dict[str, str], same: bool, tmp_path: Path) -> None:
     def kept(folder: Path, **files: str) -> TokenizedCorpus:
         tiny_tokenizer().save_pretrained(folder)
         settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "Tok"}
@@ -275,9 +271,7 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monke
 @pytest.mark.parametrize("adds_bos", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(text=st.lists(st.sampled_from(["the quick ", "fox é 😀 ", "\n\n", " ", "jumps", "a\u3000b "]), min_size=200))
-def test_a_document_read_in_pieces_has_the_tokens_words_and_bytes_it_has_at_once(
-    adds_bos: bool, text: list[str]
-) -> None:
+def test_a_document_in_pieces_has_the_tokens_words_and_bytes_it_has_at_once(adds_bos: bool, text: list[str]) -> None:
     document, tokenizer = make_document("long", "".join(text)), tiny_tokenizer(adds_bos=adds_bos)
     layout = Layout((EOS,), special_tokens=adds_bos)
     (whole,) = encode_documents([document], tokenizer, layout)

@@ -71,9 +71,7 @@ def test_the_shown_command_is_what_lm_eval_understands(attention: str, device: s
 
 
 @pytest.mark.parametrize(("tasks", "multiple"), [(evaluation.ON_CPU, 4), (evaluation.ON_GPU, 64)], ids=["CPU", "GPU"])
-def test_lengths_go_from_half_the_training_length_to_its_multiple(
-    tasks: tuple[evaluation.DemoTask, ...], multiple: int
-) -> None:
+def test_lengths_go_from_half_the_trained_to_a_multiple(tasks: tuple[evaluation.DemoTask, ...], multiple: int) -> None:
     lengths = sorted({length for task in tasks for length in task.context_lengths})
     assert lengths[0] * 2 == evaluation.TRAINING_LENGTH_TOKENS
     assert lengths[-1] == evaluation.TRAINING_LENGTH_TOKENS * multiple

@@ -83,9 +83,7 @@ def test_what_is_no_folder_is_known_by_its_name(name: str) -> None:
     assert checkpoint_parts(name) == {"hub id": f"{name}@main"}
 
 
-def test_of_a_hub_id_the_commit_counts_and_that_of_code_it_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_hub_id_the_commit_counts_and_that_of_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert checkpoint_parts("someone/model") == {"hub id": "someone/model@main"}
     snapshot = tmp_path / "models--someone--model" / "snapshots" / COMMIT

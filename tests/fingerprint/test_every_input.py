@@ -252,9 +252,7 @@ def test_a_link_that_leads_to_another_folder_of_the_data_changes_them(tmp_path: 
     assert len(hashes) == 4
 
 
-def test_code_that_is_compiled_among_the_data_of_its_task_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_compiled_among_its_task_s_data_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     put("t.yaml", f"task: t\ndata_dir: {tmp_path}\ndoc_to_text: !function utils.f")(tmp_path)
     put("utils.py", "def f(doc): pass\n")(tmp_path)
@@ -358,9 +356,7 @@ UNCHANGED: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", UNCHANGED)
-def test_what_no_number_depends_on_makes_none_anew(
-    change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_number_rests_on_makes_none_anew(change: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = SqliteDict(":memory:", autocommit=True)
     stamp(database, adapter_settings(inputs))
     UNCHANGED[change](inputs)
@@ -380,9 +376,7 @@ def test_checkpoint_and_text_under_other_names_are_the_same(inputs: Path, capsys
     assert "one/r: complete" in said(inputs, capsys, **changes)
 
 
-def test_what_changes_during_a_run_fails_it_and_its_results_stay(
-    inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(inputs / "results")
     launcher = inputs / "launcher.py"
     launcher.write_text(

@@ -142,9 +142,7 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.Captu
     assert found["estimate"] is None
 
 
-def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_loaded_is_described_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config, tensors = dolomite()
     save(tmp_path, {**config, "activation_function": "mish"}, tensors)
     assert inspected(tmp_path) == 1

@@ -258,7 +258,7 @@ def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint: 
         ("\ud800", "surrogates not allowed"),
     ],
 )
-def test_a_chat_template_that_is_missing_or_fails_is_one_sentence(
+def test_a_missing_or_broken_chat_template_is_one_sentence(
     template: Any, message: str, checkpoint: Checkpoints
 ) -> None:
     lm = load_lm(checkpoint("llama"))
@@ -452,16 +452,12 @@ def test_long_texts_are_an_error_where_asked_and_in_our_own_tasks(
         ({"until": ["x", 7]}, "until to be text, a list of texts or null, found 7 in it"),
     ],
 )
-def test_generation_arguments_that_cannot_be_are_named(
-    setting: dict[str, Any], message: str, checkpoint: Checkpoints
-) -> None:
+def test_wrong_generation_arguments_are_named(setting: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match=message):
         load_lm(checkpoint("llama"), max_length=64).generate_until(prompts("t", "a", **setting), disable_tqdm=True)
 
 
-def test_another_softmax_dtype_is_said_to_change_nothing(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_softmax_dtype_is_said_to_do_nothing(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     load_lm(checkpoint("llama"), softmax_dtype="float64")
     assert "softmax_dtype is not used" in caplog.text
 
@@ -499,9 +495,7 @@ def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text(checkpoint: Checkpoi
         (["config.json"], {"tokenizer": "elsewhere"}),
     ],
 )
-def test_a_checkpoint_s_files_may_lie_as_lm_eval_s_hf_takes_them(
-    files: list[str], arguments: dict[str, str], tmp_path: Path
-) -> None:
+def test_checkpoint_files_may_lie_as_hf_takes_them(files: list[str], arguments: dict[str, str], tmp_path: Path) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("{}")

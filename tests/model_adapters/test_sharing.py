@@ -154,9 +154,7 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(
         assert float(one) == pytest.approx(float(other), rel=1e-5)
 
 
-def test_frequencies_that_depend_on_the_length_share_no_window(
-    checkpoint: Checkpoints, corpus: TokenizedCorpus
-) -> None:
+def test_frequencies_that_depend_on_length_share_no_window(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
     options = {"rope_scaling": "dynamic:2", "training_length": 24}
     requests = asked(corpus)
     lm, alone = (load_lm(checkpoint("rope"), **options) for _ in range(2))

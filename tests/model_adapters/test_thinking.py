@@ -161,7 +161,7 @@ def test_answers_that_the_prompt_begins_are_not_thought_about(made: Any, checkpo
     assert len(plain.generate_until([made(plain)])) == 1
 
 
-def test_scores_behind_a_prompt_that_tells_to_think_are_warned_of(
+def test_scores_behind_prompts_to_think_are_warned_of(
     checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
@@ -172,9 +172,7 @@ def test_scores_behind_a_prompt_that_tells_to_think_are_warned_of(
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, None), ({"thinking_tokens": BUDGET}, BUDGET)])
-def test_tasks_that_count_on_another_thinking_are_refused(
-    given: dict[str, Any], found: int | None, checkpoint: Checkpoints
-) -> None:
+def test_tasks_of_other_budgets_are_refused(given: dict[str, Any], found: int | None, checkpoint: Checkpoints) -> None:
     setting = {"until": [], "max_gen_toks": 4, "answer_prefix": "", "thinking_tokens": 60}
     lm = load_lm(checkpoint("llama"), **given, **({"think_end_token": "</x>"} if given else {}))
     with pytest.raises(
@@ -206,8 +204,6 @@ def test_cut_answers_are_said_of_chats_alone(checkpoint: Checkpoints, caplog: py
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_thinking_without_room_or_end_is_one_sentence(
-    options: dict[str, Any], message: str, checkpoint: Checkpoints
-) -> None:
+def test_thinking_without_room_or_end_is_named(options: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match=message):
         asked(load_lm(checkpoint("llama"), **{"thinking_tokens": BUDGET, "think_end_token": "</x>", **options}))

@@ -41,9 +41,7 @@ def sums_of(log_gates_BHL: Tensor) -> Tensor:
 @settings(max_examples=40, deadline=None)
 @given(length=st.integers(1, 40), groups=st.sampled_from([1, 2, 4]), dtype=st.sampled_from(DTYPES), seed=st.integers(0))
 @torch.no_grad()
-def test_plain_attention_of_heads_with_decay_is_the_definition(
-    length: int, groups: int, dtype: torch.dtype, seed: int
-) -> None:
+def test_plain_attention_with_decay_is_the_definition(length: int, groups: int, dtype: torch.dtype, seed: int) -> None:
     q, k, v, log_gates = problem(length, groups=groups, seed=seed % 2**32, forgetful=3.0)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     sums = log_gates.double().cumsum(-1)

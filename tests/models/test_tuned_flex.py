@@ -71,9 +71,7 @@ def test_what_holds_without_a_window_alone_is_said_without_a_window_alone(
     assert "PRESCALE_QK" not in options
 
 
-def test_tiles_are_those_of_pytorch_where_they_were_not_tuned(
-    options_of: Options, capability: dict[str, tuple[int, int]]
-) -> None:
+def test_tiles_not_tuned_are_those_of_pytorch(options_of: Options, capability: dict[str, tuple[int, int]]) -> None:
     assert "BLOCK_M" in options_of(torch.float16, 24)
     for dtype, head_dim in ((torch.float32, 32), (torch.bfloat16, 40), (torch.bfloat16, 64)):
         assert set(options_of(dtype, head_dim)) == {"IS_DIVISIBLE"}
@@ -81,7 +79,7 @@ def test_tiles_are_those_of_pytorch_where_they_were_not_tuned(
     assert set(options_of(torch.bfloat16, 32)) == {"IS_DIVISIBLE"}
 
 
-def test_long_plain_attention_is_for_small_heads_as_many_for_keys_as_for_queries(
+def test_long_plain_attention_is_for_small_heads_without_groups(
     capability: dict[str, tuple[int, int]],
 ) -> None:
     def suits(

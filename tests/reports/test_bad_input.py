@@ -293,9 +293,7 @@ def _first(key: str, *place: int, value: object = 2**63) -> Any:
         (4, _first("f1", value=7.0), "samples {} (f1, none)"),
     ],
 )
-def test_samples_that_do_not_give_their_results_numbers_are_left_out(
-    task: int, damage: Any, words: str, tmp_path: Path
-) -> None:
+def test_samples_that_contradict_their_results_are_left_out(task: int, damage: Any, words: str, tmp_path: Path) -> None:
     curve = CURVES["stickbreaking"]
     tasks = [
         perplexity_task("stream", curve),

@@ -71,7 +71,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     assert {*labels} >= {f"{value:g}" for value in values}
 
 
-def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see_it(
+def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see(
     everything: dict[str, Figure],
 ) -> None:
     for figure in everything.values():
@@ -191,7 +191,7 @@ def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[
     assert "first token's weight 30.0% to 30.0%" in figure.caption.finding
 
 
-def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weight_empty(
+def test_span_grids_hold_every_head_at_every_length_empty_where_it_has_no_weight(
     everything: dict[str, Figure],
 ) -> None:
     spec = everything["demo-sb: span of every head"].variants["span"]
@@ -254,7 +254,7 @@ def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
     assert "4,096 tokens back" in words(table)
 
 
-def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_short(
+def test_positions_show_their_intervals_and_no_last_bin_that_a_window_cuts_short(
     everything: dict[str, Figure],
 ) -> None:
     figure = everything["Python standard library: NLL by position"]
@@ -345,7 +345,5 @@ def test_names_at_line_ends_keep_their_order_never_overlap_and_stay_above_the_wo
     ("low", "high", "scale", "ends"),
     [(1.1, 9.7, "linear", (0, 10)), (1.62, 5.41, "linear", (1.5, 5.5)), (3.0, 150.0, "log", (1, 1000))],
 )
-def test_an_axis_is_expected_to_end_where_vega_ends_it(
-    low: float, high: float, scale: str, ends: tuple[float, float]
-) -> None:
+def test_an_axis_ends_where_vega_ends_it(low: float, high: float, scale: str, ends: tuple[float, float]) -> None:
     assert nice_domain(low, high, scale) == pytest.approx(ends)

@@ -242,7 +242,7 @@ def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Pa
         ("model", "", "model"),
     ],
 )
-def test_a_checkpoint_named_like_any_other_is_called_after_the_folder_above(
+def test_a_checkpoint_named_like_others_is_called_after_the_folder_above(
     name: str, pretrained: str, shown: str
 ) -> None:
     assert telling_name(name, pretrained) == shown

@@ -21,9 +21,7 @@ lengths = st.lists(st.integers(1, 2**20), min_size=2, max_size=12, unique=True).
 
 
 @given(lengths, st.floats(-5, 5), st.floats(-5, 5))
-def test_the_mean_over_octaves_of_a_line_in_log_length_is_its_middle(
-    own: list[int], slope: float, start: float
-) -> None:
+def test_mean_over_octaves_of_a_line_in_log_length_is_its_middle(own: list[int], slope: float, start: float) -> None:
     curve = start + slope * np.log2(own)
     assert octave_weights(own) @ curve == pytest.approx((curve[0] + curve[-1]) / 2, abs=1e-9)
 

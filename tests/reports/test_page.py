@@ -68,9 +68,7 @@ def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("documents", [1, 2, 19])
-def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_interval(
-    tmp_path: Path, documents: int
-) -> None:
+def test_few_documents_get_their_difference_how_many_agree_and_why_no_interval(tmp_path: Path, documents: int) -> None:
     report = reported(write_pair(tmp_path, "fixed_target", documents=documents))
     card = next(finding for finding in report.findings if finding.label == "demo-rope")
     (headline,) = card.headlines
@@ -182,9 +180,7 @@ def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: s
     assert "\n" not in str(error.value)
 
 
-def test_a_report_is_rebuilt_only_when_a_result_file_appears_or_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_rebuilt_only_when_results_appear_or_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[int] = []
     sleeps: list[float] = []
     steps = {

@@ -16,9 +16,7 @@ from sbeval.scoring.non_finite import FiniteWatch, NoText, check_finite, is_null
     st.sampled_from([math.nan, math.inf, -math.inf, None]),
     st.integers(0, 11),
 )
-def test_weights_that_are_no_numbers_are_found_and_large_ones_are_not(
-    dtype: torch.dtype, value: float | None, place: int
-) -> None:
+def test_weights_of_nan_are_found_and_large_ones_are_not(dtype: torch.dtype, value: float | None, place: int) -> None:
     model = torch.nn.Linear(4, 3, dtype=dtype)
     with torch.no_grad():
         model.weight.fill_(torch.finfo(dtype).max)

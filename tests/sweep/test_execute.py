@@ -38,9 +38,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path, capsys: pyte
     assert f"broken/t: exit code 3: CUDAError: out of memory on device 0 (log: {tmp_path}/broken/t/log.txt)" in printed
 
 
-def test_what_is_complete_is_skipped_and_what_failed_is_tried_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_complete_runs_are_skipped_and_failed_ones_retried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_sweep(sweep(tmp_path, "one", "broken"))
     capsys.readouterr()
     run_sweep(sweep(tmp_path, "one", "broken"))
@@ -159,9 +157,7 @@ DAMAGE = (
 
 
 @pytest.mark.parametrize("name", ["results_", "samples_", "inputs.json", "run.yaml", "log.txt"])
-def test_a_damaged_file_of_one_run_does_not_end_the_others(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_of_a_run_ends_no_other(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_sweep(sweep(tmp_path))
     (file,) = (tmp_path / "one").rglob(f"{name}*")
     for content in DAMAGE:

@@ -110,9 +110,7 @@ def test_what_a_cluster_cannot_run_is_one_sentence(cluster: Any, tmp_path: Path)
     assert not ray.is_initialized()
 
 
-def test_a_folder_that_a_node_does_not_see_is_one_sentence(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_no_node_sees_is_one_sentence(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # a node of another machine has another file system; here the folder goes between the driver's look and the node's
     monkeypatch.setattr("sbeval.sweep.ray_engine.unfinished", _vanishing)
     with pytest.raises(UserError, match=r"on every node of the cluster, found that .* does not see it") as error:

@@ -327,9 +327,7 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
     [("bfloat16", torch.float16), ("bfloat16", torch.float32), ("float32", torch.bfloat16)],
     ids=str,
 )
-def test_an_extension_is_saved_in_its_parent_s_type_or_in_float32_where_asked(
-    tmp_path, data_folder, precision, parents
-):
+def test_an_extension_is_saved_in_its_parent_s_type_or_float32_where_asked(tmp_path, data_folder, precision, parents):
     save_tiny_llama(tmp_path / "llama", data_folder)
     LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=parents).save_pretrained(tmp_path / "llama")
     extended = extend(tiny_extension(tmp_path / "llama", data_folder, precision=precision), tmp_path / "run")

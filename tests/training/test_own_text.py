@@ -60,7 +60,7 @@ def test_arrays_hold_every_document_but_each_twentieth_with_its_end(tmp_path, te
     assert len(whole.tokens) > len(arrays.tokens)
 
 
-def test_a_huge_document_is_not_made_up_for_by_all_small_ones_and_writing_without_spaces_is_cut_at_its_end(
+def test_a_huge_document_is_not_made_up_for_by_small_ones_and_text_without_spaces_is_cut_at_its_end(
     tmp_path,
 ) -> None:
     small = [random_text(30, index) for index in range(30)]
@@ -116,9 +116,7 @@ def load_tokenizer_with(added: int, folder: Path):
     return tokenizer
 
 
-def test_one_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(
-    tmp_path, texts, tokenizer_folder, capsys
-) -> None:
+def test_a_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(tmp_path, texts, tokenizer_folder, capsys) -> None:
     text = write_text(tmp_path / "own", texts)
     command = ["--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]
     train_command(small(*command, "--max-seconds", "0"))
@@ -200,9 +198,7 @@ def test_lengths_to_report_reach_as_far_as_the_text_kept_out(tmp_path, texts) ->
     assert lengths[-1] <= (held_out["tokens"] + 2) // 4 < 2 * lengths[-1]
 
 
-def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(
-    tmp_path, tokenizer_folder, capfd, monkeypatch
-) -> None:
+def test_text_becomes_a_model_and_a_page_in_one_command(tmp_path, tokenizer_folder, capfd, monkeypatch) -> None:
     text = write_text(tmp_path / "own", [random_text(60, index) for index in range(60)])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["train", "--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]

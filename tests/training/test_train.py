@@ -73,9 +73,7 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
     assert (program, parse(arguments).model_args["pretrained"]) == ("run", str(tmp_path / "a run" / recipe.name))
 
 
-def test_a_training_run_prints_its_steps_and_losses_with_the_time_left_and_no_bars(
-    tmp_path, data_folder, capsys, monkeypatch
-):
+def test_training_prints_steps_and_losses_with_the_time_left_and_no_bars(tmp_path, data_folder, capsys, monkeypatch):
     monkeypatch.setattr("sbeval.training.watch.SECONDS_BETWEEN_SIGNS", -1.0)
     train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
     printed = capsys.readouterr()

@@ -155,9 +155,7 @@ def broken(request: pytest.FixtureRequest, folder: Path) -> StickBreakingLM:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_request_its_position_and_its_length_are_named(
-    name: str, broken: StickBreakingLM, tasks: dict[str, Any]
-) -> None:
+def test_the_request_position_and_length_are_named(name: str, broken: StickBreakingLM, tasks: dict[str, Any]) -> None:
     task = tasks[name]
     task.build_all_requests(limit=2, rank=0, world_size=1)
     requests = task.instances

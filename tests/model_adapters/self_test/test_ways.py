@@ -261,9 +261,7 @@ def test_what_a_generation_config_says_is_no_fault(checkpoint: Checkpoints, tmp_
 
 
 @pytest.mark.parametrize("eager", [RuntimeError("no such kernel"), torch.nan])
-def test_eager_attention_that_does_not_run_takes_no_place(
-    eager: Any, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_eager_attention_is_unused(eager: Any, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     def attend(module: Any, query: Tensor, *args: Any, **kw: Any) -> Any:
         if isinstance(eager, Exception):
             raise eager
@@ -276,9 +274,7 @@ def test_eager_attention_that_does_not_run_takes_no_place(
     assert lm.model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_changes_between_calls_is_not_scored(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_keeps_changing_is_not_scored(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
     in_the_forward(lambda own, body, given: moved(own(body, **given), torch.randn(32) * next(calls)))(monkeypatch)
     lm = load_lm(checkpoint("llama"))
@@ -286,9 +282,7 @@ def test_a_model_that_changes_between_calls_is_not_scored(
         likelihoods(lm, PAIRS)
 
 
-def test_a_process_that_is_alone_in_its_evaluation_waits_for_nobody(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_runs_alone_waits_for_nobody(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda *_, **__: pytest.fail("waits"))
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))

@@ -112,9 +112,7 @@ def test_it_is_the_attention_of_the_definition_whatever_the_blocks(
 
 @settings(max_examples=20, deadline=None)
 @given(asked=METHODS, length=st.integers(1, 20), padding=st.lists(st.integers(0, 12), min_size=1, max_size=3))
-def test_padding_on_the_left_changes_nothing(
-    asked: tuple[str, tuple[int, ...]], length: int, padding: list[int]
-) -> None:
+def test_left_padding_changes_nothing(asked: tuple[str, tuple[int, ...]], length: int, padding: list[int]) -> None:
     way, widest = made(*asked), length + max(padding)
     texts = heads(widest, batch=len(padding))
     # every row ends together and begins behind its padding, which holds anything
@@ -169,9 +167,7 @@ def test_it_is_plain_attention_up_to_the_tokens_it_says_and_not_far_beyond(asked
     asked=METHODS.filter(lambda asked: asked[0] != "log_length"), length=st.integers(1, 400), scaled=st.integers(1, 40)
 )
 @torch.no_grad()
-def test_flex_attention_in_zones_is_that_in_blocks(
-    asked: tuple[str, tuple[int, ...]], length: int, scaled: int
-) -> None:
+def test_flex_attention_in_zones_is_as_in_blocks(asked: tuple[str, tuple[int, ...]], length: int, scaled: int) -> None:
     way = made(asked[0], tuple(scaled * number for number in asked[1]))
     # a head of 16 channels is the smallest the kernel takes
     q, k, v = (torch.cat([x, x[..., :6]], dim=-1).float() for x in heads(length))

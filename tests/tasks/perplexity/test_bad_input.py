@@ -130,9 +130,7 @@ def test_what_is_read_by_default_has_the_tasks_name() -> None:
     assert inputs.load_corpus("pile", CorpusOptions(dataset="owner/name"), None).name == "owner/name"
 
 
-def test_a_local_copy_of_wikitext_is_wikitext_and_a_changed_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_of_wikitext_is_wikitext_and_a_changed_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "wiki.test.raw"
     copy.write_bytes(WIKITEXT_FILE.read_bytes().replace(b"\n", b"\r\n"))
     monkeypatch.setattr(inputs, "_WIKITEXT_WORDS_SHA256", inputs.words_sha256(WIKITEXT_FILE))

@@ -118,9 +118,7 @@ def test_an_evaluator_on_another_device_of_another_dtype_or_configuration_is_ano
 
 
 @pytest.mark.parametrize("vocabulary", [258, 300, 400])
-def test_another_tokenizers_key_tokens_are_matched_by_characters(
-    metadata: dict[str, Any], tmp_path: Path, vocabulary: int
-) -> None:
+def test_other_tokenizers_tokens_match_by_characters(metadata: dict[str, Any], tmp_path: Path, vocabulary: int) -> None:
     other, own = tiny_tokenizer(vocabulary=vocabulary, adds_bos=vocabulary == 400), tiny_tokenizer()
     other.save_pretrained(tmp_path / "evaluator")
     own.save_pretrained(tmp_path / "own")

@@ -339,9 +339,7 @@ def test_one_long_file_has_intervals_where_it_is_split_and_a_warning_where_not(
     assert parts["record"]["corpus_detail"] == f"own.txt, split by {split}"
 
 
-def test_a_limit_that_leaves_few_documents_is_said_before_anything_is_scored(
-    corpus: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_limit_to_few_documents_is_said_before_any_is_scored(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus), limit=3)
     assert "3 documents are scored" in caplog.text
     caplog.clear()
