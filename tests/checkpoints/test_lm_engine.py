@@ -98,9 +98,8 @@ def test_each_option_gives_its_definition_s_logits(case: str, tmp_path: Path) ->
 @torch.no_grad()
 def test_configurations_before_march_2026_have_gate_behind_up(tmp_path: Path) -> None:
     config, tensors = lm_engine()
-    older = {
-        key: value for key, value in config.items() if key not in ("embedding_init_method", "use_depth_scaled_init")
-    }
+    since = ("embedding_init_method", "use_depth_scaled_init")
+    older = {key: value for key, value in config.items() if key not in since}
     found = load_checkpoint(save(tmp_path, older, tensors)).model(tokens()).logits[0]
     assert_close(found, dolomite_logits(older, tensors), rtol=2e-5, atol=2e-5)
     assert (found - dolomite_logits(config, tensors, interleaved=True)).abs().max() > 0.1

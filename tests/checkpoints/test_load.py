@@ -45,9 +45,8 @@ def own(folder: Path, **fields: Any) -> SbevalForCausalLM:
 def test_fla_checkpoints_give_their_layouts_logits_and_remember_where_their_tokenizer_is(
     qkv_bias: bool, qk_norm: bool, attend_current: bool, kv_heads: int | None, tied: bool, tmp_path: Path
 ) -> None:
-    config, tensors = fla(
-        qkv_bias=qkv_bias, qk_norm=qk_norm, attend_current=attend_current, kv_heads=kv_heads, tied=tied
-    )
+    said = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "attend_current": attend_current}
+    config, tensors = fla(**said, kv_heads=kv_heads, tied=tied)
     loaded = load_checkpoint(save(tmp_path, config, tensors))
     assert (loaded.format, loaded.training_length_tokens) == ("fla:stickbreaking_attn", None)
     assert loaded.model.name_or_path == loaded.model.config.name_or_path == str(tmp_path)
@@ -59,7 +58,7 @@ def test_fla_checkpoints_give_their_layouts_logits_and_remember_where_their_toke
 def test_a_head_that_is_not_the_embedding_of_a_tied_model_is_refused(layout: str, tmp_path: Path) -> None:
     made = {
         "dolomite": lambda: dolomite(tied=True),
-        "fla": lambda: fla(qkv_bias=False, qk_norm=False, attend_current=False, kv_heads=2, tied=True),
+        "fla": lambda: fla(qkv_bias=False, qk_norm=False, kv_heads=2, tied=True),
     }
     config, tensors = made[layout]()
     embedding = next(tensor for name, tensor in tensors.items() if "wte" in name or "embeddings" in name)
@@ -193,9 +192,7 @@ def test_no_two_formats_claim_a_model_type() -> None:
     assert len(types) == len(set(types))
 
 
-@pytest.mark.parametrize(
-    "make", [lambda folder: own(folder), lambda folder: llama(folder), lambda folder: save(folder, *dolomite())]
-)
+@pytest.mark.parametrize("make", [own, llama, lambda folder: save(folder, *dolomite())])
 def test_weights_lie_where_products_of_matrices_want_them_wherever_the_file_has_them(make: Any, tmp_path: Path) -> None:
     make(tmp_path)
     path = tmp_path / "model.safetensors"

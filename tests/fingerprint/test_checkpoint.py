@@ -102,11 +102,8 @@ def test_a_damaged_or_hostile_file_is_content_like_any_other(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("[" * 200_000)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": 3}')
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../../../etc\\u0000", "b": []}}')
-    assert checkpoint_parts(str(tmp_path)).keys() == {
-        "config.json",
-        "adapter_config.json",
-        "model.safetensors.index.json",
-    }
+    names = {"config.json", "adapter_config.json", "model.safetensors.index.json"}
+    assert checkpoint_parts(str(tmp_path)).keys() == names
 
 
 def test_the_hash_follows_the_names_of_weights_and_is_none_where_there_are_none(tmp_path: Path) -> None:

@@ -48,11 +48,7 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "gpt_neox": lambda v: transformers.GPTNeoXConfig(
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
+        **{name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "head_dim")},
     ),
     "stickbreaking": lambda v: SbevalConfig(
         vocab_size=v, attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES
@@ -99,10 +95,7 @@ def english() -> str:
 
 
 def instances(kind: str, arguments: Sequence[tuple[Any, ...]], task: str = "task") -> list[Instance]:
-    return [
-        Instance(request_type=kind, doc={}, arguments=args, idx=i, metadata=(task, i, 1))
-        for i, args in enumerate(arguments)
-    ]
+    return [Instance(kind, doc={}, arguments=asked, idx=i, metadata=(task, i, 1)) for i, asked in enumerate(arguments)]
 
 
 LINES = [line for line in english().splitlines() if line]

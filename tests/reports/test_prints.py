@@ -64,11 +64,8 @@ def test_lengths_count_in_each_model_s_own_training_or_declared_length(trained_a
     assert list(curves.axes) == ["tokens", "training", "declared"]
     spec = curves.figures[0].variants["nll"]
     assert rows_of(spec)["long"] == LENGTHS
-    expected = {
-        "training": {"short": 1024, "long": 4096, "extended": 1024},
-        "declared": {"short": 1024, "extended": 4096},
-    }
-    for unit, of_models in expected.items():
+    trained = {"short": 1024, "long": 4096, "extended": 1024}
+    for unit, of_models in (("training", trained), ("declared", {"short": 1024, "extended": 4096})):
         moved = on_axis(spec, unit)
         rows = rows_of(moved)
         assert all(rows[name] == [length / own for length in LENGTHS] for name, own in of_models.items())
@@ -160,9 +157,7 @@ def sums(nll: np.ndarray, tokens: int = 10) -> SumsByDocument:
     """NLL per token of stretches (three a document) by length."""
     named = [(f"d{row // 3}\0({row}, {row})", values) for row, values in enumerate(nll * tokens)]
     columns = range(nll.shape[1])
-    return SumsByDocument(
-        {256 << k: {name: np.array([values[k], tokens, 1]) for name, values in named} for k in columns}
-    )
+    return SumsByDocument({256 << k: {name: np.array([row[k], tokens, 1]) for name, row in named} for k in columns})
 
 
 def test_the_context_needed_is_the_shortest_that_is_as_good_as_the_longest() -> None:

@@ -117,12 +117,12 @@ class Case:
     attention: str | None = None
 
 
+ROWS = {names.ROWS, names.ROWS_GENERATED}
 CASES = {
     "sees later tokens": Case(
         plant=in_the_forward(sees_later_tokens),
         failed={names.LATER_TOKENS, names.ONE},
-        scoring=names.REFUSED,
-        generation=names.WITHOUT_CACHE,
+        **{"scoring": names.REFUSED, "generation": names.WITHOUT_CACHE},
     ),
     "one token": Case(plant=in_the_forward(one_token_wrong), failed={names.ONE}, generation=names.WITHOUT_CACHE),
     "several tokens": Case(plant=in_the_forward(several_tokens_wrong), failed={names.SEVERAL}),
@@ -132,17 +132,9 @@ CASES = {
     "right padding": Case(
         plant=in_the_forward(padding_reaches_back), failed={names.RIGHT_PADDING}, scoring=names.EQUAL_LENGTHS
     ),
-    "rows": Case(
-        plant=in_the_forward(rows_mix),
-        failed={names.ROWS, names.ROWS_GENERATED},
-        scoring=names.ALONE,
-        generation=names.ALONE,
-    ),
+    "rows": Case(plant=in_the_forward(rows_mix), failed=ROWS, scoring=names.ALONE, generation=names.ALONE),
     "place of a row": Case(
-        plant=in_the_forward(rows_differ_by_their_place),
-        failed={names.ROWS, names.ROWS_GENERATED},
-        scoring=names.ALONE,
-        generation=names.ALONE,
+        plant=in_the_forward(rows_differ_by_their_place), failed=ROWS, scoring=names.ALONE, generation=names.ALONE
     ),
     "sdpa": Case(plant=attention_of_sdpa_sees_all, failed={names.ATTENTION}, attention="eager"),
     "length of the cache": Case(

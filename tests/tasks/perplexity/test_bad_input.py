@@ -64,11 +64,7 @@ def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("sb_wikitext_streem", "try sb_wikitext_stream,"),
-        ("sb_gutenberg_rolling", "sb_"),
-        ("sb_pg19_strided", "sb_pg19_"),
-    ],
+    [("sb_wikitext_streem", "try sb_wikitext_stream,"), ("sb_homer_rolling", "sb_"), ("sb_pg19_strided", "sb_pg19_")],
 )
 def test_an_unknown_protocol_or_corpus_is_answered_with_those_there_are(name: str, message: str) -> None:
     plugin.install()
