@@ -106,9 +106,7 @@ def test_the_exact_stop_changes_no_bit() -> None:
 
 
 @pytest.mark.parametrize("threshold", [1e-1, 1e-3, 1e-5])
-def test_skipping_stays_within_its_bound_whatever_a_split_saw_of_newer_ones(
-    threshold: float,
-) -> None:
+def test_skipping_stays_within_its_bound_whatever_a_split_saw_of_newer_ones(threshold: float) -> None:
     p = breaking_slowly(queries=2, keys=700)
     exact = stickbreaking_attention(p.q.double(), p.k.double(), p.v.double(), impl="reference")
     launch = parameters(p, splits=15, first_splits=2)

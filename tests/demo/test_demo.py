@@ -88,9 +88,8 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 
 def test_stored_results_show_four_models_before_and_after_extension(tmp_path: Path) -> None:
     files = sorted(extension.unpack(tmp_path / "stored").rglob("results_*.json"))
-    page = build_report(
-        files, tmp_path / "page", title=extension.TITLE, labels=extension.LABELS, image_formats=()
-    ).read_text()
+    words = {"title": extension.TITLE, "labels": extension.LABELS}
+    page = build_report(files, tmp_path / "page", image_formats=(), **words).read_text()
     for label in extension.LABELS.values():
         assert label in page
     assert "not of this machine" in page

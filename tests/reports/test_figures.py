@@ -71,9 +71,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     assert {*labels} >= {f"{value:g}" for value in values}
 
 
-def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see(
-    everything: dict[str, Figure],
-) -> None:
+def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see(everything: dict[str, Figure]) -> None:
     for figure in everything.values():
         assert any(letter.isdigit() for letter in figure.caption.finding)
         for metric, spec in figure.variants.items():
@@ -187,9 +185,7 @@ def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[
     assert "first token's weight 30.0% to 30.0%" in figure.caption.finding
 
 
-def test_span_grids_hold_every_head_at_every_length_empty_where_it_has_no_weight(
-    everything: dict[str, Figure],
-) -> None:
+def test_span_grids_hold_every_head_at_every_length_empty_where_it_has_no_weight(everything: dict[str, Figure]) -> None:
     spec = everything["demo-sb: span of every head"].variants["span"]
     parts = {part["title"]["text"]: part for part in spec["concat"]}
     assert len(parts) == 5 * 4
@@ -244,9 +240,7 @@ def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
     assert "4,096 tokens back" in words(table)
 
 
-def test_positions_show_their_intervals_and_no_last_bin_that_a_window_cuts_short(
-    everything: dict[str, Figure],
-) -> None:
+def test_positions_show_their_intervals_and_no_last_bin_that_a_window_cuts_short(everything: dict[str, Figure]) -> None:
     figure = everything["Python standard library: NLL by position"]
     rows = figure.variants["nll"]["data"]["values"]
     assert rows

@@ -65,9 +65,7 @@ def test_arrays_hold_every_document_but_each_twentieth_with_its_end(tmp_path, te
     assert len(whole.tokens) > len(arrays.tokens)
 
 
-def test_a_huge_document_is_not_made_up_for_by_small_ones_and_text_without_spaces_is_cut_at_its_end(
-    tmp_path,
-) -> None:
+def test_a_huge_document_is_not_made_up_for_by_small_ones_and_text_without_spaces_is_cut_at_its_end(tmp_path) -> None:
     small = [random_text(30, index) for index in range(30)]
     uneven = write_text(tmp_path / "uneven", [random_text(9000, 99), *small])
     assert 10 <= load_arrays(held_out(uneven)).record["held_out"]["documents"] <= 15
