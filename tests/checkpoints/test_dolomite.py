@@ -103,19 +103,11 @@ def test_defaults_of_dolomite_apply_to_absent_keys(tmp_path: Path) -> None:
 
 
 def test_rope_scaling_of_a_softmax_model_is_yarn(tmp_path: Path) -> None:
-    config, tensors = dolomite(
-        model_type="gpt_dolomite",
-        mixer="softmax",
-        rope_scaling={"type": "linear", "factor": 4.0, "original_max_position_embeddings": 16},
-    )
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 16}
+    config, tensors = dolomite(model_type="gpt_dolomite", mixer="softmax", rope_scaling={"type": "linear", **scaling})
     loaded = load_checkpoint(save(tmp_path, config, tensors))
     assert loaded.training_length_tokens == 16
-    assert loaded.model.config.rope_parameters == {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
+    assert loaded.model.config.rope_parameters == {"rope_type": "yarn", "rope_theta": 10000.0, **scaling}
 
 
 FLAT, SOFTMAX = dolomite(**C), dolomite(model_type="gpt_dolomite", mixer="softmax")
@@ -147,11 +139,7 @@ def without(name: str) -> dict[str, Tensor]:
         (second_layer(MIXERS, sequence_mixer_type="mamba2"), BLOCKS[1], "'mamba2' of layer 1"),
         (second_layer(MLPS, mlp_type="Hash"), BLOCKS[1], "'Hash' of layer 1"),
         (second_layer(MLPS, intermediate_size=99), BLOCKS[1], r"h\.1\.mlp_block\.c_proj\.weight should be \[32, 99\]"),
-        (
-            second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2),
-            BLOCKS[1],
-            "is 4 in layer 0, 2 in layer 1",
-        ),
+        (second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2), BLOCKS[1], "is 4 in layer 0, 2 in layer"),
         (second_layer(MLPS, activation_function="mish"), BLOCKS[1], "'mish'"),
         (BLOCKS[0] | {"attention_blocks": []}, BLOCKS[1], "attention_blocks"),
         (BLOCKS[0] | {"num_layers": 3}, BLOCKS[1], "num_layers is 3"),

@@ -132,13 +132,9 @@ def test_a_report_of_nothing_is_refused() -> None:
 @pytest.fixture
 def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     log = tmp_path / "log"
+    words = [SBEVAL, "report", tmp_path / "results", "-o", tmp_path / "out", "--watch"]
     with log.open("w") as file:
-        process = subprocess.Popen(
-            [SBEVAL, "report", tmp_path / "results", "-o", tmp_path / "out", "--watch"],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=tmp_path,
-        )
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=tmp_path)
 
     def wait_for(words: str) -> None:
         end = time.monotonic() + 60

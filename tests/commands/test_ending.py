@@ -33,7 +33,6 @@ ACTING = r"'\x1b]0;title\x07\u202eth\udcff\x9bgir'"
 def started(body: str, *arguments: str | bytes) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", BODY.format(body=body), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
     return process
 
 
@@ -191,7 +190,6 @@ def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None
         # a line for each module that has been imported
         command = [sys.executable, "-X", "importtime", "-m", "sbeval", "tasks"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
         next(line for line in process.stderr if line.split()[-1] == module)
         process.send_signal(signal.SIGINT)
         said = [line for line in process.communicate(timeout=600)[1].splitlines() if "import time:" not in line]

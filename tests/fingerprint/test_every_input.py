@@ -385,9 +385,7 @@ def test_an_input_that_cannot_be_read_is_one_sentence(inputs: Path, capsys: pyte
     assert "Expected to read what the run depends on" in said(inputs, capsys)
 
 
-def test_a_hub_model_is_complete_before_and_after_its_revision_is_known(
-    inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hub_model_is_complete_also_without_its_revision(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"checkpoint.pretrained": "someone/new", "checkpoint.label": "new"}
     assert run_sweep(sweep_over(inputs, **settings)) == []
     put("hub/models--someone--new/refs/main", "1" * 40)(inputs)

@@ -130,7 +130,7 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.Captu
         "4,328,640 parameters",
         "1,024 tokens, from",
         "65,536",
-        "80.0 GiB",
+        "80.0 Gi",
     )
     assert [fact for fact in facts if fact not in text] == []
     found = json.loads(written)

@@ -123,11 +123,7 @@ RUNS: dict[str, tuple[list[int], int, Callable[[int], tuple[list[int], int]]]] =
     "killed as it starts a batch": ([4, 2, 99, 3], 1, lambda ahead: ([4, 2], 2)),
     "interrupted as it waits": ([4, 77, 2, 3, 5], 1, lambda ahead: ([4, 77, 2, 3, 5][: 2 + ahead], 2 + ahead)),
     "no memory to read scores": ([4, 2, 55, 3, *MORE], 2, lambda ahead: ([4, 2, *MORE[: 2 * ahead]], 2 + ahead)),
-    "no room to keep an answer": (
-        [4, 2, 44, 3, *MORE],
-        2,
-        lambda ahead: ([4, 2, 44, 3, *MORE[: 2 * ahead]], 2 + ahead),
-    ),
+    "no room for an answer": ([4, 2, 44, 3, *MORE], 2, lambda ahead: ([4, 2, 44, 3, *MORE[: 2 * ahead]], 2 + ahead)),
 }
 
 

@@ -50,14 +50,8 @@ def test_it_is_attention_by_definition(kind: str, length: int, window: int, head
     expected = softmax_attention(
         q.double(), k.double(), v.double(), scale=0.3, sliding_window=window, bias=bias, position_ids_BQ=positions[None]
     )
-    found = ATTENTION(
-        q,
-        k,
-        v,
-        scale=0.3,
-        sliding_window=min(window, length),
-        score_mod=None if bias is None else bias.score_mod(positions, q.device),
-    )
+    score_mod = None if bias is None else bias.score_mod(positions, q.device)
+    found = ATTENTION(q, k, v, scale=0.3, sliding_window=min(window, length), score_mod=score_mod)
     assert_close(found.double(), expected, **NEAR)
 
 

@@ -102,16 +102,10 @@ def test_what_is_skipped_changes_an_output_by_at_most_the_threshold(
     q = size * q
     sums = sums_of(log_gates)
     oldest = oldest_blocks(q, k, sums, scale=0.3, threshold=threshold)
+    exact = [x.double() for x in (q, k, v)]
+    options = {"scale": 0.3, "sliding_window": length, "score_mod": decay_score_mod(sums.double())}
     found, every = (
-        flex_causal_attention(
-            q.double(),
-            k.double(),
-            v.double(),
-            scale=0.3,
-            sliding_window=length,
-            score_mod=decay_score_mod(sums.double()),
-            block_mask=mask,
-        )
+        flex_causal_attention(*exact, **options, block_mask=mask)
         for mask in (blocks_from(oldest, whole_blocks(length)), None)
     )
     assert (found - every).abs().max() <= threshold * v.abs().max()

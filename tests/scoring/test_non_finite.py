@@ -34,9 +34,7 @@ def none(row: list[float]) -> bool:
 
 
 @given(st.lists(st.tuples(ROW, ROW), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_the_first_step_without_probabilities_is_found(
-    steps: list[tuple[list[float], list[float]]], dtype: torch.dtype
-) -> None:
+def test_the_first_step_that_is_none_is_found(steps: list[tuple[list[float], list[float]]], dtype: torch.dtype) -> None:
     watch = FiniteWatch(2, "cpu")
     for number, rows in enumerate(steps):
         found = watch(torch.zeros(2, 10 + number, dtype=torch.int64), torch.tensor(rows, dtype=dtype))

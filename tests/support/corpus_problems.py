@@ -104,9 +104,5 @@ def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> 
     loaded = task_manager(metadata).load([name])
     results = evaluate(lm=model, task_dict=loaded, log_samples=True, bootstrap_iters=0, **options)
     values = {key.removesuffix(",none"): value for key, value in results["results"][name].items()}
-    return {
-        "values": values,
-        "samples": results["samples"][name],
-        "record": results["configs"][name]["metadata"]["sbeval"],
-        "whole": results,
-    }
+    record = results["configs"][name]["metadata"]["sbeval"]
+    return {"values": values, "samples": results["samples"][name], "record": record, "whole": results}

@@ -279,9 +279,7 @@ def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_f
         ("llama", {"rope_scaling": '{"rope_type": "llama3", "factor": 4.0}'}, "'llama3' needs the key"),
     ],
 )
-def test_models_and_scalings_that_do_not_fit_are_refused_before_anything_is_written(
-    tmp_path, data_folder, released, kind, changes, message
-):
+def test_what_does_not_fit_is_refused_before_writing(tmp_path, data_folder, released, kind, changes, message):
     if kind == "moduleformer":
         folder = released(kind)
     elif kind == "llama":

@@ -139,7 +139,7 @@ def test_sharded_weights_need_processes_and_a_run_begun_with_them_goes_on_with_t
     ],
     ids=["a state", "the checkpoint"],
 )
-def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(
+def test_a_full_disk_leaves_a_state_to_go_on_with(
     tmp_path, data_folder, monkeypatch, writer, own, place, message, parts
 ):
     recipe, out = tiny_recipe(steps=4, save_every_steps=1), tmp_path / "run"
