@@ -14,6 +14,7 @@ import torch
 import transformers
 from corpus_problems import byte_level_bpe
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
 from sbeval.corpora import TokenizedCorpus, token_key
 from sbeval.model_adapters.lm import StickBreakingLM
@@ -103,6 +104,13 @@ LINES = [line for line in english().splitlines() if line]
 
 def load_lm(folder: Path | str, **options: Any) -> StickBreakingLM:
     return StickBreakingLM(str(folder), **{"device": "cpu", "dtype": "float32", **options})
+
+
+def both(pretrained: Path | Any, **options: Any) -> tuple[HFLM, StickBreakingLM]:
+    """A checkpoint, or a model in memory, as lm-eval's `hf` and as `sb`."""
+    pretrained = str(pretrained) if isinstance(pretrained, Path) else pretrained
+    options = {"device": "cpu", "dtype": "float32", **options}
+    return HFLM(pretrained, **options), StickBreakingLM(pretrained, **options)
 
 
 def generated(lm: Any, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:

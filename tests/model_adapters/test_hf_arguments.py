@@ -16,6 +16,7 @@ from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import LINES as ALL_LINES
 from tests.model_adapters.small import (
     Checkpoints,
+    both,
     generated,
     instances,
     likelihoods,
@@ -28,13 +29,6 @@ from tests.model_adapters.small import (
 LINES = ALL_LINES[:8]
 PAIRS = [*((line[:9], line[9:]) for line in LINES), ("", "There should be one"), ("and", " o")]
 PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
-
-
-def both(pretrained: Path | Any, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
-    pretrained = str(pretrained) if isinstance(pretrained, Path) else pretrained
-    return tuple(
-        model(pretrained, **{"device": "cpu", "dtype": "float32", **kwargs}) for model in (HFLM, StickBreakingLM)
-    )  # type: ignore[return-value]
 
 
 def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:

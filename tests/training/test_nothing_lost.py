@@ -32,10 +32,16 @@ def test_a_recipe_s_name_is_one_part_of_a_path_and_no_file_of_the_run(name):
         tiny_recipe().changed(name=name)
 
 
-def test_a_run_that_has_ended_is_left_as_it_is(run, data_folder, capsys):
-    (run / "notes.txt").write_text("mine")
-    with unchanged(run):
-        assert train(tiny_recipe(steps=2), run, data_folder=data_folder) == run / "tiny_stickbreaking"
+@pytest.mark.parametrize("inputs_recorded", [True, False])  # runs of earlier versions recorded none
+def test_a_run_that_has_ended_is_left_as_it_is(inputs_recorded, run, tmp_path, data_folder, capsys):
+    out = shutil.copytree(run, tmp_path / "run")
+    (out / "notes.txt").write_text("mine")
+    identity = json.loads((out / "run.json").read_text())
+    if not inputs_recorded:
+        del identity["inputs"]
+        (out / "run.json").write_text(json.dumps(identity, indent=1, sort_keys=True))
+    with unchanged(out):
+        assert train(tiny_recipe(steps=2), out, data_folder=data_folder) == out / "tiny_stickbreaking"
     assert "trained before" in capsys.readouterr().out
 
 
@@ -203,13 +209,3 @@ def test_a_parent_whose_configuration_changed_in_place_is_another_parent(tmp_pat
     (parent / "config.json").write_text(json.dumps(config | {"norm_eps": 1e-4}))
     with unchanged(out), pytest.raises(UserError, match=r"found another \(it differs in inputs\.config\.json\)"):
         extend(tiny_extension(parent, data_folder), out)
-
-
-def test_a_run_of_an_earlier_version_that_recorded_no_inputs_goes_on(run, tmp_path, data_folder, capsys):
-    out = shutil.copytree(run, tmp_path / "run")
-    identity = json.loads((out / "run.json").read_text())
-    del identity["inputs"]
-    (out / "run.json").write_text(json.dumps(identity, indent=1, sort_keys=True))
-    with unchanged(out):
-        assert train(tiny_recipe(steps=2), out, data_folder=data_folder) == out / "tiny_stickbreaking"
-    assert "trained before" in capsys.readouterr().out
