@@ -39,7 +39,7 @@ def test_curves_hold_each_number_at_its_length_in_order_and_nothing_missing(resu
     assert {*curves} == {model.label for model in results.models}
     for model, lengths in curves.items():
         assert [*lengths] == LENGTHS
-        rows = results.measurements.query("setting == @model and metric == 'nll'")
+        rows = results.measurements.query(f"setting == '{model}' and metric == 'nll'")
         assert dict(zip(rows[STEP], rows["value"], strict=True)) == {n: numbers[NLL] for n, numbers in lengths.items()}
         for numbers in lengths.values():
             assert numbers[f"{NLL}_ci95_low"] < numbers[NLL] < numbers[f"{NLL}_ci95_high"]
