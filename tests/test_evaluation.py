@@ -41,9 +41,8 @@ def small_nope() -> PreTrainedModel:
 
 
 def numbers(model: Any, **more: Any) -> dict[int, float]:
-    curve = sbeval.evaluate(
-        model, TOKENIZER, **{"tasks": TASK, "lengths": [64, 32], "limit": 2, "metadata": ASKED, **more}
-    )
+    asked = {"tasks": TASK, "lengths": [64, 32], "limit": 2, "metadata": ASKED, **more}
+    curve = sbeval.evaluate(model, TOKENIZER, **asked)
     return {length: measured[f"{TASK}/nll"] for length, measured in curve.by_length.items()}
 
 

@@ -31,8 +31,6 @@ def load(variant: Path, file: str = "__init__.py") -> ModuleType:
     """Imports a variant as `kernels` does: by its path, under the name in its metadata."""
     name = json.loads((variant / "metadata.json").read_text())["id"]
     spec = importlib.util.spec_from_file_location(name, variant / file)
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -69,12 +69,8 @@ def test_a_room_of_the_core_imports_those_before_it(module: str) -> None:
 
 
 def test_every_room_of_the_core_has_its_place() -> None:
-    folders = {
-        name.split(".")[1]
-        for name, file in MODULES.items()
-        if layer(name) == "core" and file.parent.name in name.split(".")[1:2]
-    }
-    assert folders == set(CORE_ROOMS)
+    core = [(name.split(".")[1:2], file.parent.name) for name, file in MODULES.items() if layer(name) == "core"]
+    assert {folder for rooms, folder in core if folder in rooms} == set(CORE_ROOMS)
 
 
 def report_room(module: str) -> str:
@@ -97,35 +93,22 @@ def test_a_room_is_never_imported_by_its_folder_name(module: str) -> None:
     assert not {name.partition(".")[0] for name in imported_names(MODULES[module])} & set(ROOMS)
 
 
-@pytest.mark.parametrize("module", ["sbeval", "sbeval.plugin", "sbeval.commands.cli", "sbeval.results.records"])
-def test_what_starts_every_command_imports_neither_torch_nor_lm_eval(module: str) -> None:
-    assert loaded_by([module], ["torch", "lm_eval", "transformers", "numpy", "pydantic"]) == []
+HEAVY = ["torch", "lm_eval", "transformers"]
+LIGHT = [*HEAVY, "numpy", "pydantic"]
+ALONE = {
+    "every command": (["sbeval", "sbeval.plugin", "sbeval.commands.cli", "sbeval.results.records"], LIGHT),
+    "a sweep": (["sbeval.sweep.command", "sbeval.sweep.execute"], ["numpy", *HEAVY]),
+    "reports": ([], ["sbeval.tasks", "sbeval.model_adapters", "pydantic", *HEAVY]),
+    "core": ([], ["sbeval.tasks", "sbeval.model_adapters", "sbeval.reports"]),
+    "tasks": ([], ["sbeval.model_adapters", "sbeval.reports"]),
+    "model_adapters": ([], ["sbeval.tasks", "sbeval.reports"]),
+}
 
 
-def test_a_sweep_starts_without_torch() -> None:
-    assert (
-        loaded_by(["sbeval.sweep.command", "sbeval.sweep.execute"], ["torch", "lm_eval", "transformers", "numpy"]) == []
-    )
-
-
-def test_reports_import_neither_torch_nor_lm_eval() -> None:
-    names = [name for name in MODULES if layer(name) == "reports"]
-    assert (
-        loaded_by(names, ["torch", "lm_eval", "transformers", "pydantic", "sbeval.tasks", "sbeval.model_adapters"])
-        == []
-    )
-
-
-@pytest.mark.parametrize(
-    ("room", "others"),
-    [
-        ("core", ["sbeval.tasks", "sbeval.model_adapters", "sbeval.reports"]),
-        ("tasks", ["sbeval.model_adapters", "sbeval.reports"]),
-        ("model_adapters", ["sbeval.tasks", "sbeval.reports"]),
-    ],
-)
-def test_each_layer_imports_alone(room: str, others: list[str]) -> None:
-    assert loaded_by([name for name in MODULES if layer(name) == room], others) == []
+@pytest.mark.parametrize("place", ALONE)
+def test_what_starts_a_command_imports_nothing_heavy_and_each_layer_no_other(place: str) -> None:
+    names, others = ALONE[place]
+    assert loaded_by(names or [name for name in MODULES if layer(name) == place], others) == []
 
 
 @pytest.mark.parametrize("module", SPEED)

@@ -50,10 +50,8 @@ def site(tmp_path: Path) -> Path:
     """A site folder with the line and an lm-eval of its own."""
     (tmp_path / "sbeval_autoload.pth").write_text(LINE)
     (tmp_path / "lm_eval" / "tasks").mkdir(parents=True)
-    (tmp_path / "lm_eval" / "__init__.py").write_text("")
-    (tmp_path / "lm_eval" / "models.py").write_text("")
-    (tmp_path / "lm_eval" / "tasks" / "__init__.py").write_text("")
-    (tmp_path / "lm_eval" / "tasks" / "manager.py").write_text("")
+    for name in ("__init__", "models", "tasks/__init__", "tasks/manager"):
+        (tmp_path / "lm_eval" / f"{name}.py").touch()
     return tmp_path
 
 
@@ -139,24 +137,21 @@ def test_the_line_is_one_line_in_the_grammar_of_old_versions() -> None:
     assert LINE.count("\n") <= 1
     assert LINE.startswith("import ")  # what makes Python run it
     tree = ast.parse(LINE, feature_version=OLDEST)
-    (inner,) = [
-        node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "exec"
-    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    (inner,) = [call.args[0] for call in calls if ast.unparse(call.func) == "exec"]
     ast.parse(ast.literal_eval(inner), feature_version=OLDEST)
 
 
 REGISTRY = "import lm_eval.models\nfrom lm_eval.api.registry import model_registry\n"
 
 
-def test_the_name_is_registered_without_importing_the_adapter(wheel_python: Path) -> None:
-    code = REGISTRY + "import sys\nprint('sb' in model_registry, 'hf' in model_registry, 'torch' in sys.modules)"
-    assert run_code(code, python=wheel_python) == ["True True False"]
-
-
-@pytest.mark.parametrize("value", ["1", "yes"])
-def test_it_can_be_switched_off(wheel_python: Path, value: str) -> None:
-    code = REGISTRY + "import sys\nprint('sb' in model_registry, 'sbeval' in sys.modules)"
-    assert run_code(code, python=wheel_python, environment={"SBEVAL_NO_AUTOLOAD": value}) == ["False False"]
+@pytest.mark.parametrize("off", [{}, {"SBEVAL_NO_AUTOLOAD": "1"}, {"SBEVAL_NO_AUTOLOAD": "yes"}], ids=str)
+def test_the_name_is_registered_without_importing_the_adapter_unless_that_is_switched_off(
+    off: dict[str, str], wheel_python: Path
+) -> None:
+    code = REGISTRY + "import sys\nprint(*(name in model_registry for name in ('sb', 'hf')))\n"
+    code += "print(*(name in sys.modules for name in ('sbeval', 'torch')))"
+    assert run_code(code, python=wheel_python, environment=off) == [f"{not off} True", f"{not off} False"]
 
 
 def test_a_name_that_lm_eval_knows_is_left_alone(wheel_python: Path) -> None:
@@ -167,12 +162,6 @@ def test_a_name_that_lm_eval_knows_is_left_alone(wheel_python: Path) -> None:
         "print(*(target for name, target in model_registry.items() if name == 'sb'))"
     )
     assert run_code(code, python=wheel_python) == ["somebody.else:Model"]
-
-
-def test_starting_python_imports_nothing_of_sbeval(wheel_python: Path) -> None:
-    assert run_code("import sys\nprint([name for name in sys.modules if 'sbeval' in name])", python=wheel_python) == [
-        "[]"
-    ]
 
 
 def test_installing_the_line_where_it_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
@@ -201,27 +190,21 @@ def test_a_folder_that_holds_the_packaged_files_replaces_them(tmp_path: Path) ->
     assert plugin.with_packaged_tasks([tmp_path, relative]) == [tmp_path, relative]
 
 
-def test_importing_the_package_makes_the_auto_classes_load_the_family(wheel_python: Path) -> None:
+def test_importing_the_package_makes_the_auto_classes_load_the_family_and_changes_nothing_else(
+    wheel_python: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of_nobody"}')
     checkpoint = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
     code = (
-        "import sys, sbeval\nprint('torch' in sys.modules, 'transformers' in sys.modules)\n"
+        "import sys\nhook = sys.excepthook\nprint([name for name in sys.modules if 'sbeval' in name])\nimport sbeval\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules, sys.excepthook is hook)\n"
         "from transformers import AutoConfig, AutoModelForCausalLM\nprint('sbeval.models' in sys.modules)\n"
-        f"print(type(AutoModelForCausalLM.from_pretrained({str(checkpoint)!r})).__name__)"
+        f"print(type(AutoModelForCausalLM.from_pretrained({str(checkpoint)!r})).__name__, flush=True)\n"
+        f"AutoConfig.from_pretrained({str(tmp_path)!r})"
     )
-    lines = run_code(code, python=wheel_python, environment={"SBEVAL_NO_AUTOLOAD": "1"})
-    assert lines == ["False False", "False", "SbevalForCausalLM"]
-
-
-def test_a_model_type_that_nobody_knows_is_refused_as_before(wheel_python: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "of_nobody"}')
-    code = f"import sbeval\nfrom transformers import AutoConfig\nAutoConfig.from_pretrained({str(tmp_path)!r})"
-    process = run([wheel_python, "-c", code])
+    process = run([wheel_python, "-c", code], environment={"SBEVAL_NO_AUTOLOAD": "1"})
+    assert process.stdout.splitlines() == ["[]", "False False True", "False", "SbevalForCausalLM"]
     assert "`of_nobody`" in process.stderr
-
-
-def test_importing_the_package_leaves_the_hook_for_errors_alone(wheel_python: Path) -> None:
-    code = "import sys\nbefore = sys.excepthook\nimport sbeval\nprint(sys.excepthook is before)"
-    assert run_code(code, python=wheel_python) == ["True"]
 
 
 def test_hf_is_refused_what_only_sb_answers_before_it_loads(wheel_python: Path, tmp_path: Path) -> None:

@@ -15,17 +15,11 @@ from sbeval.attention import stickbreaking_attention, zigzag
 from sbeval.attention.context_parallel import ContextParallel
 
 TOKENS, HEADS, GROUPS, HEAD_DIM = 360, 4, 2, 16
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "current": {"attend_current": True},
-    "skipping": {"skip_threshold": 1e-6},
-}
+OPTIONS: dict[str, Any] = {"dense": {}, "current": {"attend_current": True}, "skipping": {"skip_threshold": 1e-6}}
 
 
 @given(st.integers(1, 6), st.integers(2, 5000), st.integers(2, 700))
-def test_every_process_has_every_older_key_once_and_as_much_work_at_every_place(
-    ranks: int, chunk_tokens: int, first: int
-) -> None:
+def test_every_process_has_every_older_key_once_and_as_much_work(ranks: int, chunk_tokens: int, first: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zigzag, "FIRST_PIECE_TOKENS", first)
         lists = [zigzag.pieces(rank, ranks, chunk_tokens) for rank in range(ranks)]

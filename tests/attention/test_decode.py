@@ -60,9 +60,7 @@ def breaking_slowly(**shape: int) -> Problem:
         pytest.param({"queries": 1, "keys": 530, "heads": 2, "groups": 2, "head_dim": 80}, id="1of530-dim80"),
     ],
 )
-def test_the_public_function_decodes_within_the_error_budget(
-    shape: dict, attend_current: bool, dtype: torch.dtype
-) -> None:
+def test_the_public_function_decodes_within_the_budget(shape: dict, attend_current: bool, dtype: torch.dtype) -> None:
     low = problem(**shape, dtype=dtype)
     assert suits_decode(low.q, low.k)
     exact, rounded, found = (
@@ -108,9 +106,7 @@ def test_the_exact_stop_changes_no_bit() -> None:
 
 
 @pytest.mark.parametrize("threshold", [1e-1, 1e-3, 1e-5])
-def test_skipping_stays_within_its_bound_and_does_not_depend_on_what_a_split_saw_of_newer_ones(
-    threshold: float,
-) -> None:
+def test_skipping_stays_within_its_bound_whatever_a_split_saw_of_newer_ones(threshold: float) -> None:
     p = breaking_slowly(queries=2, keys=700)
     exact = stickbreaking_attention(p.q.double(), p.k.double(), p.v.double(), impl="reference")
     launch = parameters(p, splits=15, first_splits=2)
@@ -134,9 +130,7 @@ def test_splits_that_newer_ones_decide_read_nothing() -> None:
 
 @pytest.mark.parametrize("left_behind", [1e30, -3e38, math.nan])
 @pytest.mark.parametrize("skipping", [False, True])
-def test_what_memory_held_before_is_in_no_result(
-    skipping: bool, left_behind: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_memory_held_is_in_no_result(skipping: bool, left_behind: float, monkeypatch: pytest.MonkeyPatch) -> None:
     full = torch.full
     monkeypatch.setattr(torch, "empty", lambda shape, **options: full(shape, left_behind, **options))
     for seed in range(3):

@@ -78,7 +78,7 @@ def test_the_public_function_sees_no_key_beyond_a_slot_s_length(impl: str) -> No
 
 
 @pytest.mark.parametrize("left_behind", [1e30, -3e38, math.nan])
-def test_what_memory_held_before_is_in_no_result(left_behind: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_held_is_in_no_result(left_behind: float, monkeypatch: pytest.MonkeyPatch) -> None:
     full = torch.full
     monkeypatch.setattr(torch, "empty", lambda shape, **options: full(shape, left_behind, **options))
     for seed in range(5):
@@ -109,9 +109,7 @@ def test_a_key_that_is_not_a_number_spoils_every_row_that_sees_it(place: int, he
 
 @pytest.mark.parametrize("threshold", [EXACT_STOP, math.log2(1e-4)], ids=["exact", "skip"])
 @pytest.mark.parametrize("spent", [False, True])
-def test_a_query_that_is_not_a_number_spoils_no_row_beside_it(
-    spent: bool, threshold: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_query_spoils_no_row_beside_it(spent: bool, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
     full = torch.full
     monkeypatch.setattr(torch, "empty", lambda shape, **options: full(shape, math.nan, **options))
     p = problem(batch=1, heads=3, groups=1, queries=1, keys=720, dtype=torch.float32, logit_scale=0.1)

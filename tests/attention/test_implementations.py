@@ -53,9 +53,7 @@ def test_kernels_meet_the_error_budget(shape: dict, dtype: torch.dtype) -> None:
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter's bf16 products are wrong, so bf16 needs a GPU")
 @pytest.mark.parametrize("head_dim", [32, 50, 64, 96, 128, 256])
 @pytest.mark.parametrize("fewest_pairs", [0, 2**62], ids=["copy-engine", "pointers"])
-def test_kernels_meet_the_error_budget_in_bf16(
-    head_dim: int, fewest_pairs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_meet_the_budget_in_bf16(head_dim: int, fewest_pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "FEWEST_PAIRS_TO_COPY", fewest_pairs)
     low = problem(queries=700, keys=900, head_dim=head_dim, dtype=torch.bfloat16)
     assert_kernels_within_budget(low)

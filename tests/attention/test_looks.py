@@ -130,9 +130,7 @@ def _places(found_ptr, blocks, all_heads, together):
 
 @pytest.mark.parametrize(("blocks", "heads"), [(1, 1), (1, 7), (5, 1), (4, 6), (3, 7)])
 @pytest.mark.parametrize("together", [1, 2, 4, 100])
-def test_every_block_of_every_head_has_one_program_and_long_rows_come_first(
-    blocks: int, heads: int, together: int
-) -> None:
+def test_every_block_of_a_head_has_one_program_and_long_rows_come_first(blocks: int, heads: int, together: int) -> None:
     found = torch.zeros(blocks * heads, 2, dtype=torch.int32, device=DEVICE)
     _places[(blocks * heads,)](found, blocks, heads, together)
     places = [(block, head) for block, head in found.tolist()]

@@ -158,9 +158,7 @@ def cumulative(lengths: list[int], **options: object) -> Tensor:
 @pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("attend_current", [False, True], ids=["strict", "current"])
-def test_packed_sequences_give_what_each_gives_alone(
-    impl: str, lengths: list[int], attend_current: bool, small_tiles: None
-) -> None:
+def test_packing_changes_no_sequence(impl: str, lengths: list[int], attend_current: bool, small_tiles: None) -> None:
     p = problem(heads=2, groups=1, queries=sum(lengths), head_dim=10, dtype=torch.float32)
     options = {"impl": impl, "attend_current": attend_current}
     packed = outputs_and_gradients(p, cu_seqlens=cumulative(lengths), **options)

@@ -207,7 +207,7 @@ def dolomite_logits(
     return normed(x, "transformer.ln_f") @ head.T / (config.get("m_width") or 1.0)
 
 
-def fla(*, qkv_bias: bool, qk_norm: bool, attend_current: bool, kv_heads: int | None, tied: bool) -> Made:
+def fla(*, qkv_bias: bool, qk_norm: bool, kv_heads: int | None, tied: bool, attend_current: bool = False) -> Made:
     """flash-linear-attention's stick-breaking."""
     rand, width = drawn(0), (kv_heads or HEADS) * HEAD_DIM
     config = {"model_type": "stickbreaking_attn", "vocab_size": VOCAB, "hidden_size": D, "num_heads": HEADS}
@@ -251,10 +251,8 @@ def with_experts(
     tensors = dict(tensors)
     if blocks:
         keys |= {"mlp_type": "MoE", "shared_intermediate_size": shared}
-        config = {
-            **config,
-            "mlp_blocks": [one | keys if layer in layers else one for layer, one in enumerate(config["mlp_blocks"])],
-        }
+        mlps = [mlp | keys if layer in layers else mlp for layer, mlp in enumerate(config["mlp_blocks"])]
+        config = {**config, "mlp_blocks": mlps}
     else:
         kind = "moe_stickbreaking" if config["model_type"] == "stickbreaking" else "moe_dolomite"
         config = {**config, **keys, "model_type": kind, "shared_n_inner": shared}

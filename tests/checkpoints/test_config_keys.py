@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,9 @@ def _blocks(mixer: str) -> Made:
     return dolomite(model_type="gpt_base", mixer=mixer, **extra, **dated)
 
 
-FLAT = ignored.DOLOMITE_FLAT | {key: None for key in ignored.DOLOMITE_ROPE}
+_mixers, _mlps = itemgetter("sequence_mixer_blocks"), itemgetter("mlp_blocks")
+ROPE: ignored.Ignored = dict.fromkeys(ignored.DOLOMITE_ROPE)
+FLAT = ignored.DOLOMITE_FLAT | ROPE
 PARTS = {
     "flat": Part(lambda: dolomite(), _whole, FLAT),
     "flat mixture": Part(
@@ -50,20 +53,12 @@ PARTS = {
         FLAT | ignored.DOLOMITE_FLAT_MIXTURE,
         refused=frozenset({"normalize_expert_weights"}),  # gone before there was stick-breaking
     ),
-    "blocks": Part(
-        lambda: _blocks("stickbreaking"), _whole, ignored.DOLOMITE_BLOCKS | {key: None for key in ignored.DOLOMITE_ROPE}
-    ),
-    "softmax_attention": Part(
-        lambda: _blocks("softmax"), lambda config: config["sequence_mixer_blocks"], ignored.DOLOMITE_BLOCK
-    ),
-    "stickbreaking_attention": Part(
-        lambda: _blocks("stickbreaking"), lambda config: config["sequence_mixer_blocks"], ignored.DOLOMITE_BLOCK
-    ),
-    "MLP": Part(lambda: _blocks("softmax"), lambda config: config["mlp_blocks"], ignored.DOLOMITE_BLOCK),
-    "MoE": Part(lambda: with_experts(*_blocks("softmax")), lambda config: config["mlp_blocks"], ignored.DOLOMITE_BLOCK),
-    "fla": Part(
-        lambda: fla(qkv_bias=False, qk_norm=False, attend_current=False, kv_heads=2, tied=True), _whole, ignored.FLA
-    ),
+    "blocks": Part(lambda: _blocks("stickbreaking"), _whole, ignored.DOLOMITE_BLOCKS | ROPE),
+    "softmax_attention": Part(lambda: _blocks("softmax"), _mixers, ignored.DOLOMITE_BLOCK),
+    "stickbreaking_attention": Part(lambda: _blocks("stickbreaking"), _mixers, ignored.DOLOMITE_BLOCK),
+    "MLP": Part(lambda: _blocks("softmax"), _mlps, ignored.DOLOMITE_BLOCK),
+    "MoE": Part(lambda: with_experts(*_blocks("softmax")), _mlps, ignored.DOLOMITE_BLOCK),
+    "fla": Part(lambda: fla(qkv_bias=False, qk_norm=False, kv_heads=2, tied=True), _whole, ignored.FLA),
     "fla forgetting": Part(lambda: fla_forgetting(), _whole, ignored.FLA_FORGETTING),
     "fox": Part(lambda: fox(use_rope=True, **PRO), _whole, ignored.FOX),
     "fox softmax": Part(lambda: fox(model_type="transformer-project_fox"), _whole, ignored.FOX_SOFTMAX),
@@ -121,11 +116,8 @@ def test_nothing_is_ignored_that_no_source_declares() -> None:
 
 
 def test_a_model_whose_numbers_are_quantised_or_decoded_otherwise_is_refused(tmp_path: Path) -> None:
-    for key, value in {
-        "quantization_config": {"bits": 4},
-        "repetition_penalty": 1.3,
-        "pruned_heads": {"0": [1]},
-    }.items():
+    refused = {"quantization_config": {"bits": 4}, "repetition_penalty": 1.3, "pruned_heads": {"0": [1]}}
+    for key, value in refused.items():
         with pytest.raises(UserError, match=key):
             with_key("flat", tmp_path, key, value)
     assert with_key("flat", tmp_path, "repetition_penalty", 1.0) is not None

@@ -26,9 +26,8 @@ SBEVAL = Path(sys.executable).with_name("sbeval")
 def helped(*command: str) -> tuple[list[str], set[str]]:
     """The lines of a command's help, and which heavy packages were imported for it."""
     code = f"import sys\nfrom sbeval.__main__ import main\nsys.argv[1:] = {[*command, '--help']}\ntry:\n    main()\n"
-    *lines, imported = run_code(
-        f"{code}finally:\n    print(*{{'torch', 'transformers', 'lm_eval'}} & set(sys.modules))"
-    )
+    heavy = {"torch", "transformers", "lm_eval"}
+    *lines, imported = run_code(f"{code}finally:\n    print(*{heavy} & set(sys.modules))")
     return lines, set(imported.split())
 
 
@@ -55,8 +54,9 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 
 @pytest.mark.parametrize("command", [[SBEVAL], [sys.executable, "-m", "sbeval"]], ids=["script", "module"])
-def test_tasks_prints_the_folder_for_include_path(command: list[str | Path]) -> None:
+def test_tasks_prints_the_folder_for_include_path_and_the_version_is_the_package_s(command: list[str | Path]) -> None:
     assert run([*command, "tasks"]).stdout == f"{tasks_folder()}\n"
+    assert run([*command, "--version"]).stdout == f"sbeval {importlib.metadata.version('sbeval')}\n"
 
 
 def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
@@ -85,16 +85,10 @@ def test_help_of_metadata_knows_the_options_of_every_packaged_task() -> None:
     assert kinds - {ruler_options.QaOptions} == {kind for _, kind in task_asked._HELP}
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    assert run([SBEVAL, "--version"]).stdout == f"sbeval {importlib.metadata.version('sbeval')}\n"
-
-
 def test_an_unknown_option_of_run_is_refused() -> None:
     process = run([SBEVAL, "run", "--tasks", "tiny", "--no_such_option"])
     assert process.returncode == 1
-    assert process.stderr.startswith(
-        "Expected options of `sbeval run`, found: unrecognized arguments: --no_such_option"
-    )
+    assert process.stderr.startswith("Expected options of `sbeval run`, found: unrecognized arguments: --no_such")
 
 
 @pytest.mark.parametrize(
@@ -136,9 +130,7 @@ def test_only_what_is_missing_is_added(
     ],
     ids=["two lengths", "one length", "one task's own", "within the model's own", "none asked for", "another model"],
 )
-def test_the_longest_length_asked_for_becomes_max_length(
-    options: list[str], max_length: int | None, tmp_path: Path
-) -> None:
+def test_the_longest_length_becomes_max_length(options: list[str], max_length: int | None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
     common = ["--tasks", "tiny", "--model_args", f"pretrained={tmp_path}", *options]
     found = parse(common).model_args

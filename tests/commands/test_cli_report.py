@@ -97,9 +97,7 @@ def test_a_worse_candidate_fails_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize(("corpus", "change", "code"), [("stdlib", 50, 0), ("stdlib", 0.1, 1), ("wikitext", 50, 3)])
-def test_a_gate_ends_with_a_code_for_its_verdict(
-    results: Path, tmp_path: Path, corpus: str, change: float, code: int
-) -> None:
+def test_a_gate_s_code_is_its_verdict(results: Path, tmp_path: Path, corpus: str, change: float, code: int) -> None:
     policy = tmp_path / "gate.yaml"
     policy.write_text(f"rules: [{{task: sb_{corpus}_stream, length: 4096, largest_change: {change}}}]")
     found = command("report", "--compare", results / "stickbreaking", results / "rope", "--gate", policy)
@@ -134,13 +132,9 @@ def test_a_report_of_nothing_is_refused() -> None:
 @pytest.fixture
 def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     log = tmp_path / "log"
+    words = [SBEVAL, "report", tmp_path / "results", "-o", tmp_path / "out", "--watch"]
     with log.open("w") as file:
-        process = subprocess.Popen(
-            [SBEVAL, "report", tmp_path / "results", "-o", tmp_path / "out", "--watch"],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=tmp_path,
-        )
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=tmp_path)
 
     def wait_for(words: str) -> None:
         end = time.monotonic() + 60
@@ -154,9 +148,7 @@ def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     assert process.wait(timeout=600) == 0, log.read_text()
 
 
-def test_watching_outlives_a_half_written_file(
-    results: Path, tmp_path: Path, lines_of_watch: Callable[[str], None]
-) -> None:
+def test_watching_outlives_a_cut_off_file(results: Path, tmp_path: Path, lines_of_watch: Callable[[str], None]) -> None:
     (source,) = (results / "rope").rglob("results_*.json")
     lines_of_watch("Watching")
     half = tmp_path / "results" / source.name

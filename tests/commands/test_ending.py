@@ -33,7 +33,6 @@ ACTING = r"'\x1b]0;title\x07\u202eth\udcff\x9bgir'"
 def started(body: str, *arguments: str | bytes) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", BODY.format(body=body), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
     return process
 
 
@@ -62,15 +61,9 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         ("raise RuntimeError('I/O error: File too large (os error 27)')", "a full disk"),
         ("raise RuntimeError('[enforce fail at inline_container.cc:664]')", "a full disk"),
         ("open('/no/such/folder/file', 'w')", "No such file or directory at '/no/such/folder/file'"),
-        (
-            f"raise ConnectionRefusedError({errno.ECONNREFUSED}, 'Connection refused')",
-            "an answer over the network, found: C",
-        ),
+        (f"raise ConnectionRefusedError({errno.ECONNREFUSED}, 'Connection refused')", "over the network, found: C"),
         ("raise TimeoutError('timed out')", "an answer over the network, found: timed out"),
-        (
-            "import socket; raise socket.gaierror(-2, 'Name or service not known')",
-            "an answer over the network, found: Name or service not known: check the name",
-        ),
+        ("import socket; raise socket.gaierror(-2, 'Name or service not known')", "service not known: check the name"),
         ("import urllib.error; raise urllib.error.URLError('no host')", "the network, found: <urlopen error no host>"),
         ("open('/', 'w')", "Is a directory at '/'"),
         ("import sqlite3; raise sqlite3.OperationalError('disk I/O error')", "a database of answers that can be"),
@@ -197,7 +190,6 @@ def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None
         # a line for each module that has been imported
         command = [sys.executable, "-X", "importtime", "-m", "sbeval", "tasks"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
         next(line for line in process.stderr if line.split()[-1] == module)
         process.send_signal(signal.SIGINT)
         said = [line for line in process.communicate(timeout=600)[1].splitlines() if "import time:" not in line]

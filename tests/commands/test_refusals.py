@@ -187,18 +187,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
 
 
 @pytest.mark.parametrize("command", [*SENTENCES, *PLAIN])
-def test_what_cannot_run_is_refused_before_torch_is_imported(
-    command: str, ended: dict[str, tuple[int, str, str, bool]]
-) -> None:
+def test_what_cannot_run_is_refused_without_torch(command: str, ended: dict[str, tuple[int, str, str, bool]]) -> None:
     code, out, err, torch_imported = ended[command]
     assert {**SENTENCES, **PLAIN}[command] in err
     assert (code, out, len(err.splitlines()), torch_imported) == (1, "", 1, False)
 
 
 @pytest.mark.parametrize("command", LATER)
-def test_what_is_found_wrong_later_is_one_sentence_too(
-    command: str, ended: dict[str, tuple[int, str, str, bool]]
-) -> None:
+def test_what_is_found_later_is_one_sentence_too(command: str, ended: dict[str, tuple[int, str, str, bool]]) -> None:
     if "wandb" in command:
         pytest.importorskip("wandb")
     code, _, err, _ = ended[command]

@@ -68,7 +68,6 @@ def test_stdlib_of_this_interpreter_is_large_and_says_its_version() -> None:
     assert len(names) > 200
     assert "argparse.py" in names
     assert not [name for name in names if name.startswith(("test/", "idlelib/", "encodings/"))]
-    assert corpus.detail is not None
     assert "3." in corpus.detail
 
 
@@ -163,17 +162,12 @@ def test_a_hub_dataset_is_one_document_a_row(tmp_path: Path) -> None:
 
 
 def test_narrativeqas_books_are_taken_once_and_without_its_films(tmp_path: Path) -> None:
-    folder = write_split(
-        tmp_path / "deepmind" / "narrativeqa",
-        "test",
-        {
-            "document": [
-                {"id": name, "kind": kind, "text": f"text of {name}", "summary": {"text": "short"}}
-                for name, kind in (("b1", "gutenberg"), ("b1", "gutenberg"), ("f1", "movie"), ("b2", "gutenberg"))
-            ],
-            "question": [{"text": "who?"}] * 4,
-        },
-    )
+    books: list[object] = [
+        {"id": name, "kind": kind, "text": f"text of {name}", "summary": {"text": "short"}}
+        for name, kind in (("b1", "gutenberg"), ("b1", "gutenberg"), ("f1", "movie"), ("b2", "gutenberg"))
+    ]
+    columns = {"document": books, "question": [{"text": "who?"}] * 4}
+    folder = write_split(tmp_path / "deepmind" / "narrativeqa", "test", columns)
     corpus = hub_corpus(hub_text(str(folder)), name="text")
     assert [(d.name, d.text) for d in corpus.documents()] == [("b1", "text of b1"), ("b2", "text of b2")]
 
@@ -195,9 +189,7 @@ def test_known_datasets_are_read_in_the_layout_of_their_cards(
     assert hub_text(name).path == name in KNOWN
 
 
-def test_a_document_too_long_for_memory_is_refused_without_being_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_too_long_for_memory_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MOST_DOCUMENT_BYTES", 2**16)
     (tmp_path / "a.jsonl").write_text(json.dumps("x" * 2**16) + "\n")
     (tmp_path / "a.txt").write_text("x" * (2**16 + 1))
@@ -218,10 +210,7 @@ def test_files_that_are_not_what_their_name_says_or_not_there(tmp_path: Path) ->
         (tmp_path / name).write_bytes(b"plain text")
         with pytest.raises(UserError, match=name):
             list(local_corpus(tmp_path / name).documents())
-    pq.write_table(pa.table({"body": ["one"]}), tmp_path / "b.parquet")
-    with pytest.raises(UserError, match=r"\['body'\]"):
-        list(local_corpus(tmp_path / "b.parquet").documents())
-    for values in ([1, 2], [["one"]]):
-        pq.write_table(pa.table({"text": values}), tmp_path / "c.parquet")
-        with pytest.raises(UserError, match=r"values of type (int64|list)"):
+    for columns in ({"body": ["one"]}, {"text": [1, 2]}, {"text": [["one"]]}):
+        pq.write_table(pa.table(columns), tmp_path / "c.parquet")
+        with pytest.raises(UserError, match=r"\['body'\]" if "body" in columns else r"values of type (int64|list)"):
             list(local_corpus(tmp_path / "c.parquet").documents())

@@ -30,9 +30,7 @@ def test_paragraphs_are_what_blank_lines_part(tmp_path: Path) -> None:
 
 
 @given(st.text(alphabet="ab \né😀", max_size=80), st.integers(1, 7), st.integers(1, 20))
-def test_pieces_of_tokens_add_up_to_the_text_and_have_no_more_tokens_than_asked(
-    text: str, tokens: int, characters: int
-) -> None:
+def test_pieces_add_up_to_the_text_and_have_no_more_tokens_than_asked(text: str, tokens: int, characters: int) -> None:
     encode = tiny_tokenizer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split, "_CHARACTERS", characters)

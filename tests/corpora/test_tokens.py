@@ -43,9 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("batch_characters", [1, 100, 10**6])
-def test_every_document_is_its_own_encoding_then_the_separator(
-    batch_characters: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_document_is_its_encoding_then_a_separator(batch_characters: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "BATCH_CHARACTERS", batch_characters)
     tokenizer = tiny_tokenizer()
     corpus = tokenize_corpus(corpus_of(TEXTS), tokenizer, Layout((EOS, 7)))
@@ -86,11 +84,8 @@ def test_tokens_share_out_exactly_the_words_and_bytes_of_their_page(text: str, c
 
 
 def test_a_tokens_bytes_are_those_of_its_text() -> None:
-    tokenizer = tiny_tokenizer()
-    text = "the é 😀 fox"
-    corpus = tokenize_corpus(corpus_of([text]), tokenizer, Layout())
-    ids = tokenizer.encode(text)
-    fox = tokenizer.encode(" fox")
+    corpus = tokenize_corpus(corpus_of(["the é 😀 fox"]), tiny_tokenizer(), Layout())
+    ids, fox = tiny_tokenizer()(["the é 😀 fox", " fox"])["input_ids"]
     tail = corpus.document_sums(len(ids) - len(fox), np.ones(len(fox)))[0]
     assert (tail.bytes, tail.words) == (4.0, 1.0)
 
@@ -141,9 +136,7 @@ def test_a_second_run_reads_what_the_first_one_kept(monkeypatch: pytest.MonkeyPa
     assert np.array_equal(second.tokens(0, second.total_tokens), first.tokens(0, first.total_tokens))
 
 
-def test_another_process_resolves_a_key_and_tokenises_in_parallel_although_lm_eval_switched_that_off(
-    cache: Path,
-) -> None:
+def test_another_process_resolves_a_key_and_tokenises_in_parallel_although_lm_eval_turned_that_off(cache: Path) -> None:
     corpus = tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((EOS,)))
     key = token_key(corpus, 11, 60)
     program = """
@@ -200,9 +193,7 @@ KEEPS, LOWERS = (f"def change(text): return text{method}\n" for method in ("", "
     ("changed", "same"),
     [({"cases.py": LOWERS}, False), ({"tok.py": CODE.replace("(each)", "(2 * each)")}, False), ({"a.md": "b"}, True)],
 )
-def test_tokens_of_a_tokenizer_with_code_of_its_own_are_kept_by_that_code(
-    changed: dict[str, str], same: bool, tmp_path: Path
-) -> None:
+def test_tokens_that_own_code_cut_are_kept_by_that_code(changed: dict[str, str], same: bool, tmp_path: Path) -> None:
     def kept(folder: Path, **files: str) -> TokenizedCorpus:
         tiny_tokenizer().save_pretrained(folder)
         settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "Tok"}
@@ -233,14 +224,10 @@ def test_a_slow_tokenizer_beside_a_fast_one_has_one_hash_in_two_folders(tmp_path
     settings = json.dumps({"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["tok.Tok", None]}})
     hashes = []
     for folder, added in (("first", []), ("second", []), ("other", [{"id": 2, "content": "x"}])):
-        files = {
-            "tok.py": SLOW,
-            "tokenizer_config.json": settings,
-            "tokenizer.json": json.dumps({"added_tokens": added}),
-        }
         (tmp_path / folder).mkdir()
-        for name, text in files.items():
-            (tmp_path / folder / name).write_text(text)
+        (tmp_path / folder / "tok.py").write_text(SLOW)
+        (tmp_path / folder / "tokenizer_config.json").write_text(settings)
+        (tmp_path / folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
         tokenizer = load_tokenizer(tmp_path / folder, trust_remote_code=True)
         assert "tokenizer_file" in tokenizer.init_kwargs
         hashes.append(tokenizer_sha256(tokenizer))
@@ -257,27 +244,25 @@ def test_padding_and_truncation_do_not_change_the_tokenizers_hash() -> None:
     assert changed.backend_tokenizer.to_str() == state
 
 
-def test_a_key_whose_tokens_are_gone_is_one_clear_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_are_gone_or_cannot_be_kept_are_one_clear_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = token_key(tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout()), 0, 5)
-    monkeypatch.setenv("SBEVAL_CACHE", str(cache / "elsewhere"))
     monkeypatch.setattr(store, "_open", {})
-    with pytest.raises(UserError, match="SBEVAL_CACHE"):
-        resolve_tokens(key)
-
-
-def test_a_cache_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="SBEVAL_CACHE"):
-        tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout())
+    (cache / "file").write_text("in the way")
+    for name, use in (
+        ("elsewhere", lambda: resolve_tokens(key)),
+        ("file", lambda: tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout())),
+    ):
+        monkeypatch.setenv("SBEVAL_CACHE", str(cache / name))
+        with pytest.raises(UserError, match="SBEVAL_CACHE"):
+            use()
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(text=st.lists(st.sampled_from(["the quick ", "fox é 😀 ", "\n\n", " ", "jumps", "a\u3000b "]), min_size=200))
-def test_a_document_read_in_pieces_has_the_tokens_words_and_bytes_it_has_at_once(
-    adds_bos: bool, text: list[str]
-) -> None:
+def test_a_document_in_pieces_has_the_tokens_words_and_bytes_it_has_at_once(adds_bos: bool, text: list[str]) -> None:
     document, tokenizer = make_document("long", "".join(text)), tiny_tokenizer(adds_bos=adds_bos)
     layout = Layout((EOS,), special_tokens=adds_bos)
     (whole,) = encode_documents([document], tokenizer, layout)

@@ -132,9 +132,7 @@ def test_every_scored_target_counts_for_its_document(sizes: list[int], data: st.
 
 
 @given(total=st.integers(0, 5000), longest=st.integers(64, 1024), targets=st.integers(1, 64))
-def test_target_blocks_of_the_stream_have_the_longest_context_before_them(
-    total: int, longest: int, targets: int
-) -> None:
+def test_target_blocks_of_a_stream_have_the_longest_context_before_them(total: int, longest: int, targets: int) -> None:
     blocks = list(stream_target_blocks(total, longest=longest, targets=targets))
     assert len(blocks) == max(0, total - targets) // longest
     for start, stop in blocks:

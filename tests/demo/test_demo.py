@@ -71,9 +71,7 @@ def test_the_shown_command_is_what_lm_eval_understands(attention: str, device: s
 
 
 @pytest.mark.parametrize(("tasks", "multiple"), [(evaluation.ON_CPU, 4), (evaluation.ON_GPU, 64)], ids=["CPU", "GPU"])
-def test_lengths_go_from_half_the_training_length_to_its_multiple(
-    tasks: tuple[evaluation.DemoTask, ...], multiple: int
-) -> None:
+def test_lengths_go_from_half_the_trained_to_a_multiple(tasks: tuple[evaluation.DemoTask, ...], multiple: int) -> None:
     lengths = sorted({length for task in tasks for length in task.context_lengths})
     assert lengths[0] * 2 == evaluation.TRAINING_LENGTH_TOKENS
     assert lengths[-1] == evaluation.TRAINING_LENGTH_TOKENS * multiple
@@ -90,9 +88,8 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 
 def test_stored_results_show_four_models_before_and_after_extension(tmp_path: Path) -> None:
     files = sorted(extension.unpack(tmp_path / "stored").rglob("results_*.json"))
-    page = build_report(
-        files, tmp_path / "page", title=extension.TITLE, labels=extension.LABELS, image_formats=()
-    ).read_text()
+    words = {"title": extension.TITLE, "labels": extension.LABELS}
+    page = build_report(files, tmp_path / "page", image_formats=(), **words).read_text()
     for label in extension.LABELS.values():
         assert label in page
     assert "not of this machine" in page
@@ -101,9 +98,5 @@ def test_stored_results_show_four_models_before_and_after_extension(tmp_path: Pa
         for task, values in json.loads(file.read_text())["results"].items():
             if task == "sb_stdlib_stream":
                 beyond[file.parents[1].name] = values[metric_key("nll", 65536) + ",none"]
-    assert sorted(beyond) == [
-        "scheme_rope_dynamic4",
-        "scheme_rope_extended",
-        "scheme_stickbreaking",
-        "scheme_stickbreaking_extended",
-    ]
+    schemes = ("rope_dynamic4", "rope_extended", "stickbreaking", "stickbreaking_extended")
+    assert beyond.keys() == {f"scheme_{scheme}" for scheme in schemes}

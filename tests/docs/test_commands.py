@@ -19,9 +19,7 @@ BLOCK = re.compile(r"(?:^<!-- (?P<comment>[^>]+) -->\n)?^```sh\n(?P<commands>.*?
 FENCE = re.compile(r"^```(?P<language>\S*)", re.MULTILINE)
 NOT_RUN = (
     "not run: installs other versions",
-    "not run: needs a GPU",
-    "not run: needs the hub",
-    "not run: needs a cluster",
+    *(f"not run: needs {what}" for what in ("a GPU", "the hub", "a cluster")),
 )
 TESTED_BY = "tested by: "
 # a page with a test of its own, and results whose commands were run on GPUs
@@ -58,15 +56,13 @@ def test_commands_that_need_nothing_run(tmp_path: Path) -> None:
     (tmp_path / "sbeval" / "demo").mkdir(parents=True)
     (tmp_path / "sbeval" / "demo" / "checkpoints").symlink_to(ROOT / "sbeval" / "demo" / "checkpoints")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    sweep = re.search(
-        r"as `sweep.yaml`:\n\n```yaml\n(.*?)^```", (ROOT / "docs/guides/sweeps.md").read_text(), re.M | re.S
-    )
+    page = (ROOT / "docs/guides/sweeps.md").read_text()
+    sweep = re.search(r"as `sweep.yaml`:\n\n```yaml\n(.*?)^```", page, re.M | re.S)
     (tmp_path / "sweep.yaml").write_text(sweep[1])
     # README's commands find what make installs by themselves
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    alone = os.pathsep.join(
-        folder for folder in os.environ["PATH"].split(os.pathsep) if not Path(folder, "sbeval").exists()
-    )
+    folders = os.environ["PATH"].split(os.pathsep)
+    alone = os.pathsep.join(folder for folder in folders if not Path(folder, "sbeval").exists())
     # `python -` would take the folder of checkpoints made above for the package
     environment = {"SBEVAL_CACHE": str(tmp_path / "cache"), "PYTHONSAFEPATH": "1"}
     ran: list[str] = []

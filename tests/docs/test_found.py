@@ -22,14 +22,12 @@ def test_what_was_found_stands_in_the_archive() -> None:
     text = (ROOT / "docs/results/found.md").read_text(encoding="utf-8")
     nll: dict[str, list[float]] = {}
     needle: dict[str, list[float]] = {}
+    kinds = (("sb_stdlib_fixed_target", "nll", nll), ("sb_niah_single_1", "score", needle))
     with tarfile.open(ROOT / "docs/results/extrapolation/results.tar.xz") as archive:
         for member in archive:
             if found := re.match(r"results/scheme_(\w+)/.*/results_.*\.json$", member.name):
                 results = json.load(archive.extractfile(member))["results"]  # type: ignore[arg-type]
-                for task, metric, kept in (
-                    ("sb_stdlib_fixed_target", "nll", nll),
-                    ("sb_niah_single_1", "score", needle),
-                ):
+                for task, metric, kept in kinds:
                     if task in results:
                         kept[found[1]] = [results[task][f"{metric}@{length:07d},none"] for length in LENGTHS]
     sentences = re.findall(r"^\d\. (.*?)^   `sbeval report (.*?)`$", text, re.MULTILINE | re.DOTALL)

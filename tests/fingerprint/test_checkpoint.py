@@ -83,9 +83,7 @@ def test_what_is_no_folder_is_known_by_its_name(name: str) -> None:
     assert checkpoint_parts(name) == {"hub id": f"{name}@main"}
 
 
-def test_of_a_hub_id_the_commit_counts_and_that_of_code_it_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_hub_id_the_commit_counts_and_that_of_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert checkpoint_parts("someone/model") == {"hub id": "someone/model@main"}
     snapshot = tmp_path / "models--someone--model" / "snapshots" / COMMIT
@@ -104,11 +102,8 @@ def test_a_damaged_or_hostile_file_is_content_like_any_other(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("[" * 200_000)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": 3}')
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../../../etc\\u0000", "b": []}}')
-    assert checkpoint_parts(str(tmp_path)).keys() == {
-        "config.json",
-        "adapter_config.json",
-        "model.safetensors.index.json",
-    }
+    names = {"config.json", "adapter_config.json", "model.safetensors.index.json"}
+    assert checkpoint_parts(str(tmp_path)).keys() == names
 
 
 def test_the_hash_follows_the_names_of_weights_and_is_none_where_there_are_none(tmp_path: Path) -> None:

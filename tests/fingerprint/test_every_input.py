@@ -69,15 +69,9 @@ CONFIG, INDEX = "ckpt/config.json", "ckpt/model.safetensors.index.json"
 OF_THE_MODEL: dict[str, tuple[Change, str]] = {
     "weights, size and time kept": (one_byte("ckpt/model-1.safetensors"), "weights changed"),
     "a shard below the folder, size and time kept": (one_byte("ckpt/parts/model-2.safetensors"), "weights changed"),
-    "an index that names other shards": (
-        edit(INDEX, "model-1.safetensors", "another.safetensors"),
-        "model.safetensors.index.json changed",
-    ),
+    "an index of other shards": (edit(INDEX, "model-1.safetensors", "another.safetensors"), "index.json changed"),
     "a key of the configuration": (edit(CONFIG, "10000.0", "20000.0"), "config.json changed"),
-    "code of another repository": (
-        put("hub/models--someone--code/refs/main", "d" * 40),
-        "someone/code: revision changed",
-    ),
+    "code of another repository": (put("hub/models--someone--code/refs/main", "d" * 40), "code: revision changed"),
     "repetition_penalty": (edit("ckpt/generation_config.json", "1.0", "1.2"), "generation_config.json changed"),
     "no generation configuration": (remove("ckpt/generation_config.json"), "generation_config.json is gone"),
     "merges": (edit("ckpt/tokenizer.json", '["a", "b"]', '["b", "a"]'), "tokenizer.json changed"),
@@ -105,17 +99,11 @@ OF_THE_TASKS: dict[str, tuple[Change, str]] = {
     "a task's code": (edit("tasks/utils.py", "'text'", "'texx'"), "utils.py changed"),
     "the data a task names": (put("own.jsonl", '{"text": "two"}\n'), "own.jsonl changed"),
     "a group of the task's name": (put("tasks/group.yaml", "group: t\ntask: [other]\n"), "group.yaml is new"),
-    "a task that a pattern of files matches": (
-        put("matched/some.yaml", "task: matched\ntag: x\n"),
-        "some.yaml changed",
-    ),
+    "a task that a pattern matches": (put("matched/some.yaml", "task: matched\ntag: x\n"), "some.yaml changed"),
     "a further file that it matches": (put("matched/more.yaml", "task: more\n"), "more.yaml is new"),
     "a task behind a comma": (put("comma/two.yaml", "task: two\ntag: x\n"), "two.yaml changed"),
     "a task in a folder that is named": (put("given/three.yaml", "task: three\ntag: x\n"), "three.yaml changed"),
-    "a data set of the hub": (
-        put("hub/datasets--someone--questions/refs/main", "f" * 40),
-        "someone/questions revision changed",
-    ),
+    "data of the hub": (put("hub/datasets--someone--questions/refs/main", "f" * 40), "questions revision changed"),
 }
 SETTINGS: dict[str, tuple[Any, str]] = {
     "limit": (3, "limit was not set and is 3"),
@@ -163,11 +151,7 @@ READ = {
     "a folder in its metadata": ("task: t\nmetadata: {{data_path: texts}}", "texts/__pycache__/a.txt"),
     "a folder that a link leads to": ("task: t", "far/rows.bin"),
     "a folder of a tracker's name that the code names": ("task: t", "tasks/mlruns/rows.bin"),
-    "code below a YAML without any beside it": (
-        "include: ../alone/code\ntask: t",
-        "alone/deep/utils.py",
-        "alone/rows.bin",
-    ),
+    "code below a YAML that has none": ("include: ../alone/code\ntask: t", "alone/deep/utils.py", "alone/rows.bin"),
     "a folder of a builder's name elsewhere": ("task: t\ndataset_path: ./json", "json/rows.jsonl"),
     "a file of one name elsewhere": ("task: t\nmetadata: {{shots: both.txt}}", "tasks/both.txt", "both.txt"),
 }
@@ -180,20 +164,11 @@ UNREAD = {
     "a checkpoint": ("task: t", "tasks/trained/config.json", "tasks/trained/deep/model.bin"),
     "an environment": ("task: t", "tasks/environment/pyvenv.cfg", "tasks/environment/lib/some.py"),
     "a page": ("task: t", "tasks/page/summary.md", "tasks/page/index.html", "tasks/page/rows.bin"),
-    "logs": (
-        "task: t",
-        "tasks/slurm-1.out",
-        "tasks/wandb/run/rows.bin",
-        "tasks/responses_rank0.db",
-        "tasks/results_1.json",
-    ),
+    "logs": ("task: t", "tasks/slurm-1.out", "tasks/wandb/run/a", "tasks/responses_rank0.db", "tasks/results_1.json"),
     "endings that the code holds within words": ("task: t", "tasks/train.log", "tasks/shots.pdf"),
     "a folder of a builder's name": ("task: t\ndataset_path: json", "json/rows.jsonl"),
     "where its data are kept": ("task: t\ndataset_kwargs: {{cache_dir: kept/}}", "kept/rows.arrow"),
-    "where its data are kept beside its code": (
-        "task: t\ndataset_kwargs: {{cache_dir: tasks/kept}}",
-        "tasks/kept/rows",
-    ),
+    "where data are kept beside its code": ("task: t\ndataset_kwargs: {{cache_dir: tasks/kept}}", "tasks/kept/rows"),
     "compiled code among its data": ("task: t\ndata_dir: tasks", "tasks/__pycache__/utils.cpython-311.pyc"),
     "the run's own output among its data": ("task: t\ndata_dir: ./tasks/../tasks", "tasks/out/one/x.jsonl"),
     "folders that words, slashes and dots are called": ("task: t\nmetadata: [words, /, ./]", "words/a.txt", "a.txt"),
@@ -252,9 +227,7 @@ def test_a_link_that_leads_to_another_folder_of_the_data_changes_them(tmp_path: 
     assert len(hashes) == 4
 
 
-def test_code_that_is_compiled_among_the_data_of_its_task_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_compiled_among_its_task_s_data_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     put("t.yaml", f"task: t\ndata_dir: {tmp_path}\ndoc_to_text: !function utils.f")(tmp_path)
     put("utils.py", "def f(doc): pass\n")(tmp_path)
@@ -299,36 +272,23 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     return {"inputs": model_parts(SimpleNamespace(**loaded, arguments=arguments, revision="main"))}
 
 
-@pytest.mark.parametrize("change", OF_THE_MODEL)
-def test_a_changed_model_is_named_by_sweep_and_response_cache(
+@pytest.mark.parametrize("change", [*OF_THE_MODEL, *OF_THE_TASKS, *SETTINGS])
+def test_a_change_is_named_by_a_sweep_and_one_of_the_model_by_the_response_cache(
     change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = SqliteDict(":memory:", autocommit=True)
-    stamp(database, adapter_settings(inputs))
-    stamp(database, adapter_settings(inputs))
-    make, words = OF_THE_MODEL[change]
-    make(inputs)
-    printed = said(inputs, capsys)
-    assert "one/r: not run: its folder holds results of other settings (" in printed
-    assert words in printed
-    with pytest.raises(UserError, match="Expected a response cache made with this run's settings") as raised:
+    for _ in range(2 if change in OF_THE_MODEL else 0):
         stamp(database, adapter_settings(inputs))
-    assert words in str(raised.value)
-
-
-@pytest.mark.parametrize("change", [*OF_THE_TASKS, *SETTINGS])
-def test_a_changed_task_text_or_setting_is_named_by_a_sweep(
-    change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if change in SETTINGS:
-        value, words = SETTINGS[change]
-        printed = said(inputs, capsys, **{change: value})
-    else:
-        make, words = OF_THE_TASKS[change]
-        make(inputs)
-        printed = said(inputs, capsys)
+    made, words = (OF_THE_MODEL | OF_THE_TASKS | SETTINGS)[change]
+    if change not in SETTINGS:
+        made(inputs)
+    printed = said(inputs, capsys, **({change: made} if change in SETTINGS else {}))
     assert "one/r: not run: its folder holds results of other settings (" in printed
     assert words in printed
+    if change in OF_THE_MODEL:
+        with pytest.raises(UserError, match="Expected a response cache made with this run's settings") as raised:
+            stamp(database, adapter_settings(inputs))
+        assert words in str(raised.value)
 
 
 @pytest.mark.parametrize("package", ["sbeval", "lm_eval", "transformers", "tokenizers", "torch"])
@@ -358,9 +318,7 @@ UNCHANGED: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", UNCHANGED)
-def test_what_no_number_depends_on_makes_none_anew(
-    change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_number_rests_on_makes_none_anew(change: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = SqliteDict(":memory:", autocommit=True)
     stamp(database, adapter_settings(inputs))
     UNCHANGED[change](inputs)
@@ -371,18 +329,12 @@ def test_what_no_number_depends_on_makes_none_anew(
 def test_checkpoint_and_text_under_other_names_are_the_same(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, other in (("ckpt", "trained"), ("texts", "corpus"), ("adapter", "lora"), ("tasks", "mine")):
         (inputs / name).rename(inputs / other)
-    changes = {
-        "checkpoint.pretrained": str(inputs / "trained"),
-        "metadata.data_path": "corpus",
-        "model.peft": "lora",
-    }
+    changes = {"checkpoint.pretrained": str(inputs / "trained"), "metadata.data_path": "corpus", "model.peft": "lora"}
     (inputs / "mine").rename(inputs / "tasks")
     assert "one/r: complete" in said(inputs, capsys, **changes)
 
 
-def test_what_changes_during_a_run_fails_it_and_its_results_stay(
-    inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(inputs / "results")
     launcher = inputs / "launcher.py"
     launcher.write_text(
@@ -433,9 +385,7 @@ def test_an_input_that_cannot_be_read_is_one_sentence(inputs: Path, capsys: pyte
     assert "Expected to read what the run depends on" in said(inputs, capsys)
 
 
-def test_a_hub_model_is_complete_before_and_after_its_revision_is_known(
-    inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hub_model_is_complete_also_without_its_revision(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"checkpoint.pretrained": "someone/new", "checkpoint.label": "new"}
     assert run_sweep(sweep_over(inputs, **settings)) == []
     put("hub/models--someone--new/refs/main", "1" * 40)(inputs)

@@ -30,9 +30,7 @@ def test_each_version_outside_is_named_with_what_was_tested(monkeypatch: pytest.
     )
 
 
-def test_a_run_says_it_in_one_line_once_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_says_it_once_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     given(monkeypatch, torch="2.99.0")
     loading.warn_of_versions.cache_clear()
     for _ in range(2):

@@ -124,15 +124,15 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.Captu
     assert inspected(*words, "--json") == 0
     written, complaints = capfd.readouterr()
     assert complaints == ""
-    for part in (
+    facts = (
         "sbeval; recognised by",
         "stickbreaking",
         "4,328,640 parameters",
         "1,024 tokens, from",
         "65,536",
-        "80.0 GiB",
-    ):
-        assert part in text
+        "80.0 Gi",
+    )
+    assert [fact for fact in facts if fact not in text] == []
     found = json.loads(written)
     assert found["checkpoint"]["format"] == "sbeval"
     assert found["checkpoint"]["problems"] == []
@@ -142,9 +142,7 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.Captu
     assert found["estimate"] is None
 
 
-def test_what_cannot_be_loaded_is_described_with_the_reason_and_an_exit_code(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_loaded_is_described_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config, tensors = dolomite()
     save(tmp_path, {**config, "activation_function": "mish"}, tensors)
     assert inspected(tmp_path) == 1

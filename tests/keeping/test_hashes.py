@@ -51,9 +51,7 @@ def true_sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_large_file_is_read_whole_once_for_all_processes(
-    file: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_read_once_for_all(file: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = {file_sha256(file)}
     for _ in range(3):
         another_process(monkeypatch)
@@ -63,9 +61,7 @@ def test_a_large_file_is_read_whole_once_for_all_processes(
 
 
 @pytest.mark.parametrize("place", [0, 1, BYTES // 2, BYTES - 1])
-def test_content_that_changed_with_size_and_time_kept_is_another_hash(
-    place: int, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_with_size_and_time_kept_is_noticed(place: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, stat = file_sha256(file), file.stat()
     another_process(monkeypatch)
     with file.open("r+b") as stream:
@@ -78,9 +74,7 @@ def test_content_that_changed_with_size_and_time_kept_is_another_hash(
     assert file_sha256(file) == true_sha256(file) != before
 
 
-def test_where_every_time_was_put_back_the_blocks_that_are_read_tell(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_every_time_was_put_back_the_blocks_read_tell(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = hashes._mark(file)
     monkeypatch.setattr(hashes, "_mark", lambda path: mark)
     before = file_sha256(file)
@@ -92,9 +86,7 @@ def test_where_every_time_was_put_back_the_blocks_that_are_read_tell(
         assert file_sha256(file) == true_sha256(file) != before
 
 
-def test_a_file_changed_a_moment_ago_is_read_each_time(
-    file: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_just_changed_is_read_each_time(file: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashes, "_SETTLED_SECONDS", 60.0)
     file_sha256(file)
     file_sha256(file)

@@ -154,9 +154,7 @@ def test_what_is_set_aside_moves_in_one_step_and_never_onto_something(tmp_path: 
         set_aside(tmp_path / "absent")
 
 
-def test_what_lies_on_the_way_to_the_current_folder_is_never_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_above_the_current_folder_is_never_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "beside").write_text("mine")
     monkeypatch.chdir(tmp_path / "here")

@@ -153,14 +153,10 @@ FAULTS = {
         "references=chains[-1],\n            answer_prefix=self._wording.answer_prefix.format(query=values[0], num_v",
     ),
     "a needle's value is another key's": Fault(
-        "tasks/ruler",
-        "of_key = {key: values[i * each :][:each]",
-        "of_key = {key: values[0:][:each]",
+        "tasks/ruler", "of_key = {key: values[i * each :][:each]", "of_key = {key: values[0:][:each]"
     ),
     "depths are of another sample": Fault(
-        "tasks/ruler",
-        "depth = depths[index % len(depths)] / 100",
-        "depth = depths[0] / 100",
+        "tasks/ruler", "depth = depths[index % len(depths)] / 100", "depth = depths[0] / 100"
     ),
     "training windows overlap by a window": Fault(
         "training/test_windows.py",

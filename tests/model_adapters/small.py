@@ -14,6 +14,7 @@ import torch
 import transformers
 from corpus_problems import byte_level_bpe
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
 from sbeval.corpora import TokenizedCorpus, token_key
 from sbeval.model_adapters.lm import StickBreakingLM
@@ -48,11 +49,7 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "gpt_neox": lambda v: transformers.GPTNeoXConfig(
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
+        **{name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "head_dim")},
     ),
     "stickbreaking": lambda v: SbevalConfig(
         vocab_size=v, attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES
@@ -99,10 +96,7 @@ def english() -> str:
 
 
 def instances(kind: str, arguments: Sequence[tuple[Any, ...]], task: str = "task") -> list[Instance]:
-    return [
-        Instance(request_type=kind, doc={}, arguments=args, idx=i, metadata=(task, i, 1))
-        for i, args in enumerate(arguments)
-    ]
+    return [Instance(kind, doc={}, arguments=asked, idx=i, metadata=(task, i, 1)) for i, asked in enumerate(arguments)]
 
 
 LINES = [line for line in english().splitlines() if line]
@@ -110,6 +104,13 @@ LINES = [line for line in english().splitlines() if line]
 
 def load_lm(folder: Path | str, **options: Any) -> StickBreakingLM:
     return StickBreakingLM(str(folder), **{"device": "cpu", "dtype": "float32", **options})
+
+
+def both(pretrained: Path | Any, **options: Any) -> tuple[HFLM, StickBreakingLM]:
+    """A checkpoint, or a model in memory, as lm-eval's `hf` and as `sb`."""
+    pretrained = str(pretrained) if isinstance(pretrained, Path) else pretrained
+    options = {"device": "cpu", "dtype": "float32", **options}
+    return HFLM(pretrained, **options), StickBreakingLM(pretrained, **options)
 
 
 def generated(lm: Any, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:

@@ -32,9 +32,7 @@ def test_prefill_computes_logits_for_the_last_position_alone(architecture: str, 
 
 
 @pytest.mark.parametrize("end_is_known", [True, False])
-def test_the_padding_behind_a_finished_answer_is_no_text(
-    end_is_known: bool, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_padding_behind_an_answer_is_no_text(end_is_known: bool, checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     plain = json.loads((folder / "tokenizer.json").read_text())
     for token in plain["added_tokens"]:

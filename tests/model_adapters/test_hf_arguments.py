@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -15,6 +16,7 @@ from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import LINES as ALL_LINES
 from tests.model_adapters.small import (
     Checkpoints,
+    both,
     generated,
     instances,
     likelihoods,
@@ -27,13 +29,6 @@ from tests.model_adapters.small import (
 LINES = ALL_LINES[:8]
 PAIRS = [*((line[:9], line[9:]) for line in LINES), ("", "There should be one"), ("and", " o")]
 PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
-
-
-def both(pretrained: Path | Any, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
-    pretrained = str(pretrained) if isinstance(pretrained, Path) else pretrained
-    return tuple(
-        model(pretrained, **{"device": "cpu", "dtype": "float32", **kwargs}) for model in (HFLM, StickBreakingLM)
-    )  # type: ignore[return-value]
 
 
 def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
@@ -115,10 +110,8 @@ def test_other_arguments(
 def test_half_precision_is_near(options: dict[str, Any], checkpoint: Checkpoints) -> None:
     hf, sb = both(checkpoint("llama"), **options)
     exact = both(checkpoint("llama"))[1]
-    scores = [likelihoods(lm, PAIRS) for lm in (hf, sb, exact)]
-    error_of_hf, error = (
-        sum(abs(a - b) for a, b in zip(found, scores[2], strict=True)) for found in (scores[0], scores[1])
-    )
+    *near, right = (np.array(likelihoods(lm, PAIRS)) for lm in (hf, sb, exact))
+    error_of_hf, error = (np.abs(scores - right).sum() for scores in near)
     assert error <= 1.5 * error_of_hf
 
 

@@ -1,6 +1,7 @@
 """Checkpoints in released formats run as the models they hold, and `revision` picks among the versions on the hub."""
 
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,7 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.record import run_settings
 from tests.checkpoints import test_moduleformer
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save
-from tests.model_adapters.small import (
-    LINES,
-    Checkpoints,
-    instances,
-    likelihoods,
-    load_lm,
-    save_lora,
-    tiny_tokenizer,
-)
+from tests.model_adapters.small import LINES, Checkpoints, generated, likelihoods, load_lm, save_lora, tiny_tokenizer
 
 GROUPED: dict[str, Any] = {"model_type": "gpt_dolomite", "kv_heads": 2, "head_bias": True, "head_norm": True}
 WORDS = [line.split(" ", 2) for line in LINES[:6]]
@@ -41,9 +34,7 @@ def folder_with_tokenizer(
     config["vocab_size"] = len(tokenizer)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in tensors.items():
-        if tensor.shape[0] in (VOCAB, test_moduleformer.VOCAB) and (
-            "wte" in name or "embed" in name or "lm_head" in name
-        ):
+        if tensor.shape[0] in (VOCAB, test_moduleformer.VOCAB) and re.search("wte|embed|lm_head", name):
             tensors[name] = 0.5 * torch.randn(len(tokenizer), tensor.shape[1], generator=generator)
     save(folder, config, tensors)
     tokenizer.save_pretrained(folder)
@@ -94,22 +85,17 @@ def test_each_format_is_found_logged_recorded_and_run(
     lines = [record.getMessage() for record in records if "format" in record.getMessage()]
     assert lines == [f"{folder} is a checkpoint of the format {format_found}"]
     assert likelihoods(lm, PAIRS) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
-    prompts = instances("generate_until", [(PAIRS[0][0], {"until": ["\n"], "max_gen_toks": 3})])
-    assert len(lm.generate_until(prompts, disable_tqdm=True)) == 1
+    assert len(generated(lm, [(PAIRS[0][0], {"until": ["\n"], "max_gen_toks": 3})])) == 1
     record = lm.get_model_info()["sbeval"]
     assert (record["format"], record["attention"]) == (format_found, attention)
     assert record["training_length_tokens"] == length
     assert record["kernels"] == ("blockwise" if attention == "stickbreaking" else "sdpa")
 
 
-def test_the_dtype_asked_for_is_the_models(tmp_path: Path) -> None:
-    folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
-    assert load_lm(folder, dtype="bfloat16").get_model_info()["sbeval"]["dtype"] == "bfloat16"
-
-
-def test_a_lora_adapter_goes_onto_a_released_checkpoint(tmp_path: Path) -> None:
+def test_a_released_checkpoint_has_the_dtype_asked_for_and_takes_a_lora_adapter(tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
     plain = likelihoods(load_lm(folder), PAIRS)
+    assert load_lm(folder, dtype="bfloat16").get_model_info()["sbeval"]["dtype"] == "bfloat16"
     torch.manual_seed(1)
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(load_checkpoint(folder).model, config).eval()

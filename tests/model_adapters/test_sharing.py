@@ -40,11 +40,15 @@ def model_inputs(lm: StickBreakingLM, pairs: list[tuple[str, str]]) -> dict[tupl
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("pairs", [ONE_CONTEXT, SAME_EXAMPLES], ids=["one-context", "same-examples"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "granite", "mistral", "stickbreaking", "rope"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma2", "gpt2", "granite", "mistral", "stickbreaking", "rope", "llama by length"]
+)
 def test_inputs_score_as_they_do_apart(
     architecture: str, pairs: list[tuple[str, str]], batch_size: int, checkpoint: Checkpoints
 ) -> None:
-    lm = load(checkpoint, architecture, batch_size=batch_size)
+    name, by_length, _ = architecture.partition(" by length")
+    options = {"rope_scaling": "dynamic:4", "training_length": 32} if by_length else {}  # which share nothing
+    lm = load(checkpoint, name, batch_size=batch_size, **options)
     together = scores(lm, pairs)
     apart = [scores(lm, [pair])[0] for pair in pairs]
     assert [greedy for _, greedy in together] == [greedy for _, greedy in apart]
@@ -63,12 +67,6 @@ def test_what_inputs_share_is_read_once(architecture: str, shares: bool, checkpo
         with tokens_read(lm) as read:
             scores(lm, pairs)
         assert sum(read) == (whole - (len(inputs) - 1) * once if shares else whole)
-
-
-def test_frequencies_that_depend_on_the_length_share_nothing(checkpoint: Checkpoints) -> None:
-    lm = load(checkpoint, "llama", rope_scaling="dynamic:4", training_length=32)
-    together, apart = scores(lm, ONE_CONTEXT), [scores(lm, [pair])[0] for pair in ONE_CONTEXT]
-    assert [score for score, _ in together] == pytest.approx([score for score, _ in apart], rel=1e-5)
 
 
 @pytest.mark.parametrize("fails", ["prefix", "rest"])
@@ -116,14 +114,6 @@ def test_groups_share_their_prefix_and_are_worth_it(
         assert (len(own) - 1) * length >= max(1, saved_tokens)
 
 
-def test_the_examples_of_many_questions_are_found_as_one_prefix() -> None:
-    examples = list(range(100))
-    inputs = [[*examples, 1000 + question, *range(question % 7), choice] for question in range(20) for choice in (1, 2)]
-    (group,) = shared_prefixes(inputs, [len(own) - 1 for own in inputs], Worthwhile(32, 32))
-    assert group.length == 100
-    assert sorted(group.members) == list(range(40))
-
-
 # start, context length, scored: one text at three lengths in disjoint windows, and a lead-in of its own
 STREAM = [(start, length, length) for length in (16, 32, 64) for start in range(0, 64, length)]
 OTHERS = [(0, 48, 3), (5, 16, 16), (16, 40, 2)]
@@ -154,9 +144,7 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(
         assert float(one) == pytest.approx(float(other), rel=1e-5)
 
 
-def test_frequencies_that_depend_on_the_length_share_no_window(
-    checkpoint: Checkpoints, corpus: TokenizedCorpus
-) -> None:
+def test_frequencies_that_depend_on_length_share_no_window(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
     options = {"rope_scaling": "dynamic:2", "training_length": 24}
     requests = asked(corpus)
     lm, alone = (load_lm(checkpoint("rope"), **options) for _ in range(2))

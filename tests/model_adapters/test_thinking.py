@@ -16,7 +16,7 @@ from sbeval.model_adapters.decoding.texts import answer_text
 from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import AfterThinking
-from tests.model_adapters.small import LINES, Checkpoints, instances, load_lm
+from tests.model_adapters.small import LINES, Checkpoints, instances, load_lm, tiny_tokenizer
 
 PROMPTS = [LINES[0], LINES[-3], LINES[2] + "\n" + LINES[3]]
 BUDGET, ANSWER = 24, 6
@@ -55,12 +55,8 @@ def test_answers_follow_a_thinking_that_ended_or_was_cut(
         written = thought[: BUDGET - len(closing) - 2]
         ends = [n for n in range(1, len(written) + 1) if end in plain.tokenizer.decode(written[:n])]
         written = written[: ends[0]] if ends else [token for token in written if token != plain.tokenizer.eos_token_id]
-        before = (
-            plain.tok_encode(prompt)
-            + written
-            + ([] if ends else closing)
-            + encode("\n\n" * bool(ends and prefix) + prefix)
-        )
+        begun = encode("\n\n" * bool(ends and prefix) + prefix)
+        before = plain.tok_encode(prompt) + written + ([] if ends else closing) + begun
         assert len(before) <= len(plain.tok_encode(prompt)) + BUDGET + len(encode(prefix))
         expected = plain.tokenizer.decode(continued(plain, before, ANSWER), skip_special_tokens=True)
         assert answer == expected.split(end)[-1].lstrip()
@@ -129,18 +125,15 @@ def test_between_thinking_and_answer_stands_what_the_model_would_write(
 
 
 def test_an_end_that_is_a_special_token_is_not_left_out_before_the_answer_is_read(checkpoint: Checkpoints) -> None:
-    lm = load_lm(
-        checkpoint("llama"), thinking_tokens=BUDGET, think_end_token=load_lm(checkpoint("llama")).tokenizer.eos_token
-    )
+    end = tiny_tokenizer(adds_bos=False).eos_token
+    lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token=end)
     a, b = lm.tok_encode("Now")[-1], lm.tok_encode("better")[-1]
     answer = answer_text(lm.tokenizer, [a, lm.tokenizer.eos_token_id, b], [], lm.think_end_token)
     assert answer == lm.tokenizer.decode([b]).lstrip()
 
 
 def begun_by_a_template(lm: StickBreakingLM) -> Instance:
-    lm.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    )
+    lm.tokenizer.chat_template = "{{ messages[0].content + messages[1].content }}{{ '>' if add_generation_prompt }}"
     history = [{"role": "user", "content": "Beautiful"}, {"role": "assistant", "content": " is"}]
     text = lm.apply_chat_template(history, add_generation_prompt=False)
     return instances("generate_until", [(text, {"until": [], "max_gen_toks": 4})])[0]
@@ -161,7 +154,7 @@ def test_answers_that_the_prompt_begins_are_not_thought_about(made: Any, checkpo
     assert len(plain.generate_until([made(plain)])) == 1
 
 
-def test_scores_behind_a_prompt_that_tells_to_think_are_warned_of(
+def test_scores_behind_prompts_to_think_are_warned_of(
     checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
@@ -172,14 +165,10 @@ def test_scores_behind_a_prompt_that_tells_to_think_are_warned_of(
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, None), ({"thinking_tokens": BUDGET}, BUDGET)])
-def test_tasks_that_count_on_another_thinking_are_refused(
-    given: dict[str, Any], found: int | None, checkpoint: Checkpoints
-) -> None:
+def test_tasks_of_other_budgets_are_refused(given: dict[str, Any], found: int | None, checkpoint: Checkpoints) -> None:
     setting = {"until": [], "max_gen_toks": 4, "answer_prefix": "", "thinking_tokens": 60}
     lm = load_lm(checkpoint("llama"), **given, **({"think_end_token": "</x>"} if given else {}))
-    with pytest.raises(
-        UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: name"
-    ):
+    with pytest.raises(UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: na"):
         lm.generate_until(instances("generate_until", [("Beautiful", setting)]))
 
 
@@ -206,8 +195,6 @@ def test_cut_answers_are_said_of_chats_alone(checkpoint: Checkpoints, caplog: py
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_thinking_without_room_or_end_is_one_sentence(
-    options: dict[str, Any], message: str, checkpoint: Checkpoints
-) -> None:
+def test_thinking_without_room_or_end_is_named(options: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
     with pytest.raises(UserError, match=message):
         asked(load_lm(checkpoint("llama"), **{"thinking_tokens": BUDGET, "think_end_token": "</x>", **options}))

@@ -1,7 +1,7 @@
 """Windows of a text are lm-eval's, and none is lost where several are under way at once."""
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -116,34 +116,26 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
     return events, results, session.meter
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_each_window_is_scored_once_in_order(ahead: int) -> None:
-    targets = [4, 2, 3, 9]
-    events, results, meter = run(targets, ahead)
-    assert list(results.items()) == [(target, -float(target)) for target in targets]
-    assert events == [f"{min(1 + i + ahead, 4)} started, {target} done" for i, target in enumerate(targets)]
-    assert meter.tokens == len(targets)
+MORE = [5, 6, 7, 8, 9, 10, 11, 12]
+# targets, how many go into a batch, and with so many batches ahead which of them are done and how many batches start
+RUNS: dict[str, tuple[list[int], int, Callable[[int], tuple[list[int], int]]]] = {
+    "nothing goes wrong": ([4, 2, 3, 9], 1, lambda ahead: ([4, 2, 3, 9], 4)),
+    "killed as it starts a batch": ([4, 2, 99, 3], 1, lambda ahead: ([4, 2], 2)),
+    "interrupted as it waits": ([4, 77, 2, 3, 5], 1, lambda ahead: ([4, 77, 2, 3, 5][: 2 + ahead], 2 + ahead)),
+    "no memory to read scores": ([4, 2, 55, 3, *MORE], 2, lambda ahead: ([4, 2, *MORE[: 2 * ahead]], 2 + ahead)),
+    "no room for an answer": ([4, 2, 44, 3, *MORE], 2, lambda ahead: ([4, 2, 44, 3, *MORE[: 2 * ahead]], 2 + ahead)),
+}
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_what_was_started_before_a_run_ended_is_done(ahead: int) -> None:
-    _, results, meter = run([4, 2, 99, 3], ahead)
-    assert list(results) == [4, 2]
-    assert meter.tokens == 2
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_a_batch_waited_for_when_a_run_is_interrupted_is_done(ahead: int) -> None:
-    _, results, meter = run([4, 77, 2, 3, 5], ahead)
-    assert list(results) == [4, 77, 2, 3, 5][: 2 + ahead]
-    assert meter.tokens == 2 + ahead
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_no_memory_to_read_scores_ends_the_run_and_repeats_nothing(ahead: int) -> None:
-    events, results, _ = run([4, 2, 55, 3, 5, 6, 7, 8, 9, 10, 11, 12], ahead, rows=2)
-    assert list(results) == [4, 2, *[5, 6, 7, 8, 9, 10][: 2 * ahead]]
-    assert len(events) == len(results)
+@pytest.mark.parametrize("name", RUNS)
+def test_windows_are_scored_once_in_order_and_what_was_begun_before_a_run_ends_is_done(name: str, ahead: int) -> None:
+    targets, rows, ending = RUNS[name]
+    done, most = ending(ahead)
+    events, results, meter = run(targets, ahead, rows)
+    assert list(results.items()) == [(target, -float(target)) for target in done]
+    assert events == [f"{min(1 + i // rows + ahead, most)} started, {target} done" for i, target in enumerate(done)]
+    assert meter.tokens == len(done) or name == "no memory to read scores"
 
 
 def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model() -> None:
@@ -167,13 +159,6 @@ def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model() -> No
         stop_asking()
     assert raised.tb
     assert not held
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_an_answer_that_cannot_be_kept_ends_the_run_after_those_that_are_computed(ahead: int) -> None:
-    events, results, _ = run([4, 2, 44, 3, 5, 6, 7, 8, 9, 10, 11, 12], ahead, rows=2)
-    assert list(results) == [4, 2, 44, 3, 5, 6, 7, 8, 9, 10][: 4 + 2 * ahead]
-    assert events[-1].startswith(f"{2 + ahead} started")
 
 
 def test_scores_that_are_not_finite_keep_no_later_batch_from_being_done() -> None:

@@ -42,9 +42,7 @@ NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5} 
     later=st.sampled_from([0, 1000]),
 )
 @torch.no_grad()
-def test_it_is_the_attention_of_the_definition(
-    kind: str, length: int, window: int, heads: tuple[int, int], later: int
-) -> None:
+def test_it_is_attention_by_definition(kind: str, length: int, window: int, heads: tuple[int, int], later: int) -> None:
     generator = torch.Generator().manual_seed(length)
     q, k, v = (torch.randn(1, h, length, 16, generator=generator).to(DEVICE) for h in (heads[0], heads[1], heads[1]))
     bias = make_bias(kind, heads[0])
@@ -52,14 +50,8 @@ def test_it_is_the_attention_of_the_definition(
     expected = softmax_attention(
         q.double(), k.double(), v.double(), scale=0.3, sliding_window=window, bias=bias, position_ids_BQ=positions[None]
     )
-    found = ATTENTION(
-        q,
-        k,
-        v,
-        scale=0.3,
-        sliding_window=min(window, length),
-        score_mod=None if bias is None else bias.score_mod(positions, q.device),
-    )
+    score_mod = None if bias is None else bias.score_mod(positions, q.device)
+    found = ATTENTION(q, k, v, scale=0.3, sliding_window=min(window, length), score_mod=score_mod)
     assert_close(found.double(), expected, **NEAR)
 
 

@@ -41,9 +41,7 @@ def sums_of(log_gates_BHL: Tensor) -> Tensor:
 @settings(max_examples=40, deadline=None)
 @given(length=st.integers(1, 40), groups=st.sampled_from([1, 2, 4]), dtype=st.sampled_from(DTYPES), seed=st.integers(0))
 @torch.no_grad()
-def test_plain_attention_of_heads_with_decay_is_the_definition(
-    length: int, groups: int, dtype: torch.dtype, seed: int
-) -> None:
+def test_plain_attention_with_decay_is_the_definition(length: int, groups: int, dtype: torch.dtype, seed: int) -> None:
     q, k, v, log_gates = problem(length, groups=groups, seed=seed % 2**32, forgetful=3.0)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     sums = log_gates.double().cumsum(-1)
@@ -104,16 +102,10 @@ def test_what_is_skipped_changes_an_output_by_at_most_the_threshold(
     q = size * q
     sums = sums_of(log_gates)
     oldest = oldest_blocks(q, k, sums, scale=0.3, threshold=threshold)
+    exact = [x.double() for x in (q, k, v)]
+    options = {"scale": 0.3, "sliding_window": length, "score_mod": decay_score_mod(sums.double())}
     found, every = (
-        flex_causal_attention(
-            q.double(),
-            k.double(),
-            v.double(),
-            scale=0.3,
-            sliding_window=length,
-            score_mod=decay_score_mod(sums.double()),
-            block_mask=mask,
-        )
+        flex_causal_attention(*exact, **options, block_mask=mask)
         for mask in (blocks_from(oldest, whole_blocks(length)), None)
     )
     assert (found - every).abs().max() <= threshold * v.abs().max()

@@ -88,11 +88,8 @@ def test_generation_holds_the_frequencies_of_the_whole_request(own: bool) -> Non
 
 
 def test_a_cache_rotated_for_another_length_is_refused() -> None:
-    model = small_model(
-        attention="rope",
-        training_length_tokens=8,
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-    )
+    scaling = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    model = small_model(attention="rope", training_length_tokens=8, rope_parameters=scaling)
     short = model.generate(tokens(1, 4), max_new_tokens=4, do_sample=False, eos_token_id=None)
     assert short.shape == (1, 8)
     with pytest.raises(UserError, match="rope_frequencies_for"):
@@ -148,13 +145,9 @@ def test_json_scalings_are_those_of_mappings() -> None:
 
 
 def test_a_scaling_without_its_keys_names_the_missing_one() -> None:
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(UserError, match="long_factor"):
-        rope_frequencies(
-            {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0},
-            head_dim=8,
-            original_length_tokens=16,
-            length_tokens=32,
-        )
+        rope_frequencies(scaling, head_dim=8, original_length_tokens=16, length_tokens=32)
 
 
 def test_the_original_length_that_a_scaling_names_wins_over_the_training_length() -> None:

@@ -56,9 +56,8 @@ def test_blocks_of_queries_equal_the_definition(
         dense = bias(position, distance)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setitem(softmax.MASK_ELEMENTS, "cpu", elements)
-        output = softmax_attention(
-            q, k, v, scale=0.7, sliding_window=window, seq_start_B=start, bias=bias, position_ids_BQ=position
-        )
+        options: dict[str, Any] = {"seq_start_B": start, "position_ids_BQ": position}
+        output = softmax_attention(q, k, v, scale=0.7, sliding_window=window, bias=bias, **options)
         expected = written_out(q, k, v, 0.7, window, start, dense)
     assert output.isfinite().all()
     if start is not None:
@@ -93,16 +92,9 @@ def test_rows_of_a_mask_begin_where_kernels_can_read_them(
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(softmax.MASK_ELEMENTS, "cpu", elements)
         patch.setattr(softmax, "scaled_dot_product_attention", attention)
-        softmax_attention(
-            q,
-            k,
-            v,
-            scale=0.7,
-            sliding_window=window,
-            seq_start_B=torch.tensor([0, keys // 2]) if padded else None,
-            bias=bias,
-            position_ids_BQ=torch.arange(older, keys)[None],
-        )
+        start, position = torch.tensor([0, keys // 2]) if padded else None, torch.arange(older, keys)[None]
+        options: dict[str, Any] = {"seq_start_B": start, "position_ids_BQ": position}
+        softmax_attention(q, k, v, scale=0.7, sliding_window=window, bias=bias, **options)
     assert handed_over or (bias is None and not padded and (window is None or window >= keys))
     for mask in handed_over:
         assert mask.stride(-1) == 1

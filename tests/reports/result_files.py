@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sbeval.reports import load_results
+from sbeval.reports import build_report, load_results
 from sbeval.reports.build import assemble
 from sbeval.reports.section import Report
 from sbeval.results.records import ClusterSums, ModelRecord, TaskRecord, metric_key
@@ -70,17 +70,10 @@ def perplexity_task(
     level = generator.normal(0.0, 0.25, documents)
     model_noise = np.random.default_rng(seed + int(1000 * curve[0]))
     results: dict[str, Any] = {"alias": f"sb_{corpus}_{protocol}"}
-    samples = [
-        {
-            "doc_id": index,
-            "doc": {"block": index},
-            "target": "",
-            "arguments": {"gen_args_0": {"arg_0": f"sb:{index}", "arg_1": 256}},
-            "resps": [["-1.0"]],
-            "filtered_resps": ["-1.0"],
-            "filter": "none",
-            "doc_hash": f"{index:064x}",
-        }
+    samples: list[dict[str, Any]] = [
+        {"doc_id": index, "doc": {"block": index}, "target": "", "filter": "none", "doc_hash": f"{index:064x}"}
+        | {"arguments": {"gen_args_0": {"arg_0": f"sb:{index}", "arg_1": 256}}}
+        | {"resps": [["-1.0"]], "filtered_resps": ["-1.0"]}
         for index in range(4)
     ]
     for length, nll in zip(lengths, curve, strict=True):
@@ -104,15 +97,9 @@ def perplexity_task(
             share = range(index, documents, len(samples))
             sample[metric_key("nll", length)] = [
                 list(
-                    ClusterSums(
-                        f"lib/module_{document:02d}.py",
-                        float(sums[document]),
-                        int(document_tokens[document]),
-                        float(document_tokens[document]) / 2,
-                        float(document_tokens[document]) * BYTES_PER_TOKEN,
-                    )
+                    ClusterSums(f"lib/module_{place:02d}.py", float(nats), int(size), size / 2, size * BYTES_PER_TOKEN)
                 )
-                for document in share
+                for place, nats, size in zip(share, sums[share].tolist(), document_tokens[share].tolist(), strict=True)
             ]
     facts = {
         "family": "perplexity",
@@ -173,10 +160,7 @@ def write_run(
             **({"sbeval": dataclasses.asdict(model)} if model else {}),
             "batch_size": 1,
             "limit": limit,
-            "random_seed": 0,
-            "numpy_seed": 1234,
-            "torch_seed": 1234,
-            "fewshot_seed": 1234,
+            **{"random_seed": 0, "numpy_seed": 1234, "torch_seed": 1234, "fewshot_seed": 1234},
         },
         "git_hash": "abc1234",
         "date": seconds,
@@ -191,9 +175,8 @@ def write_run(
     if log_samples:
         for task, _, _, samples in tasks:
             if samples:
-                prompt = {
-                    "gen_args_0": {"arg_0": ('A grain of "text" in a haystack.\n' * arguments_bytes)[:arguments_bytes]}
-                }
+                haystack = ('A grain of "text" in a haystack.\n' * arguments_bytes)[:arguments_bytes]
+                prompt = {"gen_args_0": {"arg_0": haystack}}
                 with (folder / f"samples_{task}_{date}.jsonl").open("w", encoding="utf-8") as file:
                     for sample in samples:
                         padded = _padded(sample, prompt) if arguments_bytes else sample
@@ -305,9 +288,8 @@ def ruler_task(
         }
         for length in lengths:
             back = length * (1 - depth / 100)
-            sample[metric_key("score", length)] = float(
-                generator.random() < (ceiling if back <= limit_tokens else 0.06)
-            )
+            share = ceiling if back <= limit_tokens else 0.06
+            sample[metric_key("score", length)] = float(generator.random() < share)
         samples.append(sample)
     results: dict[str, Any] = {"alias": name}
     for length in lengths:
@@ -337,6 +319,12 @@ def ordinary_task(name: str, metric: str, value: float, *, stderr: float = 0.01,
     if samples:
         results[f"{metric}_stderr,none"] = math.sqrt(value * (1 - value) / samples)
     return name, results, None, lines
+
+
+def text_of(results: Path, file: str = "summary.md", **options: Any) -> str:
+    """A file of the report on these results, which is written beside them without images."""
+    page = build_report([results], results.parent / "report", image_formats=(), **options)
+    return page.with_name(file).read_text(encoding="utf-8")
 
 
 def reported(folder: Path, **labels: str) -> Report:

@@ -139,7 +139,7 @@ CURVE = [2.2, 2.1, 2.0, 1.9]
     ],
     ids=["uneven", "one length", "not logged", "by position", "even, not logged", "even", "even by position"],
 )
-def test_the_summary_marks_intervals_over_uneven_documents(
+def test_intervals_over_uneven_documents_are_marked(
     tmp_path: Path, task: Any, log_samples: bool, doubted: bool
 ) -> None:
     write_run(tmp_path / "runs", model_record("stickbreaking"), [task], log_samples=log_samples)

@@ -71,9 +71,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     assert {*labels} >= {f"{value:g}" for value in values}
 
 
-def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see_it(
-    everything: dict[str, Figure],
-) -> None:
+def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see(everything: dict[str, Figure]) -> None:
     for figure in everything.values():
         assert any(letter.isdigit() for letter in figure.caption.finding)
         for metric, spec in figure.variants.items():
@@ -130,11 +128,7 @@ def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
 @pytest.mark.parametrize(
     ("code", "error", "words"),
     [
-        (
-            "os.kill(os.getpid(), 5)",
-            UserError,
-            "Expected figures to be drawn, .* signal 5, as one without memory",
-        ),
+        ("os.kill(os.getpid(), 5)", UserError, "Expected figures to be drawn, .* signal 5, as one without memory"),
         ("sys.exit('no library')", RuntimeError, r"an image process ended with exit code 1: no library"),
     ],
 )
@@ -191,9 +185,7 @@ def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[
     assert "first token's weight 30.0% to 30.0%" in figure.caption.finding
 
 
-def test_span_grids_hold_every_head_at_every_length_and_leave_heads_without_weight_empty(
-    everything: dict[str, Figure],
-) -> None:
+def test_span_grids_hold_every_head_at_every_length_empty_where_it_has_no_weight(everything: dict[str, Figure]) -> None:
     spec = everything["demo-sb: span of every head"].variants["span"]
     parts = {part["title"]["text"]: part for part in spec["concat"]}
     assert len(parts) == 5 * 4
@@ -210,13 +202,8 @@ def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_
     write_run(tmp_path / "b", model_record("rope"), [vt, fwe])
     parts = figures(tmp_path)["RULER, task by task"].variants["score"]["concat"]
     assert len(parts) == 2
-    scales = [
-        layer["encoding"][channel]["scale"]
-        for part in parts
-        for layer in part["layer"]
-        for channel in ("color", "shape")
-        if channel in layer["encoding"]
-    ]
+    encodings = [layer["encoding"] for part in parts for layer in part["layer"]]
+    scales = [drawn[channel]["scale"] for drawn in encodings for channel in ("color", "shape") if channel in drawn]
     assert {tuple(scale["domain"]) for scale in scales} == {("demo-sb", "demo-rope")}
 
 
@@ -233,8 +220,7 @@ def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everythin
 
 def test_recall_scores_have_wilsons_interval_in_the_table(tmp_path: Path) -> None:
     task, metrics, metadata, samples = mqrar_task(1024, pairs=(32, 64), samples=50)
-    metrics |= {key: 1.0 for key in metrics if key.startswith("exact_match_32") and "stderr" not in key}
-    metrics |= {key: 0.0 for key in metrics if key.startswith("exact_match_32") and "stderr" in key}
+    metrics |= {key: float("stderr" not in key) for key in metrics if key.startswith("exact_match_32")}
     write_run(tmp_path, model_record("stickbreaking"), [(task, metrics, metadata, samples)])
     (table,) = (table for stem, table in tables(tmp_path).items() if stem.startswith("recall-"))
     (cell,) = (cell for row in table.rows for cell in row.cells if cell.text == "100.0%")
@@ -254,9 +240,7 @@ def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
     assert "4,096 tokens back" in words(table)
 
 
-def test_positions_show_their_intervals_and_no_last_bin_that_the_window_cuts_short(
-    everything: dict[str, Figure],
-) -> None:
+def test_positions_show_their_intervals_and_no_last_bin_that_a_window_cuts_short(everything: dict[str, Figure]) -> None:
     figure = everything["Python standard library: NLL by position"]
     rows = figure.variants["nll"]["data"]["values"]
     assert rows
@@ -328,11 +312,8 @@ def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it
 
 
 def test_names_at_line_ends_keep_their_order_never_overlap_and_stay_above_the_words_of_the_axis() -> None:
-    rows = [
-        {"setting": f"m{index}", "x": x, "y": 2.0 + index / 1000, "low": 1.1, "high": 9.7}
-        for index in range(9)
-        for x in (256, 512)
-    ]
+    whole = {"low": 1.1, "high": 9.7}
+    rows = [{"setting": f"m{i}", "x": x, "y": 2.0 + i / 1000, **whole} for i in range(9) for x in (256, 512)]
     ends = end_labels(rows, [f"m{index}" for index in range(9)], "linear", 330, None)
     # the axis goes from 0 to 10, as Vega rounds it, so the lines end near 264 pixels
     heights = [330 * (10 - row["y"]) / 10 + row["shift"] for row in sorted(ends, key=lambda row: -row["y"])]
@@ -345,7 +326,5 @@ def test_names_at_line_ends_keep_their_order_never_overlap_and_stay_above_the_wo
     ("low", "high", "scale", "ends"),
     [(1.1, 9.7, "linear", (0, 10)), (1.62, 5.41, "linear", (1.5, 5.5)), (3.0, 150.0, "log", (1, 1000))],
 )
-def test_an_axis_is_expected_to_end_where_vega_ends_it(
-    low: float, high: float, scale: str, ends: tuple[float, float]
-) -> None:
+def test_an_axis_ends_where_vega_ends_it(low: float, high: float, scale: str, ends: tuple[float, float]) -> None:
     assert nice_domain(low, high, scale) == pytest.approx(ends)

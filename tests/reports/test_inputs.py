@@ -31,9 +31,8 @@ def rows(folder: Path) -> list[SuiteRow]:
 
 
 def drawn(folder: Path) -> list[Figure]:
-    return [
-        figure for section in reported(folder).sections if section.identifier == "inputs" for figure in section.figures
-    ]
+    sections = [section for section in reported(folder).sections if section.identifier == "inputs"]
+    return [figure for section in sections for figure in section.figures]
 
 
 def test_runs_of_one_task_at_several_max_lengths_are_rows_and_a_curve(tmp_path: Path) -> None:
@@ -48,11 +47,8 @@ def test_runs_of_one_task_at_several_max_lengths_are_rows_and_a_curve(tmp_path: 
     (figure,) = drawn(tmp_path)
     assert figure.caption.finding == "demo-sb 0.700 at 16K; demo-rope 0.800 at 4K and 0.200 at 64K."
     values = figure.variants["score"]["data"]["values"]
-    assert {row["x"]: row["y"] for row in values if row["setting"] == "demo-rope"} == {
-        4096: 0.8,
-        16384: 0.5,
-        65536: 0.2,
-    }
+    shown = {row["x"]: row["y"] for row in values if row["setting"] == "demo-rope"}
+    assert shown == {4096: 0.8, 16384: 0.5, 65536: 0.2}
     assert not load_results([tmp_path]).notes
 
 

@@ -70,11 +70,11 @@ def test_a_page_and_a_comparison_say_what_a_model_was_trained_on(tmp_path: Path)
     seen = ["lib/a.py", "lib/b.py", "lib/c.py", "lib/d.py"]
     folders = pair(tmp_path, -0.5, seen_documents=seen)
     remark = (
-        "trained on at least 4 of the documents (lib/a.py, lib/b.py, lib/c.py and 1 more), and may know them by heart."
+        "trained on at least 4 of the documents (lib/a.py, lib/b.py, lib/c.py and 1 more), and may know them by heart"
     )
     assert remark in compare(*folders).text()
     (panel,) = perplexity_panels((results := load_results(folders)).measurements, results.models)
-    assert [said.endswith(remark) for said in panel.remarks] == [True]
+    assert [said.endswith(f"{remark}.") for said in panel.remarks] == [True]
     assert "by heart" not in compare(folders[0], folders[0]).text()
 
 
@@ -92,9 +92,8 @@ def test_ruler_and_ordinary_tasks_are_judged_in_their_own_direction(tmp_path: Pa
         tasks = [ruler_task("sb_niah_single_1", reach, lengths=LENGTHS[2:6], repeats=9)]
         tasks.append(ordinary_task("piqa", "acc", level, samples=400))
         write_run(tmp_path / attention, model_record(attention), tasks)
-    better, worse = (
-        compare(*names, paths=[tmp_path]) for names in (("demo-rope", "demo-sb"), ("demo-sb", "demo-rope"))
-    )
+    names = ("demo-rope", "demo-sb")
+    better, worse = (compare(*pair, paths=[tmp_path]) for pair in (names, names[::-1]))
     assert not better.worse
     assert {score.name.split(",")[0] for score in better.scores if score.better} == {"", "piqa"}
     assert worse.worse
@@ -236,9 +235,8 @@ def test_bands_are_wider_where_more_is_compared_or_asked_at_once(tmp_path: Path)
     folders = written(tmp_path / "a"), written(tmp_path / "b", shift=0.1)
     text = Rule(task=TEXT, length=65536, largest_change=0.05)
     answers = Rule(task="hellaswag", metric="acc_norm", largest_change=1)
-    firsts = [
-        gate([text, *others], *folders).judged[0] for others in ((), (answers,), (answers, *read_policy(FAIL_IF_WORSE)))
-    ]
+    others = ((), (answers,), (answers, *read_policy(FAIL_IF_WORSE)))
+    firsts = [gate([text, *more], *folders).judged[0] for more in others]
     assert len({first.change for first in firsts}) == 1
     alone, two, more = (first.high - first.low for first in firsts)
     assert two > 1.05 * alone

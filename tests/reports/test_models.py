@@ -156,20 +156,15 @@ def test_every_colour_reads_as_text_on_its_page(tmp_path: Path) -> None:
         assert contrast(colours["muted"], colours["paper"]) >= 4.5
 
 
-def test_different_tokenizers_share_an_axis_in_bits_per_byte_only(tmp_path: Path) -> None:
+def test_different_tokenizers_share_an_axis_in_bits_per_byte_only_and_different_texts_none(tmp_path: Path) -> None:
     write(tmp_path / "a", "rope")
-    write(tmp_path / "b", "stickbreaking", tokenizer_sha256="ab" * 32)
-    results = load_results([tmp_path])
-    (panel,) = perplexity_panels(results.measurements, results.models)
+    write(tmp_path / "tokenizer" / "b", "stickbreaking", tokenizer_sha256="ab" * 32)
+    write(tmp_path / "text" / "b", "stickbreaking", corpus_sha256="dd" * 32)
+    tokenizers, texts = (load_results([tmp_path / "a", tmp_path / other]) for other in ("tokenizer", "text"))
+    (panel,) = perplexity_panels(tokenizers.measurements, tokenizers.models)
     assert list(panel.tables) == ["bits_per_byte"]
     assert "different tokenizers" in panel.remarks[0]
-
-
-def test_different_texts_do_not_share_an_axis(tmp_path: Path) -> None:
-    write(tmp_path / "a", "rope")
-    write(tmp_path / "b", "stickbreaking", corpus_sha256="dd" * 32)
-    results = load_results([tmp_path])
-    panels = perplexity_panels(results.measurements, results.models)
+    panels = perplexity_panels(texts.measurements, texts.models)
     assert [panel.labels for panel in panels] == [("demo-rope",), ("demo-sb",)]
     assert len({panel.stem for panel in panels}) == 2
 
@@ -177,9 +172,8 @@ def test_different_texts_do_not_share_an_axis(tmp_path: Path) -> None:
 def test_one_text_under_two_names_is_one_text(tmp_path: Path) -> None:
     for hour, (attention, corpus) in enumerate([("stickbreaking", "stdlib_311"), ("rope", "stdlib")]):
         _, *task = perplexity_task("stream", CURVES[attention], corpus=corpus, corpus_sha256="dd" * 32)
-        write_run(
-            tmp_path, model_record(attention), [("sb_stdlib_stream", *task)], date=f"2026-11-20T{hour:02d}-00-00.000001"
-        )
+        date = f"2026-11-20T{hour:02d}-00-00.000001"
+        write_run(tmp_path, model_record(attention), [("sb_stdlib_stream", *task)], date=date)
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert set(panel.labels) == {"demo-rope", "demo-sb"}
@@ -187,22 +181,15 @@ def test_one_text_under_two_names_is_one_text(tmp_path: Path) -> None:
     assert {number.group for number in compare("demo-rope", "demo-sb", paths=[tmp_path]).lengths} == {"stdlib, stream"}
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Results:
+def test_only_keeps_the_models_and_tasks_named_and_the_baseline_is_rope_unless_named(tmp_path: Path) -> None:
     write(tmp_path / "a", "rope")
     write(tmp_path / "b", "stickbreaking")
-    return load_results([tmp_path])
-
-
-def test_only_keeps_the_models_and_tasks_named(two: Results) -> None:
+    two = load_results([tmp_path])
     assert labels(restrict(two, ["demo-r*"])) == ["demo-rope"]
     assert set(restrict(two, ["demo-r*"]).measurements["setting"]) == {"demo-rope"}
     assert labels(restrict(two, ["sb_stdlib_stream"])) == ["demo-sb", "demo-rope"]
     with pytest.raises(UserError, match="demo-sb, demo-rope"):
         restrict(two, ["nothing"])
-
-
-def test_the_baseline_is_rope_unless_named(two: Results) -> None:
     assert choose_baseline(two.models, None) == "demo-rope"
     assert choose_baseline(two.models, "demo-sb") == "demo-sb"
     with pytest.raises(UserError, match="'other'"):
@@ -225,9 +212,8 @@ def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Pa
     rows = results.measurements
     assert rows[rows["metric"] == "nll"]["value"].max() < 6
     assert set(rows["limit_samples"]) == {8.0}
-    assert sums_of(results, "demo-rope", "sb_stdlib_stream").nll_nats.sum() == pytest.approx(
-        sums_of(load_results([tmp_path / "all"]), "demo-rope", "sb_stdlib_stream").nll_nats.sum()
-    )
+    used, whole = (sums_of(one, "demo-rope", "sb_stdlib_stream") for one in (results, load_results([tmp_path / "all"])))
+    assert used.nll_nats.sum() == pytest.approx(whole.nll_nats.sum())
     assert [note.reason for note in results.notes if "was run on more samples" in note.reason]
 
 
@@ -242,7 +228,7 @@ def test_of_one_task_run_with_several_limits_the_most_samples_count(tmp_path: Pa
         ("model", "", "model"),
     ],
 )
-def test_a_checkpoint_named_like_any_other_is_called_after_the_folder_above(
+def test_a_checkpoint_named_like_others_is_called_after_the_folder_above(
     name: str, pretrained: str, shown: str
 ) -> None:
     assert telling_name(name, pretrained) == shown
@@ -251,13 +237,9 @@ def test_a_checkpoint_named_like_any_other_is_called_after_the_folder_above(
 def test_extended_checkpoints_of_one_folder_name_keep_apart_and_name_their_parent(tmp_path: Path) -> None:
     write(tmp_path / "parent", "rope", checkpoint_sha256="a" * 64)
     for index, scheme in enumerate(("one", "two")):
-        record = model_record(
-            "rope",
-            name="checkpoint",
-            checkpoint_sha256=str(index) * 64,
-            training_length_tokens=4096,
-            extended_from={"name": "checkpoint", "sha256": "a" * 64, "training_length_tokens": 1024},
-        )
+        parent = {"name": "checkpoint", "sha256": "a" * 64, "training_length_tokens": 1024}
+        facts = {"name": "checkpoint", "checkpoint_sha256": str(index) * 64, "extended_from": parent}
+        record = model_record("rope", training_length_tokens=4096, **facts)
         path = write_run(tmp_path / scheme, record, [perplexity_task("stream", CURVES["rope"])], log_samples=False)
         content = json.loads(path.read_text(encoding="utf-8"))
         content["config"]["model_args"] = {"pretrained": f"runs/{scheme}_extended/checkpoint"}

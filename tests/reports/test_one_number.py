@@ -21,9 +21,7 @@ lengths = st.lists(st.integers(1, 2**20), min_size=2, max_size=12, unique=True).
 
 
 @given(lengths, st.floats(-5, 5), st.floats(-5, 5))
-def test_the_mean_over_octaves_of_a_line_in_log_length_is_its_middle(
-    own: list[int], slope: float, start: float
-) -> None:
+def test_mean_over_octaves_of_a_line_in_log_length_is_its_middle(own: list[int], slope: float, start: float) -> None:
     curve = start + slope * np.log2(own)
     assert octave_weights(own) @ curve == pytest.approx((curve[0] + curve[-1]) / 2, abs=1e-9)
 
@@ -90,11 +88,8 @@ def test_the_area_of_scores_is_over_all_lengths_and_has_an_interval_where_sample
     assert math.isnan(plain.low)
     assert plain.units is None
     keys = [(str(i), "") for i in range(50)]
-    answers = {
-        1024: dict.fromkeys(keys, 1.0),
-        2048: {k: i % 2 for i, k in enumerate(keys)},
-        4096: dict.fromkeys(keys, 0.0),
-    }
+    half = {key: place % 2 for place, key in enumerate(keys)}
+    answers = {1024: dict.fromkeys(keys, 1.0), 2048: half, 4096: dict.fromkeys(keys, 0.0)}
     logged = score_area(means, [answers, answers])
     assert logged.units == 100
     assert logged.low < 0.5 < logged.high

@@ -14,6 +14,7 @@ from result_files import (
     model_record,
     perplexity_task,
     reported,
+    text_of,
     write_demo_pair,
     write_pair,
     write_run,
@@ -33,9 +34,7 @@ def figure_named(report: Report, words: str) -> Figure:
 
 
 def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_cards(tmp_path: Path) -> None:
-    page = build_report([write_pair(tmp_path / "r", "fixed_target")], tmp_path / "p", image_formats=()).read_text(
-        encoding="utf-8"
-    )
+    page = text_of(write_pair(tmp_path / "r", "fixed_target"), "index.html")
     places = [page.index(f'data-figure="f{index}"') for index in (0, 1)]
     assert max(places) < page.index('class="card ') < page.index("Numbers: ")
     contents = re.findall(r'<a href="#([^"]+)">', page[page.index('<nav class="contents"') : page.index("</nav>")])
@@ -68,9 +67,7 @@ def test_a_small_difference_stays_visible_beside_a_huge_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("documents", [1, 2, 19])
-def test_few_documents_get_their_difference_how_many_agree_and_why_there_is_no_interval(
-    tmp_path: Path, documents: int
-) -> None:
+def test_few_documents_get_their_difference_how_many_agree_and_why_no_interval(tmp_path: Path, documents: int) -> None:
     report = reported(write_pair(tmp_path, "fixed_target", documents=documents))
     card = next(finding for finding in report.findings if finding.label == "demo-rope")
     (headline,) = card.headlines
@@ -94,18 +91,13 @@ def test_lists_of_names_are_sentences_in_which_a_name_with_a_comma_is_in_quotes(
         write_run(tmp_path / str(index), model, [perplexity_task("fixed_target", curve, seed=index)])
     (sentence,) = reported(tmp_path).overview
     assert "NLL is lower at the longest context than at the training length for " in sentence
-    assert (
-        "for stick-breaking and \N{LEFT DOUBLE QUOTATION MARK}stick-breaking, extended\N{RIGHT DOUBLE QUOTATION MARK};"
-        in sentence
-    )
+    assert "for stick-breaking and “stick-breaking, extended”;" in sentence
     assert sentence.endswith("it is higher than at the training length from 2K on for RoPE (+3.35 nats at 64K).")
 
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_characters='"'), min_size=1), min_size=1, max_size=6))
 def test_as_many_commas_and_ands_stand_outside_quotes_as_a_list_needs(labels: list[str]) -> None:
-    outside = re.sub(
-        "\N{LEFT DOUBLE QUOTATION MARK}.*?\N{RIGHT DOUBLE QUOTATION MARK}", "x", name_list(labels), flags=re.S
-    )
+    outside = re.sub("“.*?”", "x", name_list(labels), flags=re.S)
     assert outside.count(", ") == max(0, len(labels) - 2)
     assert outside.count(" and ") == (len(labels) > 1)
     assert all(in_words(label) in name_list(labels) for label in labels)
@@ -135,9 +127,8 @@ def test_the_axis_ends_where_the_measurements_do(
 
 
 def test_the_longest_input_named_is_the_longest_context_scored(tmp_path: Path) -> None:
-    write_run(
-        tmp_path, model_record("rope", max_length=1024), [perplexity_task("stream", [2.0, 2.1], lengths=[512, 16384])]
-    )
+    task = perplexity_task("stream", [2.0, 2.1], lengths=[512, 16384])
+    write_run(tmp_path, model_record("rope", max_length=1024), [task])
     ((run,),) = (model.runs for model in load_results([tmp_path]).models)
     assert run_facts(run)["longest input"] == "16,384 tokens"
 
@@ -149,13 +140,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_report([folder / "results"], folder / "report", title="Two small models")
 
 
-def test_a_report_is_one_page_with_figures_and_a_table(report: Path) -> None:
+def test_a_report_is_one_page_with_figures_and_a_table_and_refers_to_nothing_outside_itself(report: Path) -> None:
     files = {path.name for path in (report.parent / "figures").iterdir()}
     for ending in ("png", "svg", "pdf"):
         assert f"stdlib-stream-6c6838-nll.{ending}" in files
         assert f"stdlib-fixed_target-6c6838-token_perplexity.{ending}" in files
     assert all((report.parent / "figures" / name).stat().st_size > 1000 for name in files)
     assert report.name == "index.html"
+    page = report.read_text(encoding="utf-8")
+    markup = page[: page.index('<script type="application/json"')]
+    assert 'src="http' not in markup
+    assert "<link" not in markup
+    assert "default-src 'none'" in markup
 
 
 def test_the_table_holds_every_measured_number_once(report: Path) -> None:
@@ -167,14 +163,6 @@ def test_the_table_holds_every_measured_number_once(report: Path) -> None:
     assert (nll["value"] < nll["ci95_high"]).all()
 
 
-def test_the_page_refers_to_nothing_outside_itself(report: Path) -> None:
-    page = report.read_text(encoding="utf-8")
-    markup = page[: page.index('<script type="application/json"')]
-    assert 'src="http' not in markup
-    assert "<link" not in markup
-    assert "default-src 'none'" in markup
-
-
 @pytest.mark.parametrize(("place", "words"), [(".", "Expected result files of lm-eval"), ("nowhere", "does not exist")])
 def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
@@ -182,9 +170,7 @@ def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: s
     assert "\n" not in str(error.value)
 
 
-def test_a_report_is_rebuilt_only_when_a_result_file_appears_or_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_rebuilt_only_when_results_appear_or_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[int] = []
     sleeps: list[float] = []
     steps = {

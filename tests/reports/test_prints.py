@@ -60,15 +60,11 @@ def trained_apart(tmp_path: Path) -> Path:
 
 def test_lengths_count_in_each_model_s_own_training_or_declared_length(trained_apart: Path) -> None:
     curves = section(trained_apart, "curves")
-    assert curves is not None
     assert list(curves.axes) == ["tokens", "training", "declared"]
     spec = curves.figures[0].variants["nll"]
     assert rows_of(spec)["long"] == LENGTHS
-    expected = {
-        "training": {"short": 1024, "long": 4096, "extended": 1024},
-        "declared": {"short": 1024, "extended": 4096},
-    }
-    for unit, of_models in expected.items():
+    trained = {"short": 1024, "long": 4096, "extended": 1024}
+    for unit, of_models in (("training", trained), ("declared", {"short": 1024, "extended": 4096})):
         moved = on_axis(spec, unit)
         rows = rows_of(moved)
         assert all(rows[name] == [length / own for length in LENGTHS] for name, own in of_models.items())
@@ -83,7 +79,6 @@ def test_lengths_count_in_each_model_s_own_training_or_declared_length(trained_a
 
 def test_an_axis_that_says_nothing_new_is_not_offered(tmp_path: Path) -> None:
     curves = section(write_pair(tmp_path, "stream"), "curves")
-    assert curves is not None
     assert list(curves.axes) == ["tokens", "training"]
     spec = curves.figures[0].variants["nll"]
     assert on_axis(spec, "declared") is spec
@@ -148,7 +143,6 @@ def test_a_followed_training_says_when_each_length_begins_to_work(tmp_path: Path
         task = perplexity_task("fixed_target", curve, lengths=LENGTHS[:5])
         write_run(tmp_path / str(step), model, [task], pretrained=f"runs/rope/checkpoint-{step}")
     steps = section(tmp_path, "steps")
-    assert steps is not None
     drawn = next(figure for figure in steps.figures if figure.image.endswith("-map"))
     assert "512 at step 100, 1K at step 200, 2K at step 400, 4K at step 400" in drawn.caption.finding
     (image,) = drawn.variants["nll"]["concat"]
@@ -160,27 +154,21 @@ def sums(nll: np.ndarray, tokens: int = 10) -> SumsByDocument:
     """NLL per token of stretches (three a document) by length."""
     named = [(f"d{row // 3}\0({row}, {row})", values) for row, values in enumerate(nll * tokens)]
     columns = range(nll.shape[1])
-    return SumsByDocument(
-        {256 << k: {name: np.array([values[k], tokens, 1]) for name, values in named} for k in columns}
-    )
+    return SumsByDocument({256 << k: {name: np.array([row[k], tokens, 1]) for name, row in named} for k in columns})
 
 
 def test_the_context_needed_is_the_shortest_that_is_as_good_as_the_longest() -> None:
     steps = np.arange(90) % 4  # the length after which nothing more is gained
     nll = 2.0 + 0.5 * (np.arange(4) < steps[:, None]) + np.where(np.arange(4) == 3, 0, 0.009)
     needed = context_needed(sums(nll), 512)
-    assert needed is not None
     assert needed.shares["value"].tolist() == pytest.approx([(steps <= k).mean() for k in range(4)])
-    assert needed.beyond is not None
     assert needed.beyond[0] == pytest.approx((steps > 1).mean())
     assert needed.beyond[1] < needed.beyond[0] < needed.beyond[2]
     assert needed.units == 90
     assert set(needed.shares["clusters"]) == {30}
     stricter = context_needed(sums(nll), 512, within_nats=0.001)
-    assert stricter is not None
     assert stricter.shares["value"].tolist() == [0, 0, 0, 1]
     few = context_needed(sums(nll[:9]), 512)
-    assert few is not None
     assert few.shares["ci95_low"].isna().all()
     assert context_needed(sums(nll), None).beyond is None  # type: ignore[union-attr]
 
@@ -189,12 +177,10 @@ def test_needed_context_needs_logged_samples_and_says_whose_are_missing(tmp_path
     task = perplexity_task("fixed_target", CURVES["rope"])
     write_run(tmp_path / "a", model_record("rope"), [task], log_samples=False)
     needed = section(tmp_path, "needed")
-    assert needed is not None
     assert not needed.figures
     assert "demo-rope: samples were not logged" in needed.remarks[0].text
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("fixed_target", CURVES["stickbreaking"])])
     needed = section(tmp_path, "needed")
-    assert needed is not None
     assert list(needed.figures[0].variants) == ["stretch", "document"]
     assert needed.remarks
 
@@ -204,7 +190,6 @@ def test_claimed_and_effective_lengths_stand_in_one_table_a_model_with_rule_and_
     falling = perplexity_task("fixed_target", [2.5 - 0.1 * place for place in range(5)], lengths=LENGTHS[:5])
     write_run(tmp_path, model_record("rope", declared_length_tokens=32768), [falling, *needles])
     lengths = section(tmp_path, "lengths")
-    assert lengths is not None
     (table,) = lengths.tables
     shown = {row.cells[0].text: row.cells[1:] for row in table.rows}
     assert [shown[name][0].plain for name in ("declared", "training")] == ["32K", "1K"]
@@ -228,7 +213,6 @@ def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_
         content = (paper / "figures" / name).read_bytes()
         assert b"Fixed target" not in content
         box = re.search(rb"/MediaBox\s*\[\s*0 0 ([\d.]+)", content)
-        assert box is not None
         widths[name] = float(box[1])
     assert widths["stdlib-fixed_target-nll.pdf"] == pytest.approx(234, abs=0.5)
     assert widths["needles-niah_single_1.pdf"] == pytest.approx(486, abs=0.5)

@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from experiment_files import LENGTHS, SCHEMES, scheme_curve, scheme_model, write_extensions, write_schemes
-from result_files import CURVES, model_record, ordinary_task, perplexity_task, write_run
+from result_files import CURVES, model_record, ordinary_task, perplexity_task, text_of, write_run
 
-from sbeval.reports import build_report, load_results
+from sbeval.reports import load_results
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import pool_seeds, restrict
 from sbeval.reports.read.results import Results
@@ -33,13 +33,18 @@ def test_seeds_are_one_line_at_their_mean_with_the_lowest_and_highest_beside_it(
     single = load_results([write_seeds(tmp_path, 3)])
     pooled = pool_seeds(single)
     assert [(model.label, model.seeds, len(model.runs)) for model in pooled.models] == [("scheme_rope", 3, 3)]
-    values = single.measurements[single.measurements["metric"] == "nll"].pivot(
-        index="context_length_tokens", columns="setting", values="value"
-    )
+    of_each = single.measurements[single.measurements["metric"] == "nll"]
+    values = of_each.pivot(index="context_length_tokens", columns="setting", values="value")
     for length, row in nll(pooled).items():
         own = values.loc[length].to_numpy()
         assert (row["value"], row["seed_low"], row["seed_high"]) == pytest.approx((own.mean(), own.min(), own.max()))
         assert row["ci95_high"] - row["ci95_low"] > 0.01
+    rows = pooled.measurements.pivot(index="context_length_tokens", columns="metric", values="value")
+    assert rows["token_perplexity"].to_numpy() == pytest.approx(np.exp(rows["nll"].to_numpy(dtype=float)))
+    ((_, sums),) = pooled[DOCUMENT_SUMS].items()
+    own = [part.nll_nats for part in single[DOCUMENT_SUMS].values()]
+    assert sums.nll_nats == pytest.approx(np.mean(own, axis=0)), "claims rest on the mean of each document"
+    assert len(sums.clusters) == 60
 
 
 def test_a_seed_that_also_ran_another_task_with_a_limit_is_still_one_of_them(tmp_path: Path) -> None:
@@ -48,20 +53,6 @@ def test_a_seed_that_also_ran_another_task_with_a_limit_is_still_one_of_them(tmp
     write_run(tmp_path / "more", scheme_model("scheme_rope", 0), [ordinary_task("piqa", "acc", 0.5)], **later)
     pooled = pool_seeds(load_results([tmp_path]))
     assert [(model.label, model.seeds) for model in pooled.models] == [("scheme_rope", 3)]
-
-
-def test_perplexity_of_pooled_seeds_is_that_of_their_mean_nll(tmp_path: Path) -> None:
-    pooled = pool_seeds(load_results([write_seeds(tmp_path, 2)]))
-    rows = pooled.measurements.pivot(index="context_length_tokens", columns="metric", values="value")
-    assert rows["token_perplexity"].to_numpy() == pytest.approx(np.exp(rows["nll"].to_numpy(dtype=float)))
-
-
-def test_claims_about_seeds_rest_on_the_mean_of_each_document(tmp_path: Path) -> None:
-    single = load_results([write_seeds(tmp_path, 2)])
-    ((_, sums),) = pool_seeds(single)[DOCUMENT_SUMS].items()
-    own = [part.nll_nats for part in single[DOCUMENT_SUMS].values()]
-    assert sums.nll_nats == pytest.approx(np.mean(own, axis=0))
-    assert len(sums.clusters) == 60
 
 
 def test_a_length_that_one_seed_lacks_is_a_gap_with_a_note(tmp_path: Path) -> None:
@@ -118,9 +109,7 @@ def test_the_scheme_recipes_become_the_papers_three_panels(tmp_path: Path) -> No
 
 
 def test_a_page_of_seeds_says_so_and_its_tables_keep_every_seed(tmp_path: Path) -> None:
-    page = build_report([write_seeds(tmp_path / "results", 2)], tmp_path / "report", image_formats=()).read_text(
-        encoding="utf-8"
-    )
+    page = text_of(write_seeds(tmp_path / "results", 2), "index.html")
     assert "A line over several training seeds is their mean" in page
     assert "mean of 2 training seeds" in page
     assert "(seed 1)" in (tmp_path / "report" / "results.csv").read_text(encoding="utf-8")

@@ -37,13 +37,7 @@ def test_schemes_share_their_tokens_and_differ_in_attention_alone(scheme: str) -
     assert original == lengths.get("rope_parameters.original_max_position_embeddings")
 
 
-@given(
-    pairs=st.integers(1, 6),
-    n_back=st.integers(1, 4),
-    extra=st.integers(1, 12),
-    keys=st.integers(6, 11),
-    seed=st.integers(0, 2**31),
-)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 12), st.integers(6, 11), st.integers(0, 2**31))
 @settings(max_examples=60)
 def test_each_target_is_the_value_its_key_had_n_assignments_ago(pairs, n_back, extra, keys, seed):
     slots, half = pairs * n_back + extra, keys + 1

@@ -35,14 +35,10 @@ def test_shipped_results_fit_and_a_wrong_kind_does_not(tmp_path: Path) -> None:
         validator.validate(contents[0])
 
 
-def test_a_console_script_is_named_without_its_folder_and_arguments_can_be_pasted_into_a_shell() -> None:
+def test_a_script_is_named_without_its_folder_a_module_as_python_runs_it_and_both_can_be_pasted_into_a_shell() -> None:
     arguments = ["/usr/bin/lm_eval", "--model_args", "pretrained=my models/x,max_batch_tokens=4096", "--tasks", "a,b"]
-    assert recorded_command(arguments) == (
-        "lm_eval --model_args 'pretrained=my models/x,max_batch_tokens=4096' --tasks a,b"
-    )
-
-
-def test_a_module_is_named_as_python_runs_it() -> None:
+    expected = "lm_eval --model_args 'pretrained=my models/x,max_batch_tokens=4096' --tasks a,b"
+    assert recorded_command(arguments) == expected
     assert recorded_command(["/lib/lm_eval/__main__.py", "--limit", "3"]) == "python -m lm_eval --limit 3"
 
 

@@ -84,9 +84,8 @@ def test_groups_that_stand_among_the_results_are_not_shown_twice() -> None:
 )
 @pytest.mark.parametrize("metric", ["nll", "score"])
 def test_any_values_give_columns_below_each_other(metric: str, values: dict[str, dict[int, Any]]) -> None:
-    tasks = {
-        name: {f"{metric_key(metric, length)},none": one for length, one in own.items()} for name, own in values.items()
-    }
+    keys = {length: f"{metric_key(metric, length)},none" for length in LENGTHS}
+    tasks = {name: {keys[length]: value for length, value in own.items()} for name, own in values.items()}
     table = printed(tasks)
     lengths = {length for own in values.values() for length in own}
     for block in table.split("\n\n"):

@@ -16,9 +16,7 @@ from sbeval.scoring.non_finite import FiniteWatch, NoText, check_finite, is_null
     st.sampled_from([math.nan, math.inf, -math.inf, None]),
     st.integers(0, 11),
 )
-def test_weights_that_are_no_numbers_are_found_and_large_ones_are_not(
-    dtype: torch.dtype, value: float | None, place: int
-) -> None:
+def test_weights_of_nan_are_found_and_large_ones_are_not(dtype: torch.dtype, value: float | None, place: int) -> None:
     model = torch.nn.Linear(4, 3, dtype=dtype)
     with torch.no_grad():
         model.weight.fill_(torch.finfo(dtype).max)
@@ -36,9 +34,7 @@ def none(row: list[float]) -> bool:
 
 
 @given(st.lists(st.tuples(ROW, ROW), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_the_first_step_without_probabilities_is_found(
-    steps: list[tuple[list[float], list[float]]], dtype: torch.dtype
-) -> None:
+def test_the_first_step_that_is_none_is_found(steps: list[tuple[list[float], list[float]]], dtype: torch.dtype) -> None:
     watch = FiniteWatch(2, "cpu")
     for number, rows in enumerate(steps):
         found = watch(torch.zeros(2, 10 + number, dtype=torch.int64), torch.tensor(rows, dtype=dtype))

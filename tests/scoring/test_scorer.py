@@ -51,15 +51,8 @@ def test_chunked_scores_equal_fp64_log_softmax(rows: int, length: int, chunk_tok
 
 def opt() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = transformers.OPTConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        word_embed_proj_dim=16,
-        ffn_dim=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-    )
+    widths = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 24, "max_position_embeddings": 64}
+    config = transformers.OPTConfig(vocab_size=VOCABULARY, num_hidden_layers=2, num_attention_heads=2, **widths)
     return transformers.OPTForCausalLM(config).eval()
 
 
@@ -94,14 +87,12 @@ def test_a_model_that_does_not_come_apart_is_scored_by_its_own_forward(caplog: p
     model = TwoBodiedLM().eval()
     input_ids = torch.randint(0, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(1))
     position = torch.arange(30)
-    scores = TokenScorer(model, chunk_logits=7 * VOCABULARY).score(
-        input_ids, torch.ones(30, dtype=torch.long), position, position
-    )
+    scorer = TokenScorer(model, chunk_logits=7 * VOCABULARY)
+    scores = scorer.score(input_ids, torch.ones(30, dtype=torch.long), position, position)
     with torch.no_grad():
-        expected = model(input_ids).logits[1].double().log_softmax(-1)  # type: ignore[attr-defined]
-    torch.testing.assert_close(
-        scores.logprobs.double(), expected.gather(1, position[:, None])[:, 0], rtol=1e-5, atol=1e-6
-    )
+        logprobs = model(input_ids).logits[1].double().log_softmax(-1)  # type: ignore[attr-defined]
+    expected = logprobs.gather(1, position[:, None])[:, 0]
+    torch.testing.assert_close(scores.logprobs.double(), expected, rtol=1e-5, atol=1e-6)
     assert "runs its own forward" in caplog.text
 
 
@@ -141,12 +132,9 @@ def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(valu
 
 @pytest.mark.parametrize("target", [-1, VOCABULARY])
 def test_a_target_the_model_does_not_know_is_named(target: int) -> None:
-    with pytest.raises(
-        UserError, match=f"token ids below {VOCABULARY}, the number of the model's logits, found {target}"
-    ):
-        TokenScorer(gemma2()).score(
-            torch.arange(20)[None], torch.zeros(2, dtype=torch.long), torch.tensor([3, 19]), torch.tensor([5, target])
-        )
+    asked = torch.arange(20)[None], torch.zeros(2, dtype=torch.long), torch.tensor([3, 19]), torch.tensor([5, target])
+    with pytest.raises(UserError, match=f"token ids below {VOCABULARY}, .* the model's logits, found {target}"):
+        TokenScorer(gemma2()).score(*asked)
 
 
 LOGPROBS = np.array([-0.5, -1.25], dtype=np.float32)

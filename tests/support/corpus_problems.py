@@ -101,13 +101,8 @@ def tiny_gpt2(folder: Path, *, positions: int) -> Path:
 
 def run_task(name: str, model: LM, metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Runs one task through lm-eval and returns its results, samples and record."""
-    results = evaluate(
-        lm=model, task_dict=task_manager(metadata).load([name]), log_samples=True, bootstrap_iters=0, **options
-    )
+    loaded = task_manager(metadata).load([name])
+    results = evaluate(lm=model, task_dict=loaded, log_samples=True, bootstrap_iters=0, **options)
     values = {key.removesuffix(",none"): value for key, value in results["results"][name].items()}
-    return {
-        "values": values,
-        "samples": results["samples"][name],
-        "record": results["configs"][name]["metadata"]["sbeval"],
-        "whole": results,
-    }
+    record = results["configs"][name]["metadata"]["sbeval"]
+    return {"values": values, "samples": results["samples"][name], "record": record, "whole": results}

@@ -9,10 +9,7 @@ from pathlib import Path
 
 
 def run(
-    command: Sequence[str | Path],
-    *,
-    environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
+    command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SBEVAL"))}
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -52,13 +52,10 @@ def write_squad(path: Path) -> Path:
         for paragraph in range(4):
             year = 1500 + 20 * article + paragraph
             answers = [{"text": f"in {year}"}, {"text": str(year)}, {"text": str(year)}]
-            context = f"Town {article}-{paragraph} was founded in {year}. " + _SENTENCES[paragraph] * (1 + article)
+            town = f"{article}-{paragraph}"
+            context = f"Town {town} was founded in {year}. " + _SENTENCES[paragraph] * (1 + article)
             questions = [
-                {
-                    "question": f"When was town {article}-{paragraph} founded?",
-                    "answers": answers,
-                    "is_impossible": False,
-                },
+                {"question": f"When was town {town} founded?", "answers": answers, "is_impossible": False},
                 {"question": "Who was its first queen?", "answers": [], "is_impossible": True},
             ]
             paragraphs.append({"context": context, "qas": questions})
@@ -110,12 +107,8 @@ def byte_level_bpe(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = {"bos_token": "<s>", "eos_token": "</s>", **special}
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[*special.values()],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[*special.values()], **options)
     tokenizer.train_from_iterator(texts, trainer)
     if adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])

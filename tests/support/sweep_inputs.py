@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 
-SHARD = b"weights" * 1000
+SHARD = "weights" * 1000
 CODE = {"AutoModel": "someone/code--m.Model"}
 GENERATION = {"repetition_penalty": 1.0, "eos_token_id": 1, "suppress_tokens": [5]}
 WEIGHTS = {"a": "model-1.safetensors", "b": "parts/model-2.safetensors"}
@@ -44,6 +45,19 @@ def stub_command(folder: Path, *checkpoints: str, behaviour: str = "write") -> l
     (folder / "out").mkdir(exist_ok=True)
     (folder / f"{behaviour}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     return [sys.executable, "-P", "-m", "sbeval", "sweep", str(folder / f"{behaviour}.yaml")]
+
+
+def lines(file: Path) -> list[str]:
+    """Lines of a file that need not be there yet."""
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def wait_for(file: Path, count: int = 0) -> None:
+    """Waits until a file is there and has so many lines."""
+    last = time.monotonic() + 90
+    while not file.exists() or len(lines(file)) < count:
+        assert time.monotonic() < last, f"{file} has {len(lines(file))} lines"
+        time.sleep(0.02)
 
 
 def write_inputs(folder: Path) -> None:
@@ -81,15 +95,11 @@ def write_inputs(folder: Path) -> None:
         "hub/models--someone--code/refs/main": "c" * 40,
         "hub/datasets--someone--questions/refs/main": "b" * 40,
     }
-    for name, text in texts.items():
+    shards = ["ckpt/model-1.safetensors", "ckpt/parts/model-2.safetensors", "ckpt/tokenizer.model"]
+    shards += ["adapter/adapter_model.safetensors", "evaluator/model.safetensors"]
+    for name, content in {**texts, **dict.fromkeys(shards, SHARD), "ckpt/another.safetensors": "other"}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    for name in ("ckpt/model-1.safetensors", "ckpt/parts/model-2.safetensors", "ckpt/tokenizer.model"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(SHARD)
-    for name in ("adapter/adapter_model.safetensors", "evaluator/model.safetensors"):
-        (folder / name).write_bytes(SHARD)
-    (folder / "ckpt/another.safetensors").write_bytes(b"other")
+        (folder / name).write_text(content)
     pq.write_table(pa.table({"text": ["rows"]}), folder / "texts/c.parquet")
 
 

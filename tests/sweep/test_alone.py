@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from fresh_process import run, run_code
-from sweep_inputs import stub_command, stub_sweep
+from sweep_inputs import lines, stub_command, stub_sweep, wait_for
 
 from sbeval.errors import UserError
 from sbeval.sweep.attempt import alone_in
@@ -29,16 +28,8 @@ def command(folder: Path, behaviour: str, *options: str) -> list[str]:
     return [*stub_command(folder, *NAMES, behaviour=behaviour), *options]
 
 
-def wait_for(file: Path) -> None:
-    last = time.monotonic() + 60
-    while not file.exists():
-        assert time.monotonic() < last, f"no {file}"
-        time.sleep(0.02)
-
-
 def started(folder: Path) -> list[str]:
-    file = folder / "out" / "started.txt"
-    return sorted(Path(line).parts[-3] for line in file.read_text().splitlines()) if file.exists() else []
+    return sorted(Path(line).parts[-3] for line in lines(folder / "out" / "started.txt"))
 
 
 def test_a_second_sweep_ends_in_one_sentence_and_a_killed_one_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -62,14 +53,11 @@ def test_a_second_sweep_ends_in_one_sentence_and_a_killed_one_goes_on_where_it_w
 
 
 def test_runs_that_are_named_meet_in_one_folder(tmp_path: Path) -> None:
+    commands = [command(tmp_path, "meet", "--run", f"{name}/t") for name in NAMES]
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(subprocess.Popen(command(tmp_path, "meet", "--run", f"{name}/t"))) for name in NAMES
-        ]
+        processes = [stack.enter_context(subprocess.Popen(words)) for words in commands]
         assert [process.wait(90) for process in processes] == [0, 0, 0]
-    began, ended = zip(
-        *(json.loads(line)[2:] for line in (tmp_path / "out/spans.jsonl").read_text().splitlines()), strict=True
-    )
+    began, ended = zip(*(json.loads(line)[2:] for line in lines(tmp_path / "out/spans.jsonl")), strict=True)
     assert max(began) < min(ended)
     assert run_sweep(sweep(tmp_path)) == []
     assert started(tmp_path) == sorted(NAMES)
@@ -107,11 +95,8 @@ def test_of_many_that_want_a_folder_at_once_one_gets_it_also_after_a_lock_was_le
         "    with alone_in(folder): print('mine', flush=True); sys.stdin.read()\n"
         "except UserError: print('held', flush=True)\n"
     )
+    words, pipes = [sys.executable, "-c", code, str(tmp_path)], dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with contextlib.ExitStack() as stack:
-        words, pipes = (
-            [sys.executable, "-c", code, str(tmp_path)],
-            {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
-        )
         processes = [stack.enter_context(subprocess.Popen(words, text=True, **pipes)) for _ in range(4)]
         (tmp_path / "go").touch()
         said = [process.stdout.readline().strip() for process in processes if process.stdout]

@@ -42,9 +42,8 @@ def test_every_checkpoint_goes_through_every_run_in_its_own_way(tmp_path: Path) 
         )
     )
     runs = plan(settings)
-    assert [str(run) for run in runs] == [
-        f"{label}/{name}" for label in ("sb", "rope", "rope_dynamic") for name in ("stream", "mmlu")
-    ]
+    labels = ("sb", "rope", "rope_dynamic")
+    assert [str(run) for run in runs] == [f"{label}/{name}" for label in labels for name in ("stream", "mmlu")]
     assert runs[2].config == {
         "model": "sb",
         "model_args": {"pretrained": "models/rope", "dtype": "float32", "max_length": 4096},
@@ -54,11 +53,8 @@ def test_every_checkpoint_goes_through_every_run_in_its_own_way(tmp_path: Path) 
         "output_path": str(tmp_path / "out" / "rope" / "stream"),
         "log_samples": True,
     }
-    assert runs[5].config["model_args"] == {
-        "pretrained": "models/rope",
-        "dtype": "bfloat16",
-        "rope_scaling": "dynamic:4",
-    }
+    own = {"dtype": "bfloat16", "rope_scaling": "dynamic:4"}
+    assert runs[5].config["model_args"] == {"pretrained": "models/rope", **own}
     assert (runs[5].config["num_fewshot"], runs[5].config["limit"]) == (0, 10)
     assert runs[5].config["metadata"] == {"seed": 7, "label": "rope dynamic"}
 
@@ -66,23 +62,15 @@ def test_every_checkpoint_goes_through_every_run_in_its_own_way(tmp_path: Path) 
 def test_lengths_apart_are_runs_of_their_own() -> None:
     run = SweepRun(name="roll", tasks=("t",), context_lengths=(512, 65536), lengths_apart=True)
     runs = plan(Sweep(checkpoints=(SweepCheckpoint(pretrained="a/b"),), runs=(run,)))
-    assert [(run.name, run.config["metadata"]["context_lengths"]) for run in runs] == [
-        ("roll-512", [512]),
-        ("roll-65536", [65536]),
-    ]
+    lengths = {run.name: run.config["metadata"]["context_lengths"] for run in runs}
+    assert lengths == {"roll-512": [512], "roll-65536": [65536]}
 
 
 def test_a_file_may_name_a_suite_and_its_lengths(tmp_path: Path) -> None:
-    settings = load_sweep(
-        write(tmp_path, {"suite": "paper-length", "context_lengths": [2048, 4096], "checkpoints": ["a"], "runs": [RUN]})
-    )
-    assert [run.name for run in settings.runs] == [
-        "wikitext-rolling",
-        "wikitext-stream",
-        "pile-rolling",
-        "pile-stream",
-        "stream",
-    ]
+    suite = {"suite": "paper-length", "context_lengths": [2048, 4096]}
+    settings = load_sweep(write(tmp_path, {**suite, "checkpoints": ["a"], "runs": [RUN]}))
+    of_suite = [f"{text}-{protocol}" for text in ("wikitext", "pile") for protocol in ("rolling", "stream")]
+    assert [run.name for run in settings.runs] == [*of_suite, "stream"]
     assert [run.context_lengths for run in settings.runs] == [(2048, 4096)] * 4 + [None]
     alone = load_sweep(write(tmp_path, {"context_lengths": [2048], "checkpoints": ["a"], "runs": [RUN]}))
     assert alone.runs[0].context_lengths == (2048,)
@@ -95,10 +83,8 @@ def test_every_suite_is_a_set_of_runs_with_names_of_their_own(suite: str) -> Non
 
 
 def test_mmlus_shots_are_runs_of_their_own() -> None:
-    assert [(run.tasks, run.num_fewshot) for run in suite_runs("paper-mmlu", None)] == [
-        (("sb_paper_mmlu",), 0),
-        (("sb_paper_mmlu",), 5),
-    ]
+    runs = suite_runs("paper-mmlu", None)
+    assert [(run.tasks, run.num_fewshot) for run in runs] == [(("sb_paper_mmlu",), 0), (("sb_paper_mmlu",), 5)]
 
 
 def test_ruler_leaves_room_for_an_answer_and_babilong_has_a_run_a_length() -> None:
@@ -147,10 +133,7 @@ def test_longbench_is_cut_to_the_lengths_asked_for() -> None:
         ({"checkpoints": ["x/a", "y/a"]}, "label"),
         ({"checkpoints": [{"label": "b"}]}, "Expected pretrained of a checkpoint, found none: add it in sweep.yaml"),
         ({"checkpoints": [{"pretrained": "a", "model_args": {"pretrained": "b"}}]}, "pretrained"),
-        (
-            {"checkpoints": [{"pretrained": "a", "model_args": "dtype=float32"}]},
-            "model_args of checkpoint 'a' to be a mapping",
-        ),
+        ({"checkpoints": [{"pretrained": "a", "model_args": "dtype"}]}, "model_args of checkpoint 'a' to be a mapping"),
         ({"runs": [RUN, RUN]}, "own name"),
         (
             {

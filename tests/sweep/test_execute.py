@@ -7,18 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fresh_process import run
-from sweep_inputs import TINY_TASK, stub_command
+from sweep_inputs import TINY_TASK, stub_command, wait_for
 from sweep_inputs import stub_sweep as sweep
 
 from sbeval.reports import build_report
-from sbeval.sweep.definition import PlannedRun, plan
+from sbeval.sweep.definition import plan
 from sbeval.sweep.execute import run_sweep
 from sbeval.sweep.results import what_is_missing
 
@@ -38,9 +37,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path, capsys: pyte
     assert f"broken/t: exit code 3: CUDAError: out of memory on device 0 (log: {tmp_path}/broken/t/log.txt)" in printed
 
 
-def test_what_is_complete_is_skipped_and_what_failed_is_tried_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_complete_runs_are_skipped_and_failed_ones_retried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_sweep(sweep(tmp_path, "one", "broken"))
     capsys.readouterr()
     run_sweep(sweep(tmp_path, "one", "broken"))
@@ -56,21 +53,21 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert printed.splitlines()[-1] == "Next: the same without --dry-run"
 
 
-def test_a_killed_run_is_named_by_its_signal(tmp_path: Path) -> None:
-    (failure,) = run_sweep(sweep(tmp_path, behaviour="kill"))
-    assert failure.reason.startswith("ended by SIGKILL")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"behaviour": "kill"}, "ended by SIGKILL"), ({"launcher": ("/nowhere/launcher",)}, "/nowhere/launcher")],
+)
+def test_a_run_that_is_killed_or_cannot_start_is_named(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    (failure,) = run_sweep(sweep(tmp_path, **changes))
+    assert reason in failure.reason
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: Path, ending: signal.Signals) -> None:
     command = stub_command(tmp_path, "one", "two", behaviour="hang")
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for _ in range(600):
-            if (tmp_path / "out" / "hanging.txt").exists():
-                break
-            time.sleep(0.05)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+        wait_for(tmp_path / "out" / "hanging.txt")
         process.send_signal(ending)
         printed, _ = process.communicate(timeout=600)
     with (tmp_path / "out" / "held.lock").open("w") as lock:
@@ -80,11 +77,6 @@ def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: P
     assert printed.splitlines()[-1] == f"Ended by {ending.name}; the same command can be run again."
     assert started(tmp_path / "out") == 1
     assert run_sweep(sweep(tmp_path / "out")) == []
-
-
-def test_a_launcher_that_does_not_exist_fails_its_runs(tmp_path: Path) -> None:
-    (failure,) = run_sweep(sweep(tmp_path).changed(launcher=("/nowhere/launcher",)))
-    assert "/nowhere/launcher" in failure.reason
 
 
 def test_a_run_that_ends_well_without_its_samples_has_failed(tmp_path: Path) -> None:
@@ -109,26 +101,6 @@ def test_other_settings_do_not_stand_in_the_way_of_a_run_that_failed(tmp_path: P
     assert run_sweep(sweep(tmp_path, limit=3)) == []
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> PlannedRun:
-    """A run with whole results."""
-    settings = sweep(tmp_path)
-    run_sweep(settings)
-    (planned,) = plan(settings)
-    assert what_is_missing(planned) is None
-    return planned
-
-
-def samples(planned: PlannedRun) -> Path:
-    (file,) = planned.folder.rglob("samples_*.jsonl")
-    return file
-
-
-def results(planned: PlannedRun) -> Path:
-    (file,) = planned.folder.rglob("results_*.json")
-    return file
-
-
 @pytest.mark.parametrize(
     ("what", "content", "message"),
     [
@@ -141,13 +113,14 @@ def results(planned: PlannedRun) -> Path:
         ("results", '{"configs": {}, "n-samples": {}}', "no task"),
     ],
 )
-def test_a_part_is_not_the_whole(whole: PlannedRun, what: str, content: str | None, message: str) -> None:
-    file = samples(whole) if what == "samples" else results(whole)
-    if content is None:
-        file.unlink()
-    else:
-        file.write_text(content, encoding="utf-8")
-    assert message in str(what_is_missing(whole))
+def test_a_part_is_not_the_whole(what: str, content: str | None, message: str, tmp_path: Path) -> None:
+    settings = sweep(tmp_path)
+    run_sweep(settings)
+    (planned,) = plan(settings)
+    assert what_is_missing(planned) is None
+    (file,) = planned.folder.rglob(f"{what}_*")
+    file.unlink() if content is None else file.write_text(content, encoding="utf-8")
+    assert message in str(what_is_missing(planned))
 
 
 DAMAGE = (
@@ -159,9 +132,7 @@ DAMAGE = (
 
 
 @pytest.mark.parametrize("name", ["results_", "samples_", "inputs.json", "run.yaml", "log.txt"])
-def test_a_damaged_file_of_one_run_does_not_end_the_others(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_of_a_run_ends_no_other(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_sweep(sweep(tmp_path))
     (file,) = (tmp_path / "one").rglob(f"{name}*")
     for content in DAMAGE:

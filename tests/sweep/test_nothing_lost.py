@@ -85,9 +85,7 @@ def test_what_is_replaced_is_moved_aside_whole(
     assert f"what was there is now in {aside}" in capsys.readouterr().out
 
 
-def test_a_run_cut_off_is_moved_aside_and_run_again_and_attempts_without_results_leave_no_folder(
-    tmp_path: Path,
-) -> None:
+def test_a_run_cut_off_is_moved_aside_and_run_anew_and_attempts_without_results_leave_no_folder(tmp_path: Path) -> None:
     run_sweep(sweep(tmp_path, behaviour="cut"))
     before = below(snapshot(tmp_path), "one/t")
     for _ in range(2):

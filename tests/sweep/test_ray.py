@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from folders import snapshot
-from sweep_inputs import stub_command, stub_sweep
+from sweep_inputs import lines, stub_command, stub_sweep, wait_for
 
 from sbeval.errors import UserError
 from sbeval.sweep.definition import Sweep, SweepRun
@@ -42,17 +42,6 @@ def cluster() -> Iterator[Any]:
 
 def settings(output: Path, *checkpoints: str, behaviour: str = "slow", **of_run: Any) -> Sweep:
     return stub_sweep(output, *checkpoints, behaviour=behaviour, runs=(SweepRun(name="t", tasks=("t",), **of_run),))
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
-
-
-def wait_for(file: Path, count: int, seconds: float = 90.0) -> None:
-    last = time.monotonic() + seconds
-    while len(lines(file)) < count:
-        assert time.monotonic() < last, f"{file} has {len(lines(file))} lines"
-        time.sleep(0.05)
 
 
 def left(folder: Path) -> dict[str, tuple[int, str]]:
@@ -102,17 +91,13 @@ def test_a_run_that_fails_is_not_tried_again_and_one_that_is_ended_is(cluster: A
 
 
 def test_what_a_cluster_cannot_run_is_one_sentence(cluster: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"at most 0 GPUs a run, which is what the largest node .* found gpus: 2"
-    ) as error:
+    with pytest.raises(UserError, match=r"at most 0 GPUs a run, .* largest node .* found gpus: 2") as error:
         run_sweep(settings(tmp_path / "out", "one", gpus=2), ray=cluster.address)
     assert "\n" not in str(error.value)
     assert not ray.is_initialized()
 
 
-def test_a_folder_that_a_node_does_not_see_is_one_sentence(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_no_node_sees_is_one_sentence(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # a node of another machine has another file system; here the folder goes between the driver's look and the node's
     monkeypatch.setattr("sbeval.sweep.ray_engine.unfinished", _vanishing)
     with pytest.raises(UserError, match=r"on every node of the cluster, found that .* does not see it") as error:

@@ -62,19 +62,12 @@ def test_extension_stopped_and_resumed_loses_and_repeats_no_step(tmp_path, data_
 
 
 def test_gradient_accumulation_changes_nothing(tmp_path, parent, data_folder):
-    one, four = (
-        extend(
-            tiny_extension(
-                parent,
-                data_folder,
-                optimization=settings(1024, 512, micro_batch_tokens=micro, learning_rate=3e-3),
-                gradient_checkpointing=micro == 128,
-            ),
-            tmp_path / str(micro),
-        )
-        for micro in (512, 128)
-    )
-    assert_same_weights(four, one, rtol=2e-2, atol=2e-4)
+    def trained(micro):
+        optimization = settings(1024, 512, micro_batch_tokens=micro, learning_rate=3e-3)
+        changes = {"optimization": optimization, "gradient_checkpointing": micro == 128}
+        return extend(tiny_extension(parent, data_folder, **changes), tmp_path / str(micro))
+
+    assert_same_weights(trained(128), trained(512), rtol=2e-2, atol=2e-4)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=3))
@@ -112,9 +105,8 @@ def test_packed_documents_have_the_loss_and_gradients_of_each_alone(scheme):
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(
-                torch.randn(weight.shape, generator=draw) / max(1, weight.shape[-1] if weight.dim() else 1) ** 0.5
-            )
+            width = weight.shape[-1] if weight.dim() else 1
+            weight.add_(torch.randn(weight.shape, generator=draw) / width**0.5)
     window_tokens = torch.randint(1, 300, (2, 201), generator=draw)
     window_tokens[0, [0, 70, 71, 150]] = 0
     window_tokens[1, 33] = 0
@@ -234,9 +226,8 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
     checkpoint = extend(tiny_extension(folder, data_folder, rope_scaling="dynamic:4"), tmp_path / "run")
     first = record_of(checkpoint)["loss_curve"][0]["loss_nats"]
     tokens = load_arrays(data_folder).tokens
-    windows = TrainingWindows(
-        tokens, tokens[:0].reshape(0, 0), length_tokens=CONTEXT_TOKENS, windows=24, recall_share=0.0, seed=0
-    )
+    options = {"length_tokens": CONTEXT_TOKENS, "windows": 24, "recall_share": 0.0, "seed": 0}
+    windows = TrainingWindows(tokens, tokens[:0].reshape(0, 0), **options)
     batch = windows.__getitems__(range(4))
     with held_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
         pinned = document_loss(model, batch, 0).item()
@@ -288,9 +279,7 @@ def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_f
         ("llama", {"rope_scaling": '{"rope_type": "llama3", "factor": 4.0}'}, "'llama3' needs the key"),
     ],
 )
-def test_models_and_scalings_that_do_not_fit_are_refused_before_anything_is_written(
-    tmp_path, data_folder, released, kind, changes, message
-):
+def test_what_does_not_fit_is_refused_before_writing(tmp_path, data_folder, released, kind, changes, message):
     if kind == "moduleformer":
         folder = released(kind)
     elif kind == "llama":
@@ -327,9 +316,7 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
     [("bfloat16", torch.float16), ("bfloat16", torch.float32), ("float32", torch.bfloat16)],
     ids=str,
 )
-def test_an_extension_is_saved_in_its_parent_s_type_or_in_float32_where_asked(
-    tmp_path, data_folder, precision, parents
-):
+def test_an_extension_is_saved_in_its_parent_s_type_or_float32_where_asked(tmp_path, data_folder, precision, parents):
     save_tiny_llama(tmp_path / "llama", data_folder)
     LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=parents).save_pretrained(tmp_path / "llama")
     extended = extend(tiny_extension(tmp_path / "llama", data_folder, precision=precision), tmp_path / "run")
@@ -339,9 +326,8 @@ def test_an_extension_is_saved_in_its_parent_s_type_or_in_float32_where_asked(
 
 def test_a_run_that_failed_before_its_first_state_does_not_block_its_folder(tmp_path, parent, data_folder):
     settled = tiny_extension(parent, data_folder)
-    broken = settled.changed(
-        optimization=settled.optimization.changed(learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
-    )
+    steep = settled.optimization.changed(learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
+    broken = settled.changed(optimization=steep)
     with pytest.raises(UserError, match=r"no state had been saved before: lower the learning rate and start again$"):
         extend(broken, tmp_path / "run")
     checkpoint = extend(settled, tmp_path / "run")

@@ -32,10 +32,16 @@ def test_a_recipe_s_name_is_one_part_of_a_path_and_no_file_of_the_run(name):
         tiny_recipe().changed(name=name)
 
 
-def test_a_run_that_has_ended_is_left_as_it_is(run, data_folder, capsys):
-    (run / "notes.txt").write_text("mine")
-    with unchanged(run):
-        assert train(tiny_recipe(steps=2), run, data_folder=data_folder) == run / "tiny_stickbreaking"
+@pytest.mark.parametrize("inputs_recorded", [True, False])  # runs of earlier versions recorded none
+def test_a_run_that_has_ended_is_left_as_it_is(inputs_recorded, run, tmp_path, data_folder, capsys):
+    out = shutil.copytree(run, tmp_path / "run")
+    (out / "notes.txt").write_text("mine")
+    identity = json.loads((out / "run.json").read_text())
+    if not inputs_recorded:
+        del identity["inputs"]
+        (out / "run.json").write_text(json.dumps(identity, indent=1, sort_keys=True))
+    with unchanged(out):
+        assert train(tiny_recipe(steps=2), out, data_folder=data_folder) == out / "tiny_stickbreaking"
     assert "trained before" in capsys.readouterr().out
 
 
@@ -83,10 +89,8 @@ def test_a_checkpoint_begun_before_a_kill_is_written_anew_and_folders_of_like_na
     (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
     assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder) is not None
     after = snapshot(tmp_path)
-    assert {name for name in after if name.endswith("/file")} == {
-        "tiny_stickbreaking.partial/file",
-        "states/checkpoint-best/file",
-    }
+    kept = {name for name in after if name.endswith("/file")}
+    assert kept == {"tiny_stickbreaking.partial/file", "states/checkpoint-best/file"}
     ours, theirs = (below(found, "tiny_stickbreaking") for found in (after, snapshot(run)))
     assert ours["model.safetensors"] == theirs["model.safetensors"]
 
@@ -104,10 +108,8 @@ def test_states_of_a_user_stay_and_older_ones_of_the_run_go(tmp_path, data_folde
     (aside,) = states.glob("checkpoint-2024.old-*")
     assert snapshot(aside) == mine
     assert snapshot(states / "checkpoint-1-good") == good
-    assert {folder.name for folder in states.iterdir()} == {
-        *("checkpoint-1", "checkpoint-4", "checkpoint-5"),
-        *("checkpoint-1-good", aside.name),
-    }
+    kept = {f"checkpoint-{name}" for name in ("1", "4", "5", "1-good")}
+    assert {folder.name for folder in states.iterdir()} == {*kept, aside.name}
 
 
 @pytest.mark.parametrize("name", ["parent", "run", "data"])
@@ -142,10 +144,12 @@ def test_what_lies_in_the_way_is_moved_aside_whole_where_asked(run, tmp_path, da
 
 
 def test_what_is_read_is_never_moved_aside(parent, data_folder):
-    with unchanged(parent.parent), pytest.raises(UserError, match="move nothing that is read"):
-        extend(tiny_extension(parent, data_folder), parent.parent, replace=True)
-    with unchanged(parent.parent), pytest.raises(UserError, match="move nothing that is read"):
-        convert_checkpoint(parent, parent, replace=True)
+    for write in (
+        lambda: extend(tiny_extension(parent, data_folder), parent.parent, replace=True),
+        lambda: convert_checkpoint(parent, parent, replace=True),
+    ):
+        with unchanged(parent.parent), pytest.raises(UserError, match="move nothing that is read"):
+            write()
 
 
 def test_a_conversion_moves_what_lies_there_aside_where_asked(parent, tmp_path):
@@ -205,13 +209,3 @@ def test_a_parent_whose_configuration_changed_in_place_is_another_parent(tmp_pat
     (parent / "config.json").write_text(json.dumps(config | {"norm_eps": 1e-4}))
     with unchanged(out), pytest.raises(UserError, match=r"found another \(it differs in inputs\.config\.json\)"):
         extend(tiny_extension(parent, data_folder), out)
-
-
-def test_a_run_of_an_earlier_version_that_recorded_no_inputs_goes_on(run, tmp_path, data_folder, capsys):
-    out = shutil.copytree(run, tmp_path / "run")
-    identity = json.loads((out / "run.json").read_text())
-    del identity["inputs"]
-    (out / "run.json").write_text(json.dumps(identity, indent=1, sort_keys=True))
-    with unchanged(out):
-        assert train(tiny_recipe(steps=2), out, data_folder=data_folder) == out / "tiny_stickbreaking"
-    assert "trained before" in capsys.readouterr().out

@@ -34,6 +34,11 @@ def tokenizer_folder(tmp_path: Path) -> str:
     return str(tmp_path / "tokenizer")
 
 
+def held_out(text: Path) -> Path:
+    """The folder of a text's tokens, some documents kept out."""
+    return tokenised_text(OwnText(source=str(text)), tiny_tokenizer(), holding_out=True)
+
+
 def small(*options: str, **changes: object) -> list[str]:
     settings = {**SMALL, **{name.replace("__", "."): value for name, value in changes.items()}}
     return [*options, *itertools.chain(*(("--set", f"{key}={value}") for key, value in settings.items()))]
@@ -60,24 +65,18 @@ def test_arrays_hold_every_document_but_each_twentieth_with_its_end(tmp_path, te
     assert len(whole.tokens) > len(arrays.tokens)
 
 
-def test_a_huge_document_is_not_made_up_for_by_all_small_ones_and_writing_without_spaces_is_cut_at_its_end(
-    tmp_path,
-) -> None:
+def test_a_huge_document_is_not_made_up_for_by_small_ones_and_text_without_spaces_is_cut_at_its_end(tmp_path) -> None:
     small = [random_text(30, index) for index in range(30)]
-    uneven = OwnText(source=str(write_text(tmp_path / "uneven", [random_text(9000, 99), *small])))
-    kept_out = load_arrays(tokenised_text(uneven, tiny_tokenizer(), holding_out=True)).record["held_out"]
-    assert 10 <= kept_out["documents"] <= 15
-    line = OwnText(source=str(write_text(tmp_path / "line", ["a b " + "題" * 4000])))
-    record = load_arrays(tokenised_text(line, tiny_tokenizer(), holding_out=True)).record
+    uneven = write_text(tmp_path / "uneven", [random_text(9000, 99), *small])
+    assert 10 <= load_arrays(held_out(uneven)).record["held_out"]["documents"] <= 15
+    record = load_arrays(held_out(write_text(tmp_path / "line", ["a b " + "題" * 4000]))).record
     assert record["held_out"]["tokens"] < record["unique_tokens"] / 15
 
 
 @pytest.mark.parametrize("words", [[2000], [300, 2000, 20], [*[3] * 19, 2000, *[400] * 20], [1000, *[10] * 30]])
 def test_one_token_in_twenty_is_kept_out_however_long_documents_are(tmp_path, words) -> None:
     texts = [random_text(count, index) for index, count in enumerate(words)]
-    folder = tokenised_text(
-        OwnText(source=str(write_text(tmp_path / "own", texts))), tiny_tokenizer(), holding_out=True
-    )
+    folder = held_out(write_text(tmp_path / "own", texts))
     record, tokenizer = load_arrays(folder).record, tiny_tokenizer()
     every = sum(len(tokenizer.encode(text)) for text in texts)
     assert every / 40 < record["held_out"]["tokens"] < every / 15
@@ -101,7 +100,8 @@ def test_a_data_set_of_the_hub_is_read_and_one_that_cannot_be_reached_is_named(t
 
 
 def test_a_vocabulary_beyond_16_bits_is_kept_in_32(tmp_path) -> None:
-    tokenizer = load_tokenizer_with(70_000, tmp_path)
+    tokenizer = tiny_tokenizer.__wrapped__()
+    tokenizer.add_tokens([f"<t{number}>" for number in range(70_000)])
     (tmp_path / "own.txt").write_text("the <t69000> fox")
     tokens = load_arrays(tokenised_text(OwnText(source=str(tmp_path / "own.txt")), tokenizer, holding_out=False)).tokens
     assert tokens.dtype == np.uint32
@@ -109,16 +109,7 @@ def test_a_vocabulary_beyond_16_bits_is_kept_in_32(tmp_path) -> None:
     assert tokens.tolist() == [*tokenizer.encode("the <t69000> fox"), tokenizer.eos_token_id]
 
 
-def load_tokenizer_with(added: int, folder: Path):
-    tiny_tokenizer().save_pretrained(folder / "large")
-    tokenizer = load_tokenizer(folder / "large")
-    tokenizer.add_tokens([f"<t{number}>" for number in range(added)])
-    return tokenizer
-
-
-def test_one_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(
-    tmp_path, texts, tokenizer_folder, capsys
-) -> None:
+def test_a_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(tmp_path, texts, tokenizer_folder, capsys) -> None:
     text = write_text(tmp_path / "own", texts)
     command = ["--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]
     train_command(small(*command, "--max-seconds", "0"))
@@ -141,10 +132,7 @@ def test_one_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(
 
 def test_without_a_tokenizer_one_is_trained_and_without_a_length_the_run_is_one_epoch(tmp_path, texts) -> None:
     text = write_text(tmp_path / "own", texts)
-    assert (
-        train_command(small("--text", str(text), "--out", str(tmp_path / "run"), optimization__total_tokens="null"))
-        is None
-    )
+    train_command(small("--text", str(text), "--out", str(tmp_path / "run"), optimization__total_tokens="null"))
     record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
     assert 0.7 < record["epochs"] <= 1
     assert load_tokenizer(tmp_path / "run" / "own").eos_token == "<|endoftext|>"
@@ -182,7 +170,7 @@ def test_what_cannot_be_trained_is_one_sentence(arguments, message, tmp_path, mo
 
 def test_a_tokenizer_without_an_end_is_named(tmp_path) -> None:
     (tmp_path / "own.txt").write_text("words")
-    tokenizer = load_tokenizer_with(0, tmp_path)
+    tokenizer = tiny_tokenizer.__wrapped__()
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="end-of-text token"):
         tokenised_text(OwnText(source=str(tmp_path / "own.txt")), tokenizer, holding_out=False)
@@ -190,19 +178,15 @@ def test_a_tokenizer_without_an_end_is_named(tmp_path) -> None:
 
 
 def test_lengths_to_report_reach_as_far_as_the_text_kept_out(tmp_path, texts) -> None:
-    folder = tokenised_text(
-        OwnText(source=str(write_text(tmp_path / "own", texts))), tiny_tokenizer(), holding_out=True
-    )
-    held_out = load_arrays(folder).record["held_out"]
-    assert held_out["documents"] == 2
+    folder = held_out(write_text(tmp_path / "own", texts))
+    kept_out = load_arrays(folder).record["held_out"]
+    assert kept_out["documents"] == 2
     lengths = lengths_to_report(folder, 16)
     assert lengths[:3] == (4, 8, 16)
-    assert lengths[-1] <= (held_out["tokens"] + 2) // 4 < 2 * lengths[-1]
+    assert lengths[-1] <= (kept_out["tokens"] + 2) // 4 < 2 * lengths[-1]
 
 
-def test_a_folder_of_text_becomes_a_model_and_a_page_in_one_command(
-    tmp_path, tokenizer_folder, capfd, monkeypatch
-) -> None:
+def test_text_becomes_a_model_and_a_page_in_one_command(tmp_path, tokenizer_folder, capfd, monkeypatch) -> None:
     text = write_text(tmp_path / "own", [random_text(60, index) for index in range(60)])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["train", "--text", str(text), "--tokenizer", tokenizer_folder, "--out", str(tmp_path / "run")]

@@ -40,24 +40,16 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     command = ["train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out"]
     log, whole, out = tmp_path / "log.txt", tmp_path / "whole", tmp_path / "killed"
-
-    def started(folder):
-        return start(sbeval, *command, str(folder), environment=os.environ, folder=tmp_path, log=log)
-
-    def end_well(process):
-        process.join()
-        assert process.exitcode == 0, log.read_text()
-
-    end_well(started(whole))
-    process = started(out)
-    try:
-        while process.is_alive() and not any(out.glob(f"states/checkpoint-*/{COMPLETE_MARK}")):
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.join()
-    assert process.exitcode == -signal.SIGKILL, log.read_text()
-    end_well(started(out))
+    train(recipe, whole, data_folder=data_folder)
+    for ends in (-signal.SIGKILL, 0):
+        process = start(sbeval, *command, str(out), environment=os.environ, folder=tmp_path, log=log)
+        try:
+            while process.is_alive() and (not ends or not any(out.glob(f"states/checkpoint-*/{COMPLETE_MARK}"))):
+                time.sleep(0.01)
+        finally:
+            process.kill()
+            process.join()
+        assert process.exitcode == ends, log.read_text()
     before, after = parts_of(out)
     assert 0 == before[0] < before[1] == after[0] < after[1] == 200
     assert_same_weights(out / "tiny_stickbreaking", whole / "tiny_stickbreaking")
@@ -73,9 +65,7 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
     assert (program, parse(arguments).model_args["pretrained"]) == ("run", str(tmp_path / "a run" / recipe.name))
 
 
-def test_a_training_run_prints_its_steps_and_losses_with_the_time_left_and_no_bars(
-    tmp_path, data_folder, capsys, monkeypatch
-):
+def test_training_prints_steps_and_losses_with_the_time_left_and_no_bars(tmp_path, data_folder, capsys, monkeypatch):
     monkeypatch.setattr("sbeval.training.watch.SECONDS_BETWEEN_SIGNS", -1.0)
     train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
     printed = capsys.readouterr()
@@ -149,7 +139,7 @@ def test_sharded_weights_need_processes_and_a_run_begun_with_them_goes_on_with_t
     ],
     ids=["a state", "the checkpoint"],
 )
-def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(
+def test_a_full_disk_leaves_a_state_to_go_on_with(
     tmp_path, data_folder, monkeypatch, writer, own, place, message, parts
 ):
     recipe, out = tiny_recipe(steps=4, save_every_steps=1), tmp_path / "run"
@@ -173,12 +163,9 @@ def test_a_full_disk_leaves_the_state_before_it_to_go_on_from(
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, data_folder):
     recipe = tiny_recipe(steps=12, save_every_steps=1)
-    broken = recipe.changed(
-        optimization=recipe.optimization.changed(learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
-    )
-    with pytest.raises(
-        UserError, match=r"NaN or infinity at step \d+; the last good state is kept in .*checkpoint-\d+"
-    ):
+    steep = recipe.optimization.changed(learning_rate=1e30, gradient_clip=1e30, warmup_steps=1)
+    broken = recipe.changed(optimization=steep)
+    with pytest.raises(UserError, match=r"NaN or infinity at step \d+; the last good state is .*checkpoint-\d+"):
         train(broken, tmp_path, data_folder=data_folder)
     with pytest.raises(UserError, match="no state had been saved before"):
         train(broken.changed(save_every_steps=100), tmp_path / "other", data_folder=data_folder)

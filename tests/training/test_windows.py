@@ -11,9 +11,8 @@ RECALL_START = 50_000
 
 def windows_of(tokens: int, length: int, windows: int, share: float = 0.0, seed: int = 0) -> TrainingWindows:
     recall = np.arange(RECALL_START, RECALL_START + 5 * (length + 1), dtype=np.uint16).reshape(5, length + 1)
-    return TrainingWindows(
-        np.arange(tokens, dtype=np.uint16), recall, length_tokens=length, windows=windows, recall_share=share, seed=seed
-    )
+    options = {"length_tokens": length, "windows": windows, "recall_share": share, "seed": seed}
+    return TrainingWindows(np.arange(tokens, dtype=np.uint16), recall, **options)
 
 
 @given(tokens=st.integers(40, 2000), length=st.integers(2, 20), seed=st.integers(0, 5))
@@ -45,9 +44,8 @@ def test_an_item_does_not_depend_on_what_was_read_before(order):
 
 def test_longer_windows_join_rows_of_recall_text_without_losing_a_target():
     rows = np.arange(6 * 9, dtype=np.uint16).reshape(6, 9)
-    windows = TrainingWindows(
-        np.arange(1000, 2000, dtype=np.uint16), rows, length_tokens=16, windows=8, recall_share=0.5, seed=0
-    )
+    text = np.arange(1000, 2000, dtype=np.uint16)
+    windows = TrainingWindows(text, rows, length_tokens=16, windows=8, recall_share=0.5, seed=0)
     recall = [item.tolist() for item in (windows[index] for index in range(8)) if item[0] < 1000]
     joined = [[*range(9 * row, 9 * row + 8), *range(9 * row + 9, 9 * row + 18)] for row in (0, 2, 4)]
     assert recall == [*joined, joined[0]]
@@ -64,7 +62,6 @@ def test_epochs_and_seeds_differ():
 def test_too_little_text_or_recall_text_of_another_length_is_refused():
     with pytest.raises(UserError, match="at least 16 training tokens"):
         windows_of(15, 8, 1)
+    text, recall = np.zeros(100, np.uint16), np.zeros((3, 7), np.uint16)
     with pytest.raises(UserError, match="--length 8"):
-        TrainingWindows(
-            np.zeros(100, np.uint16), np.zeros((3, 7), np.uint16), length_tokens=8, windows=1, recall_share=0.1, seed=0
-        )
+        TrainingWindows(text, recall, length_tokens=8, windows=1, recall_share=0.1, seed=0)

@@ -85,9 +85,7 @@ def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(
     assert "blocks in few kernels have other logits" in caplog.text
 
 
-def test_blocks_are_looked_at_for_one_text_at_a_time_alone(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_looked_at_for_single_texts_alone(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     monkeypatch.setattr(GenerationInSlots, "_fused_blocks", property(lambda self: looked.append(1)))
     for batch_size, times in ((3, 0), (1, 1)):

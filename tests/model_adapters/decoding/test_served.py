@@ -40,9 +40,7 @@ def test_a_model_with_an_adapter_of_peft_goes_the_old_way(
     assert found == answers(HFLM(str(folder), peft=lora, device="cpu", dtype="float32", batch_size=1))
 
 
-def test_a_model_spread_over_devices_goes_the_old_way(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_spread_on_devices_goes_the_old_way(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     lm = adapter(checkpoint("llama"))
     expected = answers(lm)
     pieces = {name: "cpu" for name, _ in lm.model.named_modules() if name.count(".") == 2}
@@ -52,9 +50,7 @@ def test_a_model_spread_over_devices_goes_the_old_way(
     assert "the model is spread over devices" in caplog.text
 
 
-def test_a_cache_named_by_the_generation_config_changes_nothing(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_a_config_names_changes_nothing(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     lm = adapter(checkpoint("gemma3"))
     expected = answers(lm)
     lm.model.generation_config.cache_implementation = "hybrid"

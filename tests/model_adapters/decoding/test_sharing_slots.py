@@ -250,9 +250,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
     assert any(tokens > 1 for _, tokens in shapes)
 
 
-def test_where_no_piece_fits_running_texts_are_waited_for(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_piece_fits_texts_are_waited_for(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = adapter(checkpoint("llama"), range(100, 150))
     expected = answers(lm)
     monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 3)

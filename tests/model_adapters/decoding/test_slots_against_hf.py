@@ -32,9 +32,7 @@ def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: lis
         *("gpt_neox", "granite", "cohere", "gpt2"),
     ],
 )
-def test_answers_are_those_of_transformers_own_loop(
-    architecture: str, checkpoint: Checkpoints, in_slots: list[int]
-) -> None:
+def test_answers_are_those_of_transformers(architecture: str, checkpoint: Checkpoints, in_slots: list[int]) -> None:
     folder = checkpoint(architecture)
     expected = by_transformers(folder)
     assert answers(adapter(folder)) == expected

@@ -64,9 +64,7 @@ def test_scaling_changes_results_and_the_model_stays_as_it_was(scaling: str, che
 
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
 @pytest.mark.parametrize("factor", [1.0, 4.0])
-def test_dynamic_scaling_raises_the_base_by_the_requests_length(
-    architecture: str, factor: float, checkpoint: Checkpoints
-) -> None:
+def test_dynamic_scaling_raises_the_base_by_length(architecture: str, factor: float, checkpoint: Checkpoints) -> None:
     lm = load(checkpoint, architecture, rope_scaling=f"dynamic:{factor:g}")
     head_dim = 8
     for text in TEXTS:

@@ -1,27 +1,20 @@
 """lm-eval's own request types give what `hf` gives, in fp32, for models of many kinds."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.small import Checkpoints, english, generated, instances
+from tests.model_adapters.small import Checkpoints, both, english, generated, instances
 
 ALL = [
     *("llama", "qwen3", "gemma2", "gemma3", "granite", "cohere", "mistral", "gpt_neox", "gpt2"),
     *("stickbreaking", "rope"),
 ]
 RTOL = 1e-5
-
-
-def both(folder: Path, **kwargs: Any) -> tuple[HFLM, StickBreakingLM]:
-    common = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", **kwargs}
-    return HFLM(**common), StickBreakingLM(**common)
 
 
 def assert_same_scores(found: list[Any], expected: list[Any]) -> None:

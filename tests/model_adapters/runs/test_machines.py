@@ -118,9 +118,8 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
         evaluation = ["--model_args", model, "--device", "cpu", "--tasks", "sb_json_kv", "--metadata", metadata]
     command = ["-m", "rank_that", "run", *evaluation]
     ended = on_two_machines(command, tmp_path, processes=processes, RANK_THAT=rank_that, **variables)
-    failed_at = next(
-        float(line.split()[1]) for _, text, _ in ended for line in text.splitlines() if line.startswith("at ")
-    )
+    printed = [line for _, text, _ in ended for line in text.splitlines()]
+    failed_at = next(float(line.split()[1]) for line in printed if line.startswith("at "))
     for code, text, end in ended:
         assert code == 1
         said = text.splitlines()[-1]
@@ -135,16 +134,10 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
     [
         ({"LOCAL_RANK": "1"}, "Expected RANK, WORLD_SIZE, MASTER_ADDR beside LOCAL_RANK, found none: unset it"),
         ({"WORLD_SIZE": "2"}, "Expected RANK, LOCAL_RANK, MASTER_ADDR beside WORLD_SIZE, found none: unset it"),
-        (
-            {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"},
-            "RANK from 0 to below WORLD_SIZE=2",
-        ),
+        ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "RANK from 0 to below WORLD_SIZE=2"),
         ({"WORLD_SIZE": "2", "RANK": "-1", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "WORLD_SIZE=2, found -1"),
         ({"WORLD_SIZE": "2", "RANK": "", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "Expected RANK beside WORLD_SIZE"),
-        (
-            {"WORLD_SIZE": "2", "MASTER_PORT": "x"},
-            "Expected a whole number in the environment's MASTER_PORT, found 'x'",
-        ),
+        ({"WORLD_SIZE": "2", "MASTER_PORT": "x"}, "a whole number in the environment's MASTER_PORT, found 'x'"),
         ({"WORLD_SIZE": "two"}, "Expected a whole number in the environment's WORLD_SIZE, found 'two'"),
     ],
 )

@@ -29,10 +29,8 @@ RECALL = ["sb_niah_single_1_forced", "sb_mqrar", "sb_mqrar_text", "sb_flipflop"]
 GENERATED = ["sb_niah_single_1", "sb_ruler_vt", "small_generation", "small_samples", "small_beams"]
 TASKS = [*GENERATED, "sb_span", "small_choice", "small_greedy", "small_rolling", *PROTOCOLS, *RECALL]
 FURTHER = {
-    "small_samples": OF_LM_EVAL["small_generation"].replace(
-        "max_gen_toks", "do_sample: true, temperature: 1.0, max_gen_toks"
-    ),
-    "small_beams": OF_LM_EVAL["small_generation"].replace("max_gen_toks", "num_beams: 2, max_gen_toks"),
+    "small_samples": OF_LM_EVAL["small_generation"].replace("until:", "do_sample: true, temperature: 1.0, until:"),
+    "small_beams": OF_LM_EVAL["small_generation"].replace("until:", "num_beams: 2, until:"),
     "small_greedy": """
 output_type: loglikelihood
 doc_to_text: "{{text[:20]}}"
@@ -54,14 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, body in {**OF_LM_EVAL, **FURTHER}.items():
         (folder / "tasks" / f"{name}.yaml").write_text(COMMON.format(name=name, data=folder / "data.jsonl") + body)
     torch.manual_seed(0)
-    config = SbevalConfig(
-        attention="stickbreaking",
-        vocab_size=700,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = SbevalConfig(attention="stickbreaking", vocab_size=700, **sizes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "byte_level_bpe")
     return folder
 
@@ -79,18 +71,10 @@ def tasks(folder: Path, environment: None) -> dict[str, Any]:
 
 
 def load_tasks(folder: Path, names: list[str], non_finite: str) -> dict[str, Any]:
-    metadata = {
-        "pretrained": str(folder / "byte_level_bpe"),
-        "non_finite": non_finite,
-        "data_path": str(folder / "text.txt"),
-        "essays": str(folder / "essays"),
-        "context_lengths": [32, 64],
-        "max_length": 2048,
-        "ignore_share": 0.0,
-        "num_samples": 2,
-        "pairs": [2],
-        "queries": 4,
-    }
+    files = {"pretrained": "byte_level_bpe", "data_path": "text.txt", "essays": "essays"}
+    metadata: dict[str, Any] = {key: str(folder / name) for key, name in files.items()}
+    metadata |= {"non_finite": non_finite, "context_lengths": [32, 64], "max_length": 2048, "ignore_share": 0.0}
+    metadata |= {"num_samples": 2, "pairs": [2], "queries": 4}
     own: dict[str, Any] = {
         "sb_niah_single_1": {"context_lengths": [640]},
         "sb_niah_single_1_forced": {"context_lengths": [640]},
@@ -155,9 +139,7 @@ def broken(request: pytest.FixtureRequest, folder: Path) -> StickBreakingLM:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_request_its_position_and_its_length_are_named(
-    name: str, broken: StickBreakingLM, tasks: dict[str, Any]
-) -> None:
+def test_the_request_position_and_length_are_named(name: str, broken: StickBreakingLM, tasks: dict[str, Any]) -> None:
     task = tasks[name]
     task.build_all_requests(limit=2, rank=0, world_size=1)
     requests = task.instances
@@ -243,10 +225,8 @@ def numbers(value: Any) -> list[float]:
 def run(folder: Path, lm: StickBreakingLM, names: list[str]) -> dict[str, dict[str, list[float]]]:
     loaded = load_tasks(folder, names, lm.options.non_finite)
     results = evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=4)
-    return {
-        name: {key: numbers(value) for key, value in results["results"][name].items() if not UNTOUCHED.search(key)}
-        for name in names
-    }
+    of_tasks = {name: results["results"][name].items() for name in names}
+    return {name: {key: numbers(of) for key, of in own if not UNTOUCHED.search(key)} for name, own in of_tasks.items()}
 
 
 def test_null_is_recorded_in_every_metric_where_it_is_asked_for(folder: Path, environment: None) -> None:

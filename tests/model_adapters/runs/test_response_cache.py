@@ -51,9 +51,7 @@ def test_a_cache_made_with_other_settings_is_refused(
     CachingLM(load_lm(checkpoint("llama")), database).dbdict.close()
 
 
-def test_a_cache_made_with_another_lora_adapter_at_the_same_place_is_refused(
-    checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_cache_of_another_adapter_at_the_same_place_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
     database, folder = str(tmp_path / "cache.db"), checkpoint("llama")
     for seed, difference in ((0, None), (0, None), (1, r"other inputs \(peft: weights changed\)")):
         adapter = save_lora(tmp_path / "adapter", folder, "q_proj", seed=seed)

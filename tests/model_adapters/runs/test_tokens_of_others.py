@@ -90,9 +90,7 @@ def test_a_tokenizer_of_another_size_or_other_special_tokens_is_doubted_and_one_
 
 
 @pytest.mark.parametrize("recorded", ["the same", "another", "another, by other software"])
-def test_the_tokenizer_a_training_run_recorded_has_to_be_there(
-    recorded: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_the_tokenizer_a_training_recorded_is_needed(recorded: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint("rope"), tmp_path / "model")
     own = tokenizer_sha256(load_tokenizer(folder))
     record = {

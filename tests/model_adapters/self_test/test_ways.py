@@ -117,12 +117,12 @@ class Case:
     attention: str | None = None
 
 
+ROWS = {names.ROWS, names.ROWS_GENERATED}
 CASES = {
     "sees later tokens": Case(
         plant=in_the_forward(sees_later_tokens),
         failed={names.LATER_TOKENS, names.ONE},
-        scoring=names.REFUSED,
-        generation=names.WITHOUT_CACHE,
+        **{"scoring": names.REFUSED, "generation": names.WITHOUT_CACHE},
     ),
     "one token": Case(plant=in_the_forward(one_token_wrong), failed={names.ONE}, generation=names.WITHOUT_CACHE),
     "several tokens": Case(plant=in_the_forward(several_tokens_wrong), failed={names.SEVERAL}),
@@ -132,17 +132,9 @@ CASES = {
     "right padding": Case(
         plant=in_the_forward(padding_reaches_back), failed={names.RIGHT_PADDING}, scoring=names.EQUAL_LENGTHS
     ),
-    "rows": Case(
-        plant=in_the_forward(rows_mix),
-        failed={names.ROWS, names.ROWS_GENERATED},
-        scoring=names.ALONE,
-        generation=names.ALONE,
-    ),
+    "rows": Case(plant=in_the_forward(rows_mix), failed=ROWS, scoring=names.ALONE, generation=names.ALONE),
     "place of a row": Case(
-        plant=in_the_forward(rows_differ_by_their_place),
-        failed={names.ROWS, names.ROWS_GENERATED},
-        scoring=names.ALONE,
-        generation=names.ALONE,
+        plant=in_the_forward(rows_differ_by_their_place), failed=ROWS, scoring=names.ALONE, generation=names.ALONE
     ),
     "sdpa": Case(plant=attention_of_sdpa_sees_all, failed={names.ATTENTION}, attention="eager"),
     "length of the cache": Case(
@@ -156,7 +148,6 @@ def test_a_fault_is_found_and_avoided(name: str, checkpoint: Checkpoints, monkey
     case, folder = CASES[name], checkpoint("llama")
     case.plant(monkeypatch)
     lm = load_lm(folder, batch_size=8)
-    assert lm.session is not None
     found = lm.session.self_test
     assert case.failed <= found.failed.keys(), str(found)
     assert (found.scoring, found.generation, found.attention) == (case.scoring, case.generation, case.attention)
@@ -173,7 +164,6 @@ def test_a_fault_is_found_and_avoided(name: str, checkpoint: Checkpoints, monkey
 
 def test_a_sound_model_is_run_as_before(checkpoint: Checkpoints) -> None:
     lm = load_lm(checkpoint("qwen3"), batch_size=8)
-    assert lm.session is not None
     assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
     assert lm.session.batches == lm.session.generation_batches == BatchLimits(max_rows=8)
     assert lm.session.own_batches.max_rows is None
@@ -184,7 +174,6 @@ def test_a_family_answers_in_a_batch_as_whole_texts_do(family: str, tmp_path: Pa
     failed = FAMILIES[family][1]
     save_tiny(family, tmp_path)
     lm, alone = load_lm(tmp_path, batch_size=8), load_lm(tmp_path, batch_size=1)
-    assert lm.session is not None
     assert lm.session.self_test.failed.keys() == failed, str(lm.session.self_test)
     expected = whole_answers(lm, PROMPTS, 32)
     assert answers_of(lm, 32) == answers_of(alone, 32) == expected
@@ -204,8 +193,6 @@ def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(
     with caplog.at_level("INFO"):
         first, second = (load_lm(folder) for _ in range(2))
     assert caplog.text.count("self-test: Qwen3ForCausalLM has the logits of whole texts") == 2
-    assert first.session is not None
-    assert second.session is not None
     assert first.session.self_test == second.session.self_test
     assert len(tested) == 1
     load_lm(folder, dtype="float64")
@@ -237,7 +224,6 @@ def test_one_process_decides_for_all(checkpoint: Checkpoints, monkeypatch: pytes
     lm._rank, lm._world_size = 1, 2
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
-    assert lm.session is not None
     session = testing.tested(lm.session, lm)
     assert (session.self_test, session.generation_batches.max_rows) == (decided, 1)
     assert lm.model.config._attn_implementation == "eager"
@@ -249,21 +235,17 @@ def test_a_model_that_cannot_be_tested_is_run_as_it_is(
     monkeypatch.setattr(testing, "_decided", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel")))
     lm = load_lm(checkpoint("gpt2"))
     assert "GPT2LMHeadModel was not tested: no such kernel" in caplog.text
-    assert lm.session is not None
     assert lm.session.generation_batches == lm.session.batches
 
 
 def test_what_a_generation_config_says_is_no_fault(checkpoint: Checkpoints, tmp_path: Path) -> None:
     says = {"max_new_tokens": 40, "max_time": 1e-9, "stop_strings": ["e"]}
     lm = load_lm(copied(checkpoint("llama"), tmp_path, "generation_config.json", **says), batch_size=8)
-    assert lm.session is not None
     assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
 
 
 @pytest.mark.parametrize("eager", [RuntimeError("no such kernel"), torch.nan])
-def test_eager_attention_that_does_not_run_takes_no_place(
-    eager: Any, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_eager_attention_is_unused(eager: Any, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     def attend(module: Any, query: Tensor, *args: Any, **kw: Any) -> Any:
         if isinstance(eager, Exception):
             raise eager
@@ -271,14 +253,11 @@ def test_eager_attention_that_does_not_run_takes_no_place(
 
     monkeypatch.setattr("transformers.models.llama.modeling_llama.eager_attention_forward", attend)
     lm = load_lm(checkpoint("llama"))
-    assert lm.session is not None
     assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
     assert lm.model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_changes_between_calls_is_not_scored(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_keeps_changing_is_not_scored(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
     in_the_forward(lambda own, body, given: moved(own(body, **given), torch.randn(32) * next(calls)))(monkeypatch)
     lm = load_lm(checkpoint("llama"))
@@ -286,9 +265,7 @@ def test_a_model_that_changes_between_calls_is_not_scored(
         likelihoods(lm, PAIRS)
 
 
-def test_a_process_that_is_alone_in_its_evaluation_waits_for_nobody(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_runs_alone_waits_for_nobody(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda *_, **__: pytest.fail("waits"))
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))

@@ -79,6 +79,7 @@ SCALE = 0.4
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
 sizes = st.integers(1, 9)
 OF_ZONES = st.tuples(st.sampled_from(["self_extend", "dual_chunk", "sink_window"]), st.tuples(sizes, sizes))
+Asked = tuple[str, tuple[int, ...]]
 METHODS = st.one_of(OF_ZONES, st.just(("log_length", ())))
 
 
@@ -102,7 +103,7 @@ def expected(way: ExtrapolatedAttention, texts: list[Tensor]) -> Tensor:
 @settings(max_examples=25, deadline=None)
 @given(asked=METHODS, length=st.integers(1, 30), rows=st.integers(1, 50), pairs=st.integers(1, 5))
 def test_it_is_the_attention_of_the_definition_whatever_the_blocks(
-    asked: tuple[str, tuple[int, ...]], length: int, rows: int, pairs: int
+    asked: Asked, length: int, rows: int, pairs: int
 ) -> None:
     way, texts = made(*asked, pairs=pairs), heads(length, batch=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -112,9 +113,7 @@ def test_it_is_the_attention_of_the_definition_whatever_the_blocks(
 
 @settings(max_examples=20, deadline=None)
 @given(asked=METHODS, length=st.integers(1, 20), padding=st.lists(st.integers(0, 12), min_size=1, max_size=3))
-def test_padding_on_the_left_changes_nothing(
-    asked: tuple[str, tuple[int, ...]], length: int, padding: list[int]
-) -> None:
+def test_left_padding_changes_nothing(asked: Asked, length: int, padding: list[int]) -> None:
     way, widest = made(*asked), length + max(padding)
     texts = heads(widest, batch=len(padding))
     # every row ends together and begins behind its padding, which holds anything
@@ -128,9 +127,7 @@ def test_padding_on_the_left_changes_nothing(
 
 @settings(max_examples=40, deadline=None)
 @given(asked=METHODS, length=st.integers(1, 30), new=st.integers(1, 30))
-def test_the_last_queries_of_a_cache_are_the_last_rows_of_the_whole_text(
-    asked: tuple[str, tuple[int, ...]], length: int, new: int
-) -> None:
+def test_the_last_queries_of_a_cache_are_the_last_rows_of_the_whole_text(asked: Asked, length: int, new: int) -> None:
     way, (q, k, v) = made(*asked), heads(length)
     last = q[:, :, -new:]
     assert_close(way(last, k, v, scale=SCALE), way(q, k, v, scale=SCALE)[:, :, -new:])
@@ -138,7 +135,7 @@ def test_the_last_queries_of_a_cache_are_the_last_rows_of_the_whole_text(
 
 @settings(max_examples=20, deadline=None)
 @given(asked=METHODS, lengths=st.lists(st.integers(1, 15), min_size=1, max_size=4))
-def test_packed_texts_do_not_see_each_other(asked: tuple[str, tuple[int, ...]], lengths: list[int]) -> None:
+def test_packed_texts_do_not_see_each_other(asked: Asked, lengths: list[int]) -> None:
     way, texts = made(*asked), heads(sum(lengths))
     found = way(*texts, scale=SCALE, lengths=tuple(lengths))
     alone = [way(*text, scale=SCALE) for text in zip(*(x.split(lengths, dim=2) for x in texts), strict=True)]
@@ -147,7 +144,7 @@ def test_packed_texts_do_not_see_each_other(asked: tuple[str, tuple[int, ...]], 
 
 @settings(max_examples=40, deadline=None)
 @given(asked=METHODS)
-def test_it_is_plain_attention_up_to_the_tokens_it_says_and_not_far_beyond(asked: tuple[str, tuple[int, ...]]) -> None:
+def test_it_is_plain_attention_up_to_the_tokens_it_says_and_not_far_beyond(asked: Asked) -> None:
     way = made(*asked)
     longest, beyond = way.method.unchanged_tokens, 3 * (sum(asked[1]) + TRAINED)
     q, k, v = heads(beyond)
@@ -169,9 +166,7 @@ def test_it_is_plain_attention_up_to_the_tokens_it_says_and_not_far_beyond(asked
     asked=METHODS.filter(lambda asked: asked[0] != "log_length"), length=st.integers(1, 400), scaled=st.integers(1, 40)
 )
 @torch.no_grad()
-def test_flex_attention_in_zones_is_that_in_blocks(
-    asked: tuple[str, tuple[int, ...]], length: int, scaled: int
-) -> None:
+def test_flex_attention_in_zones_is_as_in_blocks(asked: Asked, length: int, scaled: int) -> None:
     way = made(asked[0], tuple(scaled * number for number in asked[1]))
     # a head of 16 channels is the smallest the kernel takes
     q, k, v = (torch.cat([x, x[..., :6]], dim=-1).float() for x in heads(length))
@@ -194,9 +189,7 @@ def test_flex_attention_in_zones_is_that_in_blocks(
 
 @settings(max_examples=30, deadline=None)
 @given(asked=METHODS, blocks=st.integers(1, 5), scaled=st.integers(1, 60))
-def test_blocks_hold_every_pair_of_a_part_and_full_ones_no_other(
-    asked: tuple[str, tuple[int, ...]], blocks: int, scaled: int
-) -> None:
+def test_blocks_hold_every_pair_of_a_part_and_full_ones_no_other(asked: Asked, blocks: int, scaled: int) -> None:
     way = made(asked[0], tuple(scaled * number for number in asked[1]))
     position = torch.arange(128 * blocks)
     times_seen = torch.zeros(len(position), len(position), dtype=torch.int64)

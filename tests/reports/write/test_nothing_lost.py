@@ -44,9 +44,7 @@ def first(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(results, tmp_path_factory.mktemp("first"), title="The first").parent
 
 
-def test_a_user_s_file_of_any_name_of_the_report_is_named_and_stays(
-    results: Path, written: list[str], tmp_path: Path
-) -> None:
+def test_a_user_s_file_of_a_report_s_name_is_named_and_stays(results: Path, written: list[str], tmp_path: Path) -> None:
     kinds = {Path(name).parent.name for name in written}
     assert kinds == {"", "figures", "latex"}
     for number, name in enumerate(written):
@@ -60,9 +58,7 @@ def test_a_user_s_file_of_any_name_of_the_report_is_named_and_stays(
 
 
 @pytest.mark.parametrize("name", ["figures", "latex"])
-def test_a_file_in_place_of_a_report_s_folder_is_named_before_anything_is_written(
-    results: Path, name: str, tmp_path: Path
-) -> None:
+def test_a_file_in_place_of_a_folder_is_named_before_writing(results: Path, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     with unchanged(tmp_path), pytest.raises(UserError, match=f"found {tmp_path / name}, which no report wrote"):
         build_report([results], tmp_path, image_formats=("svg",))
@@ -85,9 +81,7 @@ def test_a_page_s_name_taken_by_something_else_is_named(results: Path, kind: str
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "twenty megabytes of lines"])
-def test_a_manifest_that_no_report_wrote_is_neither_waited_for_nor_read(
-    results: Path, kind: str, tmp_path: Path
-) -> None:
+def test_a_manifest_of_no_report_is_neither_waited_for_nor_read(results: Path, kind: str, tmp_path: Path) -> None:
     manifest = tmp_path / MANIFEST
     os.mkfifo(manifest) if kind == "a pipe" else manifest.write_text(f"{'0' * 64}  index.html\n" * 2**18)
     with pytest.raises(UserError, match=f"found {manifest}, which no report wrote"):
@@ -96,9 +90,7 @@ def test_a_manifest_that_no_report_wrote_is_neither_waited_for_nor_read(
     assert [path.name.partition(".old-")[0] for path in tmp_path.glob("*.old-*")] == [MANIFEST]
 
 
-def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_all_else(
-    results: Path, first: Path, tmp_path: Path
-) -> None:
+def test_a_report_replaces_an_earlier_one_and_leaves_all_else(results: Path, first: Path, tmp_path: Path) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     mine = ["notes.md", "figures/mine.svg", "latex/mine.tex", "own/index.html"]
     for name in mine:
@@ -128,9 +120,7 @@ def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside
     report(results, tmp_path, title="The third")
 
 
-def test_a_disk_that_is_full_at_any_write_leaves_files_of_the_earlier_or_the_new_report(
-    results: Path, first: Path, tmp_path: Path
-) -> None:
+def test_a_disk_full_at_any_write_leaves_the_old_or_the_new_files(results: Path, first: Path, tmp_path: Path) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     (tmp_path / "mine.txt").write_text("mine")
     before = snapshot(tmp_path)

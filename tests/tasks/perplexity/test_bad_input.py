@@ -64,11 +64,7 @@ def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("sb_wikitext_streem", "try sb_wikitext_stream,"),
-        ("sb_gutenberg_rolling", "sb_"),
-        ("sb_pg19_strided", "sb_pg19_"),
-    ],
+    [("sb_wikitext_streem", "try sb_wikitext_stream,"), ("sb_homer_rolling", "sb_"), ("sb_pg19_strided", "sb_pg19_")],
 )
 def test_an_unknown_protocol_or_corpus_is_answered_with_those_there_are(name: str, message: str) -> None:
     plugin.install()
@@ -130,9 +126,7 @@ def test_what_is_read_by_default_has_the_tasks_name() -> None:
     assert inputs.load_corpus("pile", CorpusOptions(dataset="owner/name"), None).name == "owner/name"
 
 
-def test_a_local_copy_of_wikitext_is_wikitext_and_a_changed_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_of_wikitext_is_wikitext_and_a_changed_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "wiki.test.raw"
     copy.write_bytes(WIKITEXT_FILE.read_bytes().replace(b"\n", b"\r\n"))
     monkeypatch.setattr(inputs, "_WIKITEXT_WORDS_SHA256", inputs.words_sha256(WIKITEXT_FILE))

@@ -140,8 +140,6 @@ def test_riffled_documents_hold_the_same_tokens_and_the_same_targets(tmp_path: P
         ({"riffled_documents": 1}, "at least 2"),
     ],
 )
-def test_documents_that_cannot_be_riffled_are_one_sentence(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_riffled_is_one_sentence(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         riffled(tmp_path, **options)

@@ -63,9 +63,7 @@ def test_a_second_run_needs_no_evaluator_and_another_one_is_asked_anew(
 ) -> None:
     asked: list[Any] = []
     computed = longppl._Evaluator._computed
-    monkeypatch.setattr(
-        longppl._Evaluator, "_computed", lambda self, *what: (asked.append(what), computed(self, *what))[1]
-    )
+    monkeypatch.setattr(longppl._Evaluator, "_computed", lambda self, *of: (asked.append(of), computed(self, *of))[1])
     first = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
     assert first["values"][f"longppl_tokens@{LONG:07d}"] > 0
     requests = len(asked)
@@ -118,9 +116,7 @@ def test_an_evaluator_on_another_device_of_another_dtype_or_configuration_is_ano
 
 
 @pytest.mark.parametrize("vocabulary", [258, 300, 400])
-def test_another_tokenizers_key_tokens_are_matched_by_characters(
-    metadata: dict[str, Any], tmp_path: Path, vocabulary: int
-) -> None:
+def test_other_tokenizers_tokens_match_by_characters(metadata: dict[str, Any], tmp_path: Path, vocabulary: int) -> None:
     other, own = tiny_tokenizer(vocabulary=vocabulary, adds_bos=vocabulary == 400), tiny_tokenizer()
     other.save_pretrained(tmp_path / "evaluator")
     own.save_pretrained(tmp_path / "own")
@@ -152,9 +148,7 @@ def test_another_tokenizers_key_tokens_are_matched_by_characters(
             key[begin:end] |= scores[1][-back] - scores[0][-back] > 2 and scores[1][-back] > -2
         expected.append(sum(bool(end > begin and key[begin:end].all()) for begin, end in targets))
     counts = [sample[f"longppl@{LONG:07d}"][0][2] for sample in found["samples"]]
-    assert [count for count, known in zip(counts, expected, strict=True) if known is not None] == [
-        known for known in expected if known is not None
-    ]
+    assert all(known in (count, None) for count, known in zip(counts, expected, strict=True))
     assert expected.count(None) < len(expected) / 4
     assert sum(counts) < 8 * len(counts)
     assert sum(counts) > 0 or vocabulary == 258  # single bytes seldom fill a token

@@ -97,9 +97,8 @@ def test_stream_scores_the_same_targets_at_every_length(corpus: Path, bos: str, 
         for start in range(0, cut, length):
             lead_in = BOS if bos == "window" else stream[start - 1] if start else EOS
             inputs = [lead_in, *stream[start : start + length - 1]]
-            for name, nats in zip(
-                owner[start : start + length], nll_of(inputs, stream[start : start + length]), strict=True
-            ):
+            within = slice(start, start + length)
+            for name, nats in zip(owner[within], nll_of(inputs, stream[within]), strict=True):
                 expected[name] += nats
         sums = row_sums(found["samples"], length)
         assert {name: row[0] for name, row in sums.items()} == pytest.approx(expected, rel=1e-6)
@@ -134,11 +133,8 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path
             assert tokens == targets
             assert nats == pytest.approx(nll_of(inputs, stream[start:stop]).sum(), rel=1e-6)
     short, long = row_sums(found["samples"], 8), row_sums(found["samples"], 64)
-    change = ratio_interval(
-        [long[name][0] - short[name][0] for name in sorted(long)],
-        [long[name][1] for name in sorted(long)],
-        seed=found["record"]["seed"],
-    )
+    gains, tokens = zip(*((long[name][0] - short[name][0], long[name][1]) for name in sorted(long)), strict=True)
+    change = ratio_interval([*gains], [*tokens], seed=found["record"]["seed"])
     assert found["values"]["nll_change@0000064"] == pytest.approx(change.estimate)
     nll = [found["values"][f"nll@{length:07d}"] for length in (64, 8)]
     assert found["values"]["nll_change@0000064"] == pytest.approx(nll[0] - nll[1])
@@ -176,11 +172,8 @@ def test_sliding_scores_every_token_once_from_full_windows(corpus: Path, stride:
 
 @pytest.mark.parametrize("protocol", ["stream", "position", "sliding"])
 def test_long_documents_are_a_series_of_their_own(corpus: Path, protocol: str) -> None:
-    model = KnownLM()
-    if protocol == "sliding":
-        found = run_task("sb_stdlib_sliding", model, metadata(corpus, context="document"))
-    else:
-        found = run_task(f"sb_stdlib_{protocol}_long", model, metadata(corpus))
+    task, more = ("sliding", {"context": "document"}) if protocol == "sliding" else (f"{protocol}_long", {})
+    found = run_task(f"sb_stdlib_{task}", KnownLM(), metadata(corpus, **more))
     texts = documents(corpus)
     blocks = {name: len(tokens) // 64 for name, tokens in texts.items() if len(tokens) >= 64}
     clusters = [sample["nll@0000064"][0][0] for sample in found["samples"]]
@@ -215,10 +208,8 @@ def test_position_gives_the_mean_and_interval_of_every_bin_from_one_pass(corpus:
                 row = sums.setdefault(name, [0.0, 0.0])
                 row[0] += nats
                 row[1] += 1
-        names = sorted(sums)
-        expected = ratio_interval(
-            *([sums[name][column] for name in names] for column in range(2)), seed=found["record"]["seed"]
-        )
+        columns = zip(*(sums[name] for name in sorted(sums)), strict=True)
+        expected = ratio_interval(*map(list, columns), seed=found["record"]["seed"])
         assert count == len(sums) == expected.clusters
         assert mean == pytest.approx(expected.estimate, rel=1e-5)
         if interval is not None:
@@ -339,9 +330,7 @@ def test_one_long_file_has_intervals_where_it_is_split_and_a_warning_where_not(
     assert parts["record"]["corpus_detail"] == f"own.txt, split by {split}"
 
 
-def test_a_limit_that_leaves_few_documents_is_said_before_anything_is_scored(
-    corpus: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_limit_to_few_documents_is_said_before_any_is_scored(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus), limit=3)
     assert "3 documents are scored" in caplog.text
     caplog.clear()
@@ -390,10 +379,6 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
 
 
 def test_a_stream_s_targets_are_the_same_however_windows_cut_them(corpus: Path) -> None:
-    hashes = [
-        run_task(f"sb_stdlib_{protocol}", KnownLM(), metadata(corpus) | {"context_lengths": lengths})["record"][
-            "targets_sha256"
-        ]
-        for protocol, lengths in [("stream", [64]), ("stream", [8, 64]), ("sliding", [32, 64]), ("stream", [8, 32])]
-    ]
-    assert len({*hashes[:3]}) == 1
+    cut = [("stream", [64]), ("stream", [8, 64]), ("sliding", [32, 64])]
+    runs = [run_task(f"sb_stdlib_{p}", KnownLM(), metadata(corpus) | {"context_lengths": n}) for p, n in cut]
+    assert len({run["record"]["targets_sha256"] for run in runs}) == 1

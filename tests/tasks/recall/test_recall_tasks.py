@@ -121,9 +121,8 @@ def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
             assert decoded(task, sequence.targets_T).strip() == value
         assert decoded(task, shown.inputs_L).count(value[:-1]) >= 1
         assert task.generator.value_in_needle(value) in text
-        assert task.generator.value_in_needle(value).replace(" ", "") not in decoded(task, replaced.inputs_L).replace(
-            " ", ""
-        )
+        without_spaces = decoded(task, replaced.inputs_L).replace(" ", "")
+        assert task.generator.value_in_needle(value).replace(" ", "") not in without_spaces
         assert shown.targets_T.tolist() == replaced.targets_T.tolist()
     assert "scripts" not in options or texts != prompts(load_task(name, options | {"scripts": None}))
 

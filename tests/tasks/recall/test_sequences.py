@@ -67,12 +67,8 @@ def test_the_papers_settings_are_possible_and_sequences_differ() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"length_tokens": 767},
-        {"pairs": 384},
-        {"pairs": 0},
-        {"n_back": 0},
-        {"vocabulary": 64},
-        {"pairs": 128, "n_back": 3},
+        *({"length_tokens": 767}, {"pairs": 384}, {"pairs": 0}, {"n_back": 0}),
+        *({"vocabulary": 64}, {"pairs": 128, "n_back": 3}),
     ],
 )
 def test_impossible_settings_are_refused(options: dict[str, int]) -> None:

@@ -38,9 +38,7 @@ def task_of(folder: Path, corpora: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", FILLED)
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reach=st.floats(0, 1), index=st.integers(0, 23))
-def test_prompts_fill_their_budget_and_never_exceed_it(
-    task_of: Any, name: str, kind: str, reach: float, index: int
-) -> None:
+def test_prompts_fill_their_budget_and_no_more(task_of: Any, name: str, kind: str, reach: float, index: int) -> None:
     check_budget(task_of(name, kind), reach, index)
 
 
@@ -150,9 +148,7 @@ STEPS["sb_ruler_qa_squad"] = 10
 
 
 @pytest.mark.parametrize("name", [*STEPS, "sb_ruler_fwe"])
-def test_nvidias_scripts_begin_with_the_first_samples_units_and_go_down_in_steps(
-    folder: Path, corpora: dict[str, Any], name: str
-) -> None:
+def test_nvidias_scripts_start_at_the_first_units_and_go_down(folder: Path, corpora: dict[str, Any], name: str) -> None:
     metadata = {**corpora, "tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [8192]}
     full, stepped = (
         load_task(name, {**metadata, "num_samples": 12, **scripts}).fitted.fitter(8192, Frame()).fit(range(12))

@@ -252,13 +252,7 @@ def test_table_of_cases(answer: str, references: list[str], share: float, any_fo
 
 @pytest.mark.parametrize(
     ("answer", "parsed"),
-    [
-        ("  42\n", "42"),
-        ("4\x002", "4\n2"),
-        ("\x07 42 \x1f", "42"),
-        ("a\tb", "a\nb"),
-        ("caf\u00e9\x7f", "caf\u00e9\x7f"),
-    ],
+    [("  42\n", "42"), ("4\x002", "4\n2"), ("\x07 42 \x1f", "42"), ("a\tb", "a\nb"), ("\u00e9\x7f", "\u00e9\x7f")],
 )
 def test_control_characters_become_line_breaks(answer: str, parsed: str) -> None:
     assert parse_answer(answer) == parsed
