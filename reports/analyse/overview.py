@@ -38,7 +38,7 @@ def side_by_side(
     texts = dict.fromkeys((corpus, protocol) for _, corpus, protocol in usable)
     identical = [text for text in texts if text[1] in IDENTICAL_TARGETS]
     verdicts, rows = [], []
-    for corpus, protocol in sorted(texts, key=lambda text: text not in identical):
+    for corpus, protocol in texts:
         if (corpus, protocol) not in identical and corpus in dict(identical):
             continue
         of_models = [(model.label, claim) for model in models if (claim := usable.get((model.label, corpus, protocol)))]

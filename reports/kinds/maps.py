@@ -113,8 +113,9 @@ def _finding(cells: pd.DataFrame, digits: str) -> str:
     for label, of_model in cells.groupby("setting", sort=False):
         ascending = records(of_model.sort_values("value"))
         ends = (ascending[0], ascending[-1])
-        words = [f"{end['value']:{digits}} ({end['row']} at {length_text(int(end[LENGTH]))})" for end in ends]
-        sentences.append(f"{in_words(str(label))} from {' to '.join(words)}".replace("-", "\N{MINUS SIGN}"))
+        values = [f"{end['value']:{digits}}".replace("-", "\N{MINUS SIGN}") for end in ends]
+        places = [f"({end['row']} at {length_text(int(end[LENGTH]))})" for end in ends]
+        sentences.append(f"{in_words(str(label))} from {values[0]} {places[0]} to {values[1]} {places[1]}")
     return first_listed(sentences)
 
 
