@@ -1,6 +1,6 @@
 """Reports: result files of lm-eval in; a page, figures and tables out. Imports no torch and no lm_eval.
 
-- `build`: the recipe, from files to files, and again as results appear; which kinds there are
+- `build`: the recipe, from files to files; which kinds there are
 - `read`: from results files to typed rows
 - `analyse`: what may be said about them
 - `figures`: how it is drawn
@@ -17,9 +17,10 @@ Imports run one way: build -> write, kinds -> figures -> analyse -> read.
 
 from typing import TYPE_CHECKING, Any
 
-from sbeval.reports.build import build_report, check_output_folder, draw, load_results, watch
+from sbeval.reports.build import build_report, check_output_folder, draw, load_results
 from sbeval.reports.gate import Gate, gate
 from sbeval.reports.judge import Comparison, compare
+from sbeval.reports.read.files import watch
 
 if TYPE_CHECKING:
     from sbeval.policy import Rule

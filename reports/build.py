@@ -1,19 +1,15 @@
-"""Builds a report: result files in, a page, figures and tables out; again whenever results appear.
+"""Builds a report: result files in, a page, figures and tables out.
 
 What a report is made of is assembled before any page exists; a new kind of measurement is a line of `KINDS`.
 """
 
 import contextlib
 import datetime
-import signal
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.locks import alone_in
@@ -148,8 +144,6 @@ def _count(number: int, noun: str) -> str:
 
 IMAGE_FORMATS = ("png", "svg", "pdf")
 PAGE = "index.html"
-Build = Callable[[], Path | None]
-_Fingerprint = dict[Path, tuple[int, int]]
 READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader in kind.readers))
 
 
@@ -287,49 +281,3 @@ def check_output_folder(folder: Place) -> None:
         UserError: something of such a name is there, or was changed since a report wrote it.
     """
     refuse_others(local_path(folder), (*TABLE_FILES, PAGE))
-
-
-def watch(
-    paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Path | None]:
-    """Yields what `build` returns, whenever a result file below `paths` appears or changes."""
-    given = [local_path(path) for path in paths]
-    last: _Fingerprint = {}
-    while True:
-        now = _fingerprint(given)
-        if now and now != last:
-            last = now
-            yield build()
-        sleep(interval_seconds)
-
-
-def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
-    """Returns every result file below the paths with its size and time of change."""
-    sizes: _Fingerprint = {}
-    for path in paths:
-        files = [path] if path.is_file() else path.rglob("*.json") if path.is_dir() else []
-        for file in files:
-            with contextlib.suppress(OSError):
-                status = file.stat()
-                sizes[file] = (status.st_size, status.st_mtime_ns)
-    return sizes
-
-
-def keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
-    """Builds a page whenever a results file below the paths appears, until Ctrl-C."""
-    print("Watching for results files; Ctrl-C ends it.", flush=True)
-
-    def build_or_say_why_not() -> Path | None:
-        try:
-            return build()
-        except UserError as error:  # a results file may be half written
-            print(error, file=sys.stderr, flush=True)
-            return None
-
-    try:
-        for _ in watch(paths, build_or_say_why_not):
-            pass
-    except AskedToEnd as ended:
-        if ended.signal is not signal.SIGINT:
-            raise
-        print("Watching ended.")

@@ -19,6 +19,7 @@ from sbeval.reports.analyse.suite import SuiteRow, divided_tasks, suite_rows
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SAMPLE_SCORES, SampleScores, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.records import IDENTICAL_TARGETS
 
 NATS, BITS, SCORE, OCTAVES = "nats per token", "bits per byte", "score", "octaves"
 ORDINARY = "ordinary tasks"
@@ -197,11 +198,11 @@ def effective_differences(
 
     In the candidate only a step that loses more than the least effect ends it. No length at all counts as one token.
     """
-    known = {text.corpus_sha256 or text.corpus: text for text in reference if text.protocol == "fixed_target"}
+    known = {(text.corpus_sha256 or text.corpus, text.protocol): text for text in reference}
     differences = []
     for second in candidate:
-        first = known.get(second.corpus_sha256 or second.corpus) if second.protocol == "fixed_target" else None
-        if first is None:
+        first = known.get((second.corpus_sha256 or second.corpus, second.protocol))
+        if first is None or second.protocol not in IDENTICAL_TARGETS:
             continue
         each = 1 - (1 - confidence) / 2
         # steps need no training length, and without one there is no second band to compute
@@ -215,12 +216,13 @@ def effective_differences(
             effective_nll_length(claim, least_loss=loss) for claim, loss in zip(wide, (0, least_effect), strict=True)
         )
         if base is not None and own is not None and claims[0].lengths == claims[1].lengths:
+            text = f"{first.corpus}, {first.protocol}"
             ends = [(own.tokens, base.tokens), (own.low, base.high), (own.high, base.low)]
             estimate, low, high = (math.log2(mine or 1) - math.log2(other or 1) for mine, other in ends)
             differences.append(
                 Difference(
-                    group=f"{first.corpus}: effective length",
-                    name=f"{first.corpus}: effective length {own.text}, against {base.text}",
+                    group=f"{text}: effective length",
+                    name=f"{text}: effective length {own.text}, against {base.text}",
                     unit=OCTAVES,
                     estimate=estimate,
                     low=low,

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sbeval.reports.analyse.panels import PROTOCOL_ORDER
 from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats, simultaneous_band
+from sbeval.reports.read.fields import ranked
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
@@ -84,11 +86,12 @@ Claims = Mapping[ClaimKey, LengthClaims]
 
 
 def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
-    """Returns what the lengths show for every (model label, corpus, protocol)."""
+    """Returns what the lengths show for every (model label, corpus, protocol), identical targets first."""
     claims: dict[ClaimKey, LengthClaims] = {}
     table = results.measurements
     rows = table[(table["family"] == "perplexity") & (table["protocol"] != "position")]
-    for row in records(rows.drop_duplicates(["setting", "task", "corpus", "corpus_sha256", "protocol"])):
+    texts = records(rows.drop_duplicates(["setting", "task", "corpus", "corpus_sha256", "protocol"]))
+    for row in sorted(texts, key=lambda text: ranked(text["protocol"], PROTOCOL_ORDER)):
         label, task = row["setting"], row["task"]
         sums = results.behind(DOCUMENT_SUMS, row)
         model = results.model(label)

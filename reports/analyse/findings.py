@@ -1,15 +1,16 @@
 """The summary in words: computed sentences about each model, used by the page and the Markdown file alike."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthDifference
-from sbeval.reports.analyse.panels import CORPUS_WORDS
+from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
 from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.digits import change_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.records import IDENTICAL_TARGETS
 
 _TASKS_AT_MOST = 4
 DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
@@ -67,9 +68,10 @@ def find(
     findings = []
     for model in models:
         own = {key[1:]: claim for key, claim in claims.items() if key[0] == model.label}
-        identical = {corpus: claim for (corpus, protocol), claim in own.items() if protocol == "fixed_target"}
-        sentences = [_context_sentence(corpus, claim) for corpus, claim in identical.items()]
-        sentences += _stream_sentences(own, identical)
+        identical = {text: claim for text, claim in own.items() if text[1] in IDENTICAL_TARGETS}
+        sentences = [_context_sentence(text_name(*text), claim) for text, claim in identical.items()]
+        others = {text: claim for text, claim in own.items() if text not in identical}
+        sentences += _stream_sentences(others, dict(identical.keys()))
         sentences += effective_lengths.get(model.label, ())
         usable = [claim for claim in identical.values() if not claim.obstacle]
         usable = usable or [claim for claim in (*identical.values(), *own.values()) if _few(claim)]
@@ -113,8 +115,8 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
     return tuple(headlines)
 
 
-def _context_sentence(corpus: str, claim: LengthClaims) -> str:
-    where = f"On identical targets ({CORPUS_WORDS.get(corpus, corpus)}"
+def _context_sentence(text: str, claim: LengthClaims) -> str:
+    where = f"On identical targets ({text}"
     if claim.obstacle:
         return f"{where}): {_without_claim(claim)}."
     longest = max(claim.lengths)
@@ -212,14 +214,13 @@ def _recovery(claim: LengthClaims) -> str:
     return f", but not measurably at {', '.join(again)}" if again else ""
 
 
-def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Mapping[str, LengthClaims]) -> list[str]:
+def _stream_sentences(others: Mapping[tuple[str, str], LengthClaims], judged: Collection[str]) -> list[str]:
+    """Writes what windows of other protocols show; `judged` are the texts on which identical targets were scored."""
     sentences = []
-    for (corpus, protocol), claim in own.items():
-        if protocol == "fixed_target":
-            continue
+    for (corpus, protocol), claim in others.items():
         where = f"In {protocol.replace('_', ' ')} windows ({CORPUS_WORDS.get(corpus, corpus)})"
         if claim.obstacle:
-            if corpus not in identical or _few(claim):
+            if corpus not in judged or _few(claim):
                 sentences.append(f"{where}: {_without_claim(claim)}.")
             continue
         where += _doubt(claim)
@@ -234,6 +235,6 @@ def _stream_sentences(own: Mapping[tuple[str, str], LengthClaims], identical: Ma
             verdict = "no length beyond the training length was evaluated"
         else:
             verdict = _not_worse(claim)
-        caveat = "" if corpus in identical else "; this alone does not show that context is used"
+        caveat = "" if corpus in judged else "; this alone does not show that context is used"
         sentences.append(f"{where}, {verdict}{caveat}.")
     return sentences

@@ -35,6 +35,7 @@ from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleKey, SumsByDocument
 from sbeval.results.intervals import ratio_interval, uneven
+from sbeval.results.records import IDENTICAL_TARGETS
 
 NLL_CHANGE, SCORE, EFFECTIVE = "nll_change", "score", "effective_nll_length"
 ScoresByLength = Mapping[int, Mapping[SampleKey, float]]
@@ -171,7 +172,7 @@ class CurveNumber:
     Attributes:
         task: the task, or "RULER, mean of N tasks".
         metric: `NLL_CHANGE` or `SCORE`.
-        corpus: of `NLL_CHANGE`, name of the text.
+        text: of `NLL_CHANGE`, corpus and protocol.
         effective: of `NLL_CHANGE`, how far more context lowers NLL; None where nothing is claimed.
     """
 
@@ -179,26 +180,26 @@ class CurveNumber:
     task: str
     metric: str
     area: Area
-    corpus: str = ""
+    text: tuple[str, str] = ("", "")
     effective: EffectiveNllLength | None = None
 
 
 def curve_numbers(results: Results, claims: Claims, ruler: RulerScores) -> tuple[CurveNumber, ...]:
-    """Returns the numbers of all models: perplexity under `fixed_target` first, then RULER, then recall tasks."""
+    """Returns the numbers of all models: perplexity on identical targets first, then RULER, then recall tasks."""
     order = {model.label: place for place, model in enumerate(results.models)}
     kinds = (_perplexity(results, claims), _ruler(results, ruler), _recall(results))
     return tuple(number for kind in kinds for number in sorted(kind, key=lambda number: order[number.setting]))
 
 
 def _perplexity(results: Results, claims: Claims) -> Iterator[CurveNumber]:
-    rows = results.measurements[results.measurements["protocol"] == "fixed_target"]
+    rows = results.measurements[results.measurements["protocol"].isin(IDENTICAL_TARGETS)]
     for row in records(rows.drop_duplicates(["setting", "task", "corpus", "corpus_sha256"])):
-        label, task, corpus = row["setting"], row["task"], row["corpus"]
-        sums, claim = results.behind(DOCUMENT_SUMS, row), claims.get((label, corpus, "fixed_target"))
+        label, task, text = row["setting"], row["task"], (row["corpus"], row["protocol"])
+        sums, claim = results.behind(DOCUMENT_SUMS, row), claims.get((label, *text))
         area = nll_area(sums, claim.reference_tokens) if sums is not None and claim is not None else None
         if area is not None and claim is not None:
-            of_text = {"corpus": corpus, "effective": effective_nll_length(claim)}
-            yield CurveNumber(setting=label, task=task, metric=NLL_CHANGE, area=area, **of_text)
+            effective = effective_nll_length(claim)
+            yield CurveNumber(setting=label, task=task, metric=NLL_CHANGE, area=area, text=text, effective=effective)
 
 
 def _ruler(results: Results, ruler: RulerScores) -> Iterator[CurveNumber]:

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, LengthDifference
 from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
-from sbeval.reports.analyse.panels import CORPUS_WORDS
+from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
 from sbeval.reports.read.fields import grouped, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
+from sbeval.results.records import IDENTICAL_TARGETS
 
 DOUBTFUL = "\N{DAGGER}"
 """Stands beside an interval that covers less often than it says."""
-_IDENTICAL = "fixed_target"
 _named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
 Lists = Mapping[str, Sequence[str]]
@@ -33,25 +33,25 @@ def side_by_side(
     models: Sequence[EvaluatedModel], claims: Claims, numbers: Sequence[CurveNumber] = ()
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Returns a verdict a text, on identical targets if there are any, and rows of `HEADER` for two models or more."""
-    areas = {(one.setting, one.corpus): one.area for one in numbers if one.metric == NLL_CHANGE}
+    areas = {(one.setting, *one.text): one.area for one in numbers if one.metric == NLL_CHANGE}
     usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
-    identical = list(dict.fromkeys(corpus for _, corpus, protocol in usable if protocol == _IDENTICAL))
     texts = dict.fromkeys((corpus, protocol) for _, corpus, protocol in usable)
+    identical = [text for text in texts if text[1] in IDENTICAL_TARGETS]
     verdicts, rows = [], []
-    for corpus, protocol in sorted(texts, key=lambda text: text[1] != _IDENTICAL):
-        if protocol != _IDENTICAL and corpus in identical:
+    for corpus, protocol in texts:
+        if (corpus, protocol) not in identical and corpus in dict(identical):
             continue
         of_models = [(model.label, claim) for model in models if (claim := usable.get((model.label, corpus, protocol)))]
-        where = CORPUS_WORDS.get(corpus, corpus)
+        where = text_name(corpus, protocol)
         verdicts += _verdict(where, protocol, of_models)
-        if protocol == _IDENTICAL and len(of_models) > 1:
+        if (corpus, protocol) in identical and len(of_models) > 1:
             suffix = "" if len(identical) == 1 else f" ({where})"
-            rows += [_row(label + suffix, claim, areas.get((label, corpus))) for label, claim in of_models]
+            rows += [_row(label + suffix, claim, areas.get((label, corpus, protocol))) for label, claim in of_models]
     return verdicts, rows
 
 
 def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthClaims]]) -> list[str]:
-    better, alike = [], []
+    identical, better, alike = protocol in IDENTICAL_TARGETS, [], []
     worse: dict[int, dict[str, LengthDifference]] = {}
     for label, claim in of_models:
         if claim.reference_tokens is None or max(claim.lengths) == claim.reference_tokens:
@@ -59,7 +59,7 @@ def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthCla
         last = claim.differences[-1]
         if claim.raises_from_tokens is not None:
             worse.setdefault(claim.raises_from_tokens, {})[label] = last
-        elif protocol == _IDENTICAL and last.high < 0:
+        elif identical and last.high < 0:
             better.append(label)
         else:
             alike.append(label)
@@ -72,10 +72,10 @@ def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthCla
         each = [f"from {length_text(length)} on for {_rises(last)}" for length, last in sorted(worse.items())]
         parts.append(f"is higher than at the training length {', '.join(each)}")
     if alike:
-        lower = "neither measurably lower at the longest context nor" if protocol == _IDENTICAL else "not measurably"
+        lower = "neither measurably lower at the longest context nor" if identical else "not measurably"
         parts.append(f"is {lower} higher anywhere beyond the training length for {_named(alike)}")
     count = len(better) + len(alike) + sum(map(len, worse.values()))
-    lead = "On identical targets" if protocol == _IDENTICAL else f"In {protocol.replace('_', ' ')} windows"
+    lead = "On identical targets" if identical else f"In {protocol.replace('_', ' ')} windows"
     return [f"{lead} ({where}, {count} {'model' if count == 1 else 'models'}), NLL {'; it '.join(parts)}."]
 
 
@@ -116,7 +116,7 @@ def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_fill
     """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []
-    if any(protocol == "fixed_target" for _, _, protocol in usable):
+    if any(protocol in IDENTICAL_TARGETS for _, _, protocol in usable):
         remarks.append(
             "Whether context is used is judged on identical targets only, in paired differences between lengths. More "
             "context lowers NLL up to the longest length that is measurably below the length before it; it raises NLL "
@@ -151,7 +151,7 @@ def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_fill
 
 
 def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
-    shown = {(label, corpus) for label, corpus, protocol in usable if protocol == "fixed_target"}
+    shown = {(label, corpus) for label, corpus, protocol in usable if protocol in IDENTICAL_TARGETS}
     lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in shown)
     somewhere = {label for label, _ in shown}
     places = {(label, corpus): f" on {CORPUS_WORDS.get(corpus, corpus)}" for label, corpus in lacking}
@@ -162,13 +162,14 @@ def _lacking(claims: Claims) -> str:
     """Names what is missing for a claim on identical targets, and that alone."""
     needs = {}
     for label, corpus, _ in claims:
-        claim = claims.get((label, corpus, _IDENTICAL))
-        if claim is None:
+        keys = [key for protocol in IDENTICAL_TARGETS if (key := (label, corpus, protocol)) in claims]
+        obstacle = min((claims[key].obstacle for key in keys), key=bool, default=None)
+        if obstacle is None:
             needs[0] = "the same targets at every length (fixed_target)"
-        elif claim.obstacle == TOO_FEW:
+        elif obstacle == TOO_FEW:
             needs[1] = f"at least {MINIMUM_CLUSTERS} documents"
-        elif claim.obstacle:
-            needs[2] = "logged samples" if "logged" in claim.obstacle else "two lengths or more on the same targets"
+        elif obstacle:
+            needs[2] = "logged samples" if "logged" in obstacle else "two lengths or more on the same targets"
     return " and ".join(needs[order] for order in sorted(needs))
 
 

@@ -9,9 +9,10 @@ import pandas as pd
 
 from sbeval.reports.read.fields import LARGEST_NATS, length_text, ranked, shown_name
 from sbeval.reports.read.models import EvaluatedModel
+from sbeval.results.records import IDENTICAL_TARGETS
 
 _NAMES_AT_MOST = 3
-PROTOCOL_ORDER = ("fixed_target", "stream", "sliding", "rolling")
+PROTOCOL_ORDER = (*IDENTICAL_TARGETS, "stream", "sliding", "rolling")
 PROTOCOL_WORDS = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
     "stream": "Joined documents in disjoint windows: shows whether a model breaks, not whether it uses context.",
@@ -29,6 +30,12 @@ CORPUS_WORDS = {
     "pile_10k": "Pile 10K",
     "pg19": "PG-19 books",
 }
+
+
+def text_name(corpus: str, protocol: str = "") -> str:
+    """Returns what a text is called; of identical targets other than those of `fixed_target`, with the protocol."""
+    words = CORPUS_WORDS.get(corpus, corpus)
+    return f"{words}, {protocol}" if protocol in IDENTICAL_TARGETS[1:] else words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from sbeval.reports.read.fields import length_text, shown_name, unique_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel, describe_facts, group_models
 from sbeval.reports.read.results import NUMBER_KEYS, Results, records, restricted
+from sbeval.results.records import IDENTICAL_TARGETS
 
 SEED_COLUMNS = ["seeds", "seed_low", "seed_high"]
 _NUMBERED = re.compile(r"(?P<name>.+?)[-_. ]?s(?:eed)?[-_ ]?(?P<seed>\d+)", re.IGNORECASE)
@@ -151,7 +152,7 @@ def _measurements(
     own = rows[inside].copy()
     own["setting"] = own["setting"].map(pooled_label)
     # other protocols need no pairing
-    own.loc[own["protocol"] != "fixed_target", "targets_sha256"] = None
+    own.loc[~own["protocol"].isin(IDENTICAL_TARGETS), "targets_sha256"] = None
     geometric = own["metric"].str.contains("perplexity")
     values = ["value", "ci95_low", "ci95_high"]
     own["seed_low"], own["seed_high"] = own["value"], own["value"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.one_number import effective_nll_length
-from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.ruler import (
     ABSOLUTE_THRESHOLD,
     NIAH_TASKS,
@@ -21,6 +21,7 @@ from sbeval.reports.kinds.recall import recall_scores
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Section, Table
+from sbeval.results.records import IDENTICAL_TARGETS
 
 _TABLES_AT_ONCE = 2
 
@@ -92,11 +93,11 @@ def _tokens(tokens: int | None) -> Cell:
 
 def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFrame]) -> Iterator[_Length]:
     for (model, corpus, protocol), claim in material.claims.items():
-        if model == label and protocol == "fixed_target" and (effective := effective_nll_length(claim)) is not None:
+        if model == label and protocol in IDENTICAL_TARGETS and (effective := effective_nll_length(claim)) is not None:
             text, low, high = (
                 "none" if end is None else length_text(end) for end in (effective.tokens, effective.low, effective.high)
             )
-            name = f"effective, perplexity ({CORPUS_WORDS.get(corpus, corpus)})"
+            name = f"effective, perplexity ({text_name(corpus, protocol)})"
             rule = f"the last length that lowers NLL measurably, same targets, {claim.clusters} documents"
             yield _Length(name, Cell(text, interval=(low, high)), rule)
     for name, means in averages.items():

@@ -11,7 +11,7 @@ from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.panels import CORPUS_WORDS, Panel
+from sbeval.reports.analyse.panels import Panel, text_name
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.read.fields import in_words, length_text, listed
@@ -192,8 +192,8 @@ def _nll_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, .
     change = Cell(text, verdict=verdict(area.low, area.high))
     effective = "" if number.effective is None else number.effective.text
     reached = _times((number.effective.tokens,) if number.effective else (), trained_at)
-    words = CORPUS_WORDS.get(number.corpus, number.corpus)
-    return Cell(name=number.setting), words, _lengths(number, trained_at), change, Cell(effective, small=reached)
+    lengths = _lengths(number, trained_at)
+    return Cell(name=number.setting), text_name(*number.text), lengths, change, Cell(effective, small=reached)
 
 
 def _score_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, ...]:

@@ -1,7 +1,10 @@
 """The same targets under two conditions: what a context is worth, and what it costs to find it among others."""
 
+from collections.abc import Iterable
+
 import pandas as pd
 
+from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.curves import COUNTED, SCORE_TOOLTIP, length_figure
@@ -35,23 +38,24 @@ def _section(material: Material) -> Section | None:
     tables: list[Table] = []
     for (task, metric), of_task in rows.groupby(["task", "metric"], sort=False):
         words, explanation = _CONDITIONS[str(metric).removeprefix(_METRIC)]
+        looks = material.looks_of(of_task["setting"])
         corpus = str(of_task["corpus"].iloc[0])
         caption = Caption(
             title=f"{CORPUS_WORDS.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {words}",
-            finding=_finding(of_task),
+            finding=_finding(of_task, looks),
             explanation=explanation,
         )
         spec = length_figure(
             of_task,
             caption,
-            looks=material.looks_of(of_task["setting"]),
+            looks=looks,
             number_format="+.3f",
             tooltip=SCORE_TOOLTIP | COUNTED | {"value_text": "difference (nats per token)"},
             y_title="difference (nats per token)",
         )
         stem = safe_stem(f"{metric}-{task}")
         figures.append(material.figure({str(metric): spec}, stem, caption))
-        tables.append(_table(of_task, stem, caption))
+        tables.append(_table(of_task, looks, stem, caption))
     return Section(
         identifier="gains",
         title="The same targets under other conditions",
@@ -65,18 +69,20 @@ def _section(material: Material) -> Section | None:
 GAINS = Kind(section=_section)
 
 
-def _finding(rows: pd.DataFrame) -> str:
+def _finding(rows: pd.DataFrame, labels: Iterable[str]) -> str:
     sentences = []
-    for label in dict.fromkeys(rows["setting"]):
+    for label in labels:
         values = by_length(rows, label)
-        ends = dict.fromkeys(f"{values[length]:+.2f} at {length_text(length)}" for length in (min(values), max(values)))
+        ends = dict.fromkeys(
+            f"{signed(values[length])} at {length_text(length)}" for length in (min(values), max(values))
+        )
         sentences.append(f"{in_words(label)}: {' and '.join(ends)}")
     return first_listed(sentences)
 
 
-def _table(rows: pd.DataFrame, stem: str, caption: Caption) -> Table:
+def _table(rows: pd.DataFrame, labels: Iterable[str], stem: str, caption: Caption) -> Table:
     lines = []
-    for label in dict.fromkeys(rows["setting"]):
+    for label in labels:
         values, lows, highs = (by_length(rows, label, numbers=end) for end in ("value", "ci95_low", "ci95_high"))
         cells: dict[int, Cell | str] = {
             length: Cell(f"{value:+.3f}", interval=interval(lows[length], highs[length], "+.3f"))

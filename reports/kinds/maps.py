@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.figures import heatmaps
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.position_sums import BINS
@@ -20,6 +20,7 @@ from sbeval.reports.read.fields import first_listed, in_words, length_text
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.reports.section import Figure, Kind, Material, Section
+from sbeval.results.records import IDENTICAL_TARGETS
 
 _COLUMNS = ["setting", "task", "corpus", "corpus_sha256", LENGTH, "row", "value", "tokens"]
 _TEXT = ["task", "corpus", "corpus_sha256"]
@@ -38,7 +39,7 @@ def _section(material: Material) -> Section | None:
     ):
         for (task, corpus, _), of_text in cells.groupby(_TEXT, dropna=False, sort=False):
             if of_text[LENGTH].nunique() > 1:
-                title = f"{CORPUS_WORDS.get(str(corpus), str(corpus))}: NLL by {kind} and context length"
+                title = f"{text_name(str(corpus))}: NLL by {kind} and context length"
                 caption = Caption(title=title, finding="", explanation=explanation, subtitle="NLL in nats per token")
                 figures += _figures(material, of_text, caption, f"map-{kind}-{safe_stem(str(task))}", rows_are)
     if not figures:
@@ -68,17 +69,18 @@ def _by_position(material: Material) -> pd.DataFrame:
 
 
 def _by_document(material: Material) -> pd.DataFrame:
-    """Returns one row a document and context length of `fixed_target`, of the documents with most targets."""
+    """Returns one row a document and context length on identical targets, of the documents with most targets."""
     measured = material.results.measurements
-    measured = comparable(measured[measured["protocol"] == "fixed_target"], material.baseline)
+    measured = comparable(measured[measured["protocol"].isin(IDENTICAL_TARGETS)], material.baseline)
     rows = []
     for row in records(measured.drop_duplicates(["setting", *_TEXT])):
         if (sums := material.results.behind(DOCUMENT_SUMS, row)) is not None:
+            text = row["corpus"], row["protocol"]
             largest = np.argsort(-sums.tokens.max(axis=1), kind="stable")[:_MOST_DOCUMENTS]
             for place, (column, length) in itertools.product(largest, enumerate(sums.lengths)):
                 if tokens := sums.tokens[place, column]:
                     cell = (length, sums.clusters[place], sums.nll_nats[place, column] / tokens, tokens)
-                    rows.append((row["setting"], *(row[key] for key in _TEXT), *cell))
+                    rows.append((row["setting"], row["task"], text_name(*text), row["corpus_sha256"], *cell))
     cells = pd.DataFrame(rows, columns=_COLUMNS)
     return cells.sort_values([LENGTH, "value"], ascending=[False, True], kind="stable")
 
@@ -111,8 +113,9 @@ def _finding(cells: pd.DataFrame, digits: str) -> str:
     for label, of_model in cells.groupby("setting", sort=False):
         ascending = records(of_model.sort_values("value"))
         ends = (ascending[0], ascending[-1])
-        words = [f"{end['value']:{digits}} ({end['row']} at {length_text(int(end[LENGTH]))})" for end in ends]
-        sentences.append(f"{in_words(str(label))} from {' to '.join(words)}".replace("-", "\N{MINUS SIGN}"))
+        values = [f"{end['value']:{digits}}".replace("-", "\N{MINUS SIGN}") for end in ends]
+        places = [f"({end['row']} at {length_text(int(end[LENGTH]))})" for end in ends]
+        sentences.append(f"{in_words(str(label))} from {values[0]} {places[0]} to {values[1]} {places[1]}")
     return first_listed(sentences)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.statistics import graded_errors, simultaneous_band
 from sbeval.reports.figures.curves import COUNTED, SCORE_TOOLTIP, SHARES, length_figure
 from sbeval.reports.figures.labels import Caption
@@ -17,12 +17,13 @@ from sbeval.reports.read.fields import in_words, length_text, listed, name_list
 from sbeval.reports.read.results import LENGTH, Reader, averaging, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument, document_of, read_documents
 from sbeval.reports.section import Cell, Fact, Figure, Kind, Material, Section, Table, interval
+from sbeval.results.records import IDENTICAL_TARGETS
 
 WITHIN_NATS = 0.01
 _UNITS = {"stretch": "Stretches of targets", "document": "Documents"}
-_TEXT = ["task", "corpus", "corpus_sha256"]
+_TEXT = ["task", "corpus", "protocol", "corpus_sha256"]
 STRETCH_SUMS = Reader(read=functools.partial(read_documents, by_stretch=True), pool=averaging(SumsByDocument.averaged))
-"""Sums of every run of targets of `fixed_target`, where there are several in a document."""
+"""Sums of every run of targets on identical targets, where there are several in a document."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +70,12 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
 def _section(material: Material) -> Section | None:
     """Returns None where no model was scored on the same targets at two lengths."""
     measured = material.results.measurements
-    rows = measured[(measured["protocol"] == "fixed_target") & (measured["metric"] == "nll")]
+    rows = measured[measured["protocol"].isin(IDENTICAL_TARGETS) & (measured["metric"] == "nll")]
     rows = rows[rows.groupby(["setting", *_TEXT], dropna=False)[LENGTH].transform("nunique") > 1]
     figures, tables, unlogged = [], [], []
     ordered = rows.sort_values("setting", key=lambda labels: labels.map(list(material.looks).index), kind="stable")
     by_text = ordered.drop_duplicates(["setting", *_TEXT]).groupby(_TEXT, dropna=False, sort=False)
-    for (task, corpus, _), of_text in by_text:
+    for (task, *text, _), of_text in by_text:
         by_unit: dict[str, dict[str, Needed]] = {unit: {} for unit in _UNITS}
         for row in records(of_text):
             trained = material.results.model(row["setting"]).origin_length_tokens
@@ -84,7 +85,7 @@ def _section(material: Material) -> Section | None:
                 elif needed := context_needed(sums, trained, within_nats=material.within_nats):
                     by_unit[unit][row["setting"]] = needed
         if any(by_unit.values()):
-            name, stem = CORPUS_WORDS.get(str(corpus), str(corpus)), f"needed-{safe_stem(str(task))}"
+            name, stem = text_name(*map(str, text)), f"needed-{safe_stem(str(task))}"
             figures.append(_figure(material, by_unit, f"{name}: how much context is needed", stem))
             tables.append(_table(by_unit, f"{name}: share of targets that need at most a context length", stem))
     if not figures and not unlogged:

@@ -1,6 +1,6 @@
 """From results files to typed rows.
 
-- `files`: which files belong to runs, what do samples files hold, and what was left out, and why?
+- `files`: which files belong to runs, what do samples files hold, what was left out, and why, and when do they change?
 - `fields`: what if a field is not of the kind expected?
 - `runs`: what does one results file say?
 - `models`: which runs are of one model under test?

@@ -1,12 +1,19 @@
-"""Finds the files of lm-eval runs below the given paths, streams samples files, and notes what is left out, and why."""
+"""Finds the files of lm-eval runs below the given paths, streams samples files, and notes what is left out, and why.
+
+Says when result files appear or change, for pages that follow them.
+"""
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_json
 from sbeval.hub_names import local_path
@@ -16,6 +23,8 @@ Place = Path | str
 Paths = Iterable[Place]
 Labels = Mapping[str, str] | None
 """Names to show in place of others."""
+Build = Callable[[], Path | None]
+_Fingerprint = dict[Path, tuple[int, int]]
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
@@ -153,3 +162,49 @@ def _parsed(line: bytes) -> object:
         return parse_json(line)
     except UserError:
         return None
+
+
+def watch(
+    paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Path | None]:
+    """Yields what `build` returns, whenever a result file below `paths` appears or changes."""
+    given = [local_path(path) for path in paths]
+    last: _Fingerprint = {}
+    while True:
+        now = _fingerprint(given)
+        if now and now != last:
+            last = now
+            yield build()
+        sleep(interval_seconds)
+
+
+def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
+    """Returns every result file below the paths with its size and time of change."""
+    sizes: _Fingerprint = {}
+    for path in paths:
+        files = [path] if path.is_file() else path.rglob("*.json") if path.is_dir() else []
+        for file in files:
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                sizes[file] = (status.st_size, status.st_mtime_ns)
+    return sizes
+
+
+def keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
+    """Builds a page whenever a results file below the paths appears, until Ctrl-C."""
+    print("Watching for results files; Ctrl-C ends it.", flush=True)
+
+    def build_or_say_why_not() -> Path | None:
+        try:
+            return build()
+        except UserError as error:  # a results file may be half written
+            print(error, file=sys.stderr, flush=True)
+            return None
+
+    try:
+        for _ in watch(paths, build_or_say_why_not):
+            pass
+    except AskedToEnd as ended:
+        if ended.signal is not signal.SIGINT:
+            raise
+        print("Watching ended.")

@@ -12,7 +12,7 @@ from sbeval.reports.read.fields import grouped, length_text, ranked, shown_name,
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
 from sbeval.results.intervals import MINIMUM_CLUSTERS
-from sbeval.results.records import ModelRecord
+from sbeval.results.records import IDENTICAL_TARGETS, ModelRecord
 
 ModelKey = tuple[str, ...]
 SCHEME_WORDS = {
@@ -149,7 +149,7 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
 
 
 def with_one_set_of_targets(models: Sequence[EvaluatedModel], notes: Notes) -> tuple[EvaluatedModel, ...]:
-    """Leaves aside, with notes, what `fixed_target` scored on other targets: their difference is no context's."""
+    """Leaves aside, with notes, identical targets that are others: their difference is no context's."""
     return tuple(_with_one_set_of_targets(model, notes) for model in models)
 
 
@@ -157,13 +157,13 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
     by_text = grouped(
         ((task.name, task.record.corpus_sha256), task)
         for _, task in model.task_runs()
-        if task.record is not None and task.record.protocol == "fixed_target"
+        if task.record is not None and task.record.protocol in IDENTICAL_TARGETS
     )
     kept = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
     aside = [task for tasks in by_text.values() for task in tasks if id(task) not in kept]
     for task in aside:
         words = "was scored on other targets than the rest of its line, as far as runs record them, and is not shown"
-        remedy = "one that continues another (--metadata '{\"continues\": RESULTS}') has the same"
+        remedy = "all lengths run at once have the same, and so has a fixed_target run that continues another"
         notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {words}; {remedy}.")
     left_aside = tuple((task.name, _lengths(task)) for task in aside)
     others = {id(task) for task in aside}

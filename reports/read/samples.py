@@ -19,7 +19,7 @@ from sbeval.reports.read.files import Notes, read_lines
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
-from sbeval.results.records import metric_key
+from sbeval.results.records import IDENTICAL_TARGETS, metric_key
 
 NO_SAMPLES = "samples were not logged (--log_samples), or do not give their results file's numbers"
 NOT_ITS_NUMBERS = "do not give their results file's numbers and were left out"
@@ -36,7 +36,7 @@ class SumsByDocument:
         nll_nats: float64 [clusters, lengths].
         tokens: float64 [clusters, lengths]; 0 where a document has no target at that length.
         bytes: float64 [clusters, lengths]; NaN where unknown.
-        blocks: a document to where in the text its targets begin and end, under `fixed_target`.
+        blocks: a document to where in the text its targets begin and end, where they are identical.
     """
 
     def __init__(self, sums: dict[int, dict[str, NDArray[np.float64]]], blocks: Blocks | None = None) -> None:
@@ -91,7 +91,7 @@ def read_document_sums(
     all samples are there and do not add up to what the results file says of the task. With `by_stretch` each run of
     targets of a document has sums of its own.
     """
-    blocks_are_targets = task is not None and task.record is not None and task.record.protocol == "fixed_target"
+    blocks_are_targets = task is not None and task.record is not None and task.record.protocol in IDENTICAL_TARGETS
     samples = task.samples_used if task else None
     sums: dict[int, dict[str, NDArray[np.float64]]] = {}
     blocks: dict[str, set[tuple[int, int]]] = defaultdict(set)
@@ -150,7 +150,7 @@ def read_documents(
 ) -> dict[TaskKey, SumsByDocument]:
     """Returns (model label, task, text) to the sums of every source document.
 
-    With `by_stretch` of every run of targets of `fixed_target`, without notes: those of documents say the same.
+    With `by_stretch` of every run of identical targets, without notes: those of documents say the same.
     Runs of one model at different lengths are joined; where two hold a length, the one that
     `EvaluatedModel.task_runs` has first counts.
     """
@@ -160,7 +160,7 @@ def read_documents(
         for model in models
         for _, task in model.task_runs()
         if task.record is not None and task.record.family == "perplexity"
-        if not by_stretch or task.record.protocol == "fixed_target"
+        if not by_stretch or task.record.protocol in IDENTICAL_TARGETS
     )
     for key, tasks in counting.items():
         wanted = {length for task in tasks if task.record for length in task.record.lengths}

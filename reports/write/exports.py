@@ -50,6 +50,11 @@ _LATEX_ESCAPES = {
     "\N{LEFT DOUBLE QUOTATION MARK}": "``",
     "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
 }
+_BEHIND_NUMBER = re.compile(r"^(.*\S) (\{\[\}[^][]*\])")
+_STACKED = r"\\begin{tabular}[t]{@{}r@{}}\1\\\\{\\scriptsize \2}\\end{tabular}"
+_WRAPPED = re.compile(r"(?=.{25})\S{1,16}( \S{1,16})+")
+_HEADING, _PROSE = r"\parbox[b]{1.1in}{\raggedleft %s}", 60
+"""An interval stands below its number, and long headings in lines, where a table is to fit a page."""
 _FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
 _DASHES = re.compile("-(?=-)")
@@ -153,7 +158,9 @@ def _latex_letter(letter: str) -> str:
 
 def latex_table(table: Table, *, fitted: bool = False) -> str:
     """Returns a `table` environment; it needs the package booktabs, and graphicx where it is `fitted` to the page."""
-    columns = "l" + "r" * (len(table.header) - 1)
+    texts = [[latex_text(cell.plain) for cell in row] for row in (table.header, *table.rows_in_files)]
+    prose = [fitted and max(map(len, column)) > _PROSE for column in zip(*texts[1:], strict=True)]
+    columns = "".join("l" if words or place == 0 else "r" for place, words in enumerate(prose))
     lines = [
         "% needs \\usepackage{booktabs}",
         r"\begin{table*}[t]" if fitted else r"\begin{table}",
@@ -162,13 +169,13 @@ def latex_table(table: Table, *, fitted: bool = False) -> str:
         *([rf"\label{{tab:{table.stem}}}", _FITTED] if fitted else []),
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
-        " & ".join(latex_text(cell.plain) for cell in table.header) + r" \\",
+        " & ".join(_HEADING % text if fitted and _WRAPPED.fullmatch(text) else text for text in texts[0]) + r" \\",
         r"\midrule",
     ]
-    for row in table.rows_in_files:
-        plain = [latex_text(cell.plain) for cell in row]
-        cells = [rf"\textbf{{{text}}}" if cell.bold else text or "--" for text, cell in zip(plain, row, strict=True)]
-        lines.append(" & ".join(cells) + r" \\")
+    for row, plain in zip(table.rows_in_files, texts[1:], strict=True):
+        stacked = [_BEHIND_NUMBER.sub(_STACKED, text) if fitted else text for text in plain]
+        cells = [rf"\textbf{{{text}}}" if cell.bold else text or "--" for text, cell in zip(stacked, row, strict=True)]
+        lines.append(" & ".join(cells) + (r" \\[3pt]" if fitted else r" \\"))
     end = [r"\end{tabular}}", r"\end{table*}", ""] if fitted else [r"\end{tabular}", r"\end{table}", ""]
     return "\n".join([*lines, r"\bottomrule", *end])
 

@@ -15,6 +15,7 @@ COLUMN_INCHES, PAGE_INCHES = 3.25, 6.75
 _POINTS_PER_INCH = 72
 _PIXELS_PER_POINT = 1.75
 """Names of 12.5 and 13 pixels become letters of 7 points."""
+_LEGEND = {"labelLimit": 190, "symbolLimit": 0, "symbolStrokeWidth": 2}
 _MOST_ROWS = 40
 FIGURES, TABLES = "figures.tex", "tables.tex"
 _ALONE = r"""% Compiles alone; in a paper, \input{FILE} after \usepackage{booktabs,graphicx} stands for what follows.
@@ -40,7 +41,7 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
         folder: where to.
         axis: of lengths, as `build_report` takes it.
         only: patterns of names of figures' files; the first metric of every figure if empty.
-        digests: beginnings of texts' hashes, which no name of a file keeps.
+        digests: beginnings of texts' hashes, which no name of a file or label keeps.
     """
     (folder / "figures").mkdir()
     lines = [_ALONE.replace("FILE", FIGURES)]
@@ -58,23 +59,27 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
     (folder / FIGURES).write_text("\n".join([*lines, _END]), encoding="utf-8")
     tables = [table for table in report.tables if not table.prose and len(table.rows_in_files) <= _MOST_ROWS]
     texts = [_ALONE.replace("FILE", TABLES), *(latex_table(table, fitted=True) for table in tables), _END]
-    (folder / TABLES).write_text("\n".join(texts), encoding="utf-8")
+    (folder / TABLES).write_text(_without("\n".join(texts), digests), encoding="utf-8")
 
 
 def _stem(figure: Figure, metric: str, digests: Sequence[str]) -> str:
     """Returns a name that says what is shown: without hashes of texts, the metric last where there are several."""
-    stem = figure.image
-    for digest in digests:
-        stem = stem.replace(f"-{digest}", "")
+    stem = _without(figure.image, digests)
     if len(figure.variants) == 1:
         return stem
     return f"{stem.removesuffix(f'-{next(iter(figure.variants))}')}-{metric}"
 
 
+def _without(text: str, digests: Sequence[str]) -> str:
+    for digest in digests:
+        text = text.replace(f"-{digest}", "")
+    return text
+
+
 def _for_print(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Returns a figure without its title, names in a legend below instead of beside lines; and whether it is wide."""
     wide = len(spec.get("concat", ())) > 1 and spec["columns"] > 1
-    legend = {"title": None, "orient": "bottom", "columns": 4 if wide else 2, "labelLimit": 190, "symbolStrokeWidth": 2}
+    legend = {"title": None, "orient": "bottom", "columns": 4 if wide else 2} | _LEGEND
 
     def printed(value: Any) -> Any:
         if isinstance(value, list):
@@ -121,7 +126,7 @@ def _figure_lines(name: str, caption: str, inches: float, *, wide: bool) -> list
     return [
         rf"\begin{{{environment}}}[t]",
         r"\centering",
-        rf"\includegraphics[width={inches:g}in]{{figures/{name}.pdf}}",
+        rf"\includegraphics[width={inches:g}in,height=0.8\textheight,keepaspectratio]{{figures/{name}.pdf}}",
         rf"\caption{{{latex_text(caption)}}}",
         rf"\label{{fig:{name}}}",
         rf"\end{{{environment}}}",

@@ -153,7 +153,7 @@ def report(
         return page
 
     if watch:
-        _load("sbeval.reports.build", "keep_building")(paths, build)
+        _load("sbeval.reports.read.files", "keep_building")(paths, build)
     else:
         say_next(f"open {build().resolve().as_uri()} in a browser")
 

@@ -33,7 +33,8 @@ _OPTION = re.compile(rf"(?i)--{_SECRET}")
 
 _KEY = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_]*?)@(?P<length>[0-9]{1,30})")
 
-
+IDENTICAL_TARGETS = ("fixed_target", "pairs", "riffled")
+"""Protocols that score the same targets at every length, with only the context differing."""
 LABEL = "label"
 """Key of lm-eval's metadata under which a run names its model for reports."""
 

@@ -35,7 +35,6 @@ class FixedTarget(PerplexityTask):
     """One window a block and length; all end with the block's targets."""
 
     protocol = "fixed_target"
-    identical_targets = True
     default_context = "document"
     _finished: _Finished | None = None
 

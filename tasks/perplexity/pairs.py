@@ -29,7 +29,6 @@ class Pairs(PerplexityTask):
     """Every target at every length, and alone; pairs with less context than the longest length are left out."""
 
     protocol = "pairs"
-    identical_targets = True
     beside = ("without",)
     context = "document"
     _targets: NDArray[np.int64]

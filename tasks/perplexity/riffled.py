@@ -28,7 +28,6 @@ class Riffled(PerplexityTask):
     """The last piece of a document, behind its text in one block and behind it riffled with that of others."""
 
     protocol = "riffled"
-    identical_targets = True
     beside = ("blocks", "replaced")
     context = "document"
 
@@ -65,8 +64,8 @@ class Riffled(PerplexityTask):
         )
         long = np.flatnonzero(self.corpus.document_tokens >= stretch)
         return [
-            {"block": index, "stop": stop, "others": self._others(index, stop, long, stretch)}
-            for index, (_, stop) in enumerate(bounds)
+            {"block": index, "start": start, "stop": stop, "others": self._others(index, stop, long, stretch)}
+            for index, (start, stop) in enumerate(bounds)
         ]
 
     def _others(self, index: int, stop: int, long: NDArray[np.int64], stretch: int) -> list[int]:

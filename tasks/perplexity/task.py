@@ -15,7 +15,7 @@ from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token
 from sbeval.corpora.windows import Window, own_document_share, targets_by_document, targets_sha256
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
-from sbeval.results.records import ClusterSums, TaskRecord, metric_key
+from sbeval.results.records import IDENTICAL_TARGETS, ClusterSums, TaskRecord, metric_key
 from sbeval.scoring.requests import TOKEN_LOGPROBS, TokenLogprobsRequest
 from sbeval.tasks.base import BaseTask
 from sbeval.tasks.lengths import (
@@ -44,13 +44,11 @@ class PerplexityTask(BaseTask):
 
     Attributes:
         special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
-        identical_targets: whether every length scores the same targets with only the context differing.
         beside: other conditions under which the same targets are scored.
     """
 
     protocol: str
     special_tokens = False
-    identical_targets = False
     beside: ClassVar[tuple[str, ...]] = ()
     default_context = "stream"
 
@@ -142,7 +140,8 @@ class PerplexityTask(BaseTask):
         if self.lengths.dropped:
             dropped = list(self.lengths.dropped)
             log.warning("%s: left out default context lengths %s, since %s", name, dropped, self.lengths.reason)
-        self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, self.identical_targets, self.beside)
+        same_targets = self.protocol in IDENTICAL_TARGETS
+        self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, same_targets, self.beside)
         if not (blocks := self.blocks()):
             raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
         self.keep_documents(blocks)

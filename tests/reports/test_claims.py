@@ -7,9 +7,9 @@ import pytest
 from document_sums import LENGTHS, sums
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import model_record, perplexity_task, position_task, write_run
+from result_files import model_record, perplexity_task, position_task, reported, write_pair, write_run
 
-from sbeval.reports import build_report
+from sbeval.reports import build_report, compare
 from sbeval.reports.analyse.claims import length_claims, longest_shown
 from sbeval.reports.analyse.findings import _context_sentence
 from sbeval.reports.analyse.overview import DOUBTFUL
@@ -230,3 +230,18 @@ def test_an_extension_that_fails_is_judged_against_the_length_before_it(tmp_path
     summary = (folder / "summary.md").read_text(encoding="utf-8")
     assert re.search(r"extended.*from 2K on, within its stated 2K, NLL is above its value at 1K", summary)
     assert "not evaluated" not in (folder / "latex" / "overview.tex").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("protocol", ["fixed_target", "pairs", "riffled"])
+def test_every_protocol_of_identical_targets_shows_use_of_context(protocol: str, tmp_path: Path) -> None:
+    for name in (protocol, "stream"):
+        write_pair(tmp_path / name, name)
+    report = reported(tmp_path)
+    named = "" if protocol == "fixed_target" else f", {protocol}"
+    assert report.overview[0].startswith(f"On identical targets (Python standard library{named}, 2 models)")
+    assert len(report.overview) == 1
+    assert not any("Nothing here shows" in remark for remark in report.caveats)
+    assert all(finding.sentences[0].startswith("On identical targets") for finding in report.findings)
+    assert {"needed", "maps", "numbers", "lengths"} <= {section.identifier for section in report.sections}
+    judged = compare(*(tmp_path / protocol / name for name in ("rope", "stickbreaking")))
+    assert any(f"{protocol}: effective length" in difference.group for difference in judged.effective)

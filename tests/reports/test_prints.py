@@ -217,12 +217,14 @@ def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_
     assert widths["stdlib-fixed_target-nll.pdf"] == pytest.approx(234, abs=0.5)
     assert widths["needles-niah_single_1.pdf"] == pytest.approx(486, abs=0.5)
     figures, tables = ((paper / name).read_text() for name in ("figures.tex", "tables.tex"))
-    assert r"\includegraphics[width=3.25in]{figures/stdlib-fixed_target-nll.pdf}" in figures
+    assert re.search(r"\[width=3.25in,height=0.8\\textheight[a-z,]*\]\{figures/stdlib-fixed_target-nll.pdf", figures)
     assert figures.count(r"\begin{figure") == len(names)
     assert "Bands: 95" in figures
     assert "60 documents" in figures
     assert not re.search("tikz|pgf", figures + tables, re.IGNORECASE)
     assert r"\resizebox" in tables
+    assert re.search(r"& \\begin\{tabular\}\[t\]\{@\{\}r@\{\}\}[\d.]+\\\\\{\\scriptsize", tables)
+    assert not re.search(r"-[0-9a-f]{6}\b", figures + tables)
     again = [tmp_path / "results"], tmp_path / "report"
     build_report(*again, image_formats=(), paper=paper, figures=["*token_perplexity"])
     assert "token" in (paper / "figures.tex").read_text()
