@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
-from sbeval.foreign_files import parse_json
+from sbeval.foreign_files import MOST_BYTES, parse_json
 from sbeval.hub_names import local_path
 from sbeval.keeping.writing import is_set_aside, is_unfinished
 
@@ -27,6 +27,7 @@ Build = Callable[[], Path | None]
 _Fingerprint = dict[Path, tuple[int, int]]
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
+_MOST_LINE_BYTES = 2**27  # of a samples file; without prompts, `MOST_BYTES`
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 
@@ -122,7 +123,7 @@ def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Ite
     seen: set[tuple[str, str]] = set()
     try:
         with path.open("rb") as lines:
-            for line in lines:
+            for line in _beginnings(lines):
                 if not line.strip():
                     continue
                 sample = _parsed(line)
@@ -140,12 +141,23 @@ def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Ite
         notes.add(path, f"could not be read to its end ({error.strerror or error}).")
     if unreadable:
         lines_text = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
-        notes.add(path, f"{lines_text} not complete JSON left out; paired differences rest on the rest.")
+        limits = "longer than 128 MiB (64 MiB without its prompts)"
+        reason = f"not complete JSON, or {limits}, left out; paired differences rest on the rest."
+        notes.add(path, f"{lines_text} {reason}")
     if repeated:
         notes.add(path, f"{repeated} samples stand there more than once: the first of each counts.")
     documents = len({document for document, _ in seen})
     if samples is not None and documents < samples:
         notes.add(path, f"holds {documents} of {samples:.0f} samples: paired differences rest on these.")
+
+
+def _beginnings(stream: BinaryIO) -> Iterator[bytes]:
+    """Yields every line, of one beyond the limit its beginning, which is no JSON."""
+    at_start = True
+    for piece in iter(lambda: stream.readline(_MOST_LINE_BYTES), b""):
+        if at_start:
+            yield piece
+        at_start = piece.endswith(b"\n")
 
 
 def _parsed(line: bytes) -> object:
@@ -155,13 +167,11 @@ def _parsed(line: bytes) -> object:
     so the markers found are keys; where they belong to another object, what is left is no JSON and all is parsed.
     """
     start, stop = line.find(_PROMPTS_START), line.rfind(_PROMPTS_STOP)
-    if 0 < start < stop:
-        with contextlib.suppress(UserError):
-            return parse_json(line[:start] + line[stop:])
-    try:
-        return parse_json(line)
-    except UserError:
-        return None
+    for text in (line[:start] + line[stop:] if 0 < start < stop else b"", line):
+        if len(text) <= MOST_BYTES:
+            with contextlib.suppress(UserError):
+                return parse_json(text)
+    return None
 
 
 def watch(

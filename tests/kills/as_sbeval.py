@@ -1,4 +1,4 @@
-"""Is the command `sbeval` for `kills.py`, and ends itself before one of its writes where that is asked for.
+"""Is the command `sbeval`, or a plain `lm_eval`, for `kills.py`; ends itself before one of its writes where asked to.
 
     python as_sbeval.py MOMENT ARGUMENT...
 
@@ -51,7 +51,11 @@ def main(moment: str, arguments: list[str]) -> None:
     sys.argv = [f"{folder}/sbeval", *arguments]
     if moment:
         open(f"{folder}/began", "w").close()
-    from sbeval.__main__ import main
+    if arguments[:1] == ["lm_eval"]:
+        sys.argv = arguments
+        from lm_eval.__main__ import cli_evaluate as main
+    else:
+        from sbeval.__main__ import main
 
     if arguments[:1] == ["demo"]:
         from sbeval.demo import evaluation

@@ -184,6 +184,14 @@ def _caches(work: Path) -> list[str]:
     return _evaluation("sb_text_stream,sb_text_long,sb_ruler_vt,sb_copy", metadata, 1)
 
 
+def _checkpoint(work: Path) -> None:
+    shutil.copytree(CHECKPOINT, work / "checkpoint")
+
+
+def _inspect(work: Path) -> list[str]:
+    return ["inspect", f"{work}/checkpoint", "--tasks", "sb_flipflop", "--metadata", '{"context_lengths": [256]}']
+
+
 def _extend(work: Path) -> list[str]:
     options = "--context 128 --batch-tokens 256 --steps 3 --warmup-steps 1 --save-every-steps 1 --documents joined"
     options += " --log-every-steps 1 --precision float32 --allow-repeat"
@@ -214,5 +222,9 @@ COMMANDS = {
         ),
         Command("demo", _demo, text, demonstrated),
         Command("caches", _caches, text, kept),
+        Command(
+            "lm_eval", lambda work: ["lm_eval", "--model", "sb", "--log_samples", *_run(work)[1:]], text, scores("out")
+        ),
+        Command("inspect", _inspect, _checkpoint, whole("checkpoint")),  # it writes nothing
     )
 }

@@ -111,7 +111,7 @@ class Kills:
         """Returns whether the command was killed and has more to do; one that ended is only compared."""
         number = self.random.choice(SIGNALS)
         by_time = self.random.random() < 0.5 or self.command.workers
-        write, seconds = self.random.randint(1, self.writes), self.random.uniform(0, self.seconds)
+        write, seconds = self.random.randint(1, max(1, self.writes)), self.random.uniform(0, self.seconds)
         process = self._start("-" if by_time else f"{write}:{int(number)}")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds if by_time else 20 * SECONDS_TO_END)

@@ -24,6 +24,7 @@ from sbeval.reports import build_report, load_results
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.kinds.position_sums import POSITION_SUMS
+from sbeval.reports.read import files
 from sbeval.reports.read.samples import SAMPLE_SCORES
 
 EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
@@ -259,6 +260,25 @@ def test_samples_that_were_cut_off_or_doubled_are_named(damage, words: str, tmp_
     if lines and len(lines) > 4:
         found = sums_of(load_results([tmp_path]), "demo-rope", "sb_stdlib_stream")
         assert found.nll_nats.tolist() == whole.nll_nats.tolist()
+
+
+@pytest.mark.parametrize(
+    ("key", "characters", "read"),
+    [("arguments", 40_000, True), ("arguments", 400_000, False), ("doc", 10_000, True), ("doc", 40_000, False)],
+)
+def test_a_line_of_samples_beyond_a_stated_size_is_left_out(
+    key: str, characters: int, read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_MOST_LINE_BYTES", 100_000)
+    monkeypatch.setattr(files, "MOST_BYTES", 20_000)
+    good(tmp_path)
+    (samples,) = tmp_path.glob("samples_*.jsonl")
+    first, *others = map(json.loads, samples.read_text(encoding="utf-8").splitlines())
+    first[key] = {"text": "x" * characters}
+    samples.write_text("".join(json.dumps(line) + "\n" for line in [first, *others]), encoding="utf-8")
+    assert [line["doc_id"] for line in files.read_lines(samples, files.Notes())] == [0, 1, 2, 3][not read :]
+    said = "1 line that is not complete JSON, or longer than 128 MiB (64 MiB without its prompts), left out"
+    assert (said in reasons(tmp_path)) is not read
 
 
 def _first(key: str, *place: int, value: object = 2**63) -> Any:
