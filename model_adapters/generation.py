@@ -6,6 +6,7 @@ at the same time.
 """
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import json
@@ -36,8 +37,8 @@ from sbeval.model_adapters.session import Session, Tally
 from sbeval.model_adapters.speed.generating import growing_cache, steps_without_plans
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_facts
 from sbeval.scoring.context_parallel import ContextParallelScorer
-from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
-from sbeval.scoring.requests import AfterThinking
+from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError, NoText
+from sbeval.scoring.requests import Answer
 
 _THOUGHTS_KEPT = 64
 """Prompts that are thought about before the first of them is answered, where a response cache keeps answers."""
@@ -66,29 +67,40 @@ def generate_until(session: Session, hf: Any, requests: Sequence[Instance], *, q
     same = {equal[0].index: equal for group in groups for equal in group}
     answers: Answers[int, str] = Answers(session, "generate_until", arguments, quiet=quiet)
     thoughts: dict[int, Thought] = {}
-    tally = Tally()
     with answers:
         firsts = [[equal[0] for equal in group] for group in groups]
         for first, (tokens, sound) in answers.each(_answered(session, hf, firsts, thoughts)):
             prompt, thought = prompts[first], thoughts.get(first)
             session.meter.add(len(prompt.tokens))
+            text: Answer | NoText
             if sound:
                 stop = texts.stop_texts(hf, prompt.setting["until"])
-                text = texts.answer_text(hf.tokenizer, tokens, stop, hf.think_end_token)
-                text = text if thought is None else AfterThinking.of(text, cut=thought.cut)
+                text = Answer(texts.answer_text(hf.tokenizer, tokens, stop, hf.think_end_token))
             else:
-                text = texts.no_text(len(prompt.tokens), len(tokens))
+                text = unsound = texts.no_text(len(prompt.tokens), len(tokens))
                 if session.scorer.non_finite == "error":
-                    answers.fail(text.error.of(request_name(requests[first])))
+                    answers.fail(unsound.error.of(request_name(requests[first])))
                     continue
-            cut = sound and len(tokens) >= prompt.setting["max_gen_toks"] and not texts.has_end(hf, tokens, stop)
+            facts = {} if thought is None else {f"thinking_{k}": v for k, v in thought._asdict().items()}
+            if sound and len(tokens) >= prompt.setting["max_gen_toks"] and not texts.has_end(hf, tokens, stop):
+                facts["answer_cut"] = True
             for alike in same[first]:
-                tally.add(thought, cut=cut)
-                facts = {} if thought is None else {f"thinking_{k}": v for k, v in thought._asdict().items()}
-                record_facts(requests[alike.index], cut_tokens=alike.cut_tokens, **facts)
-                answers.give(alike.index, text)
-    session.tally.merge(tally)
+                answer = copy.copy(text)
+                answer.facts = {"cut_tokens": alike.cut_tokens, **facts}
+                answers.give(alike.index, answer)
+    if session.cache_hook.dbdict is None:
+        tell(session, requests, answers.in_order())
     return answers.in_order()
+
+
+def tell(session: Session, requests: Sequence[Instance], answers: Sequence[str]) -> None:
+    """Counts answers, those of a response cache too, and has what is known of them logged with their samples."""
+    tally = Tally()
+    for request, answer in zip(requests, answers, strict=True):
+        facts = getattr(answer, "facts", {})
+        tally.add(facts)
+        record_facts(request, **facts)
+    session.tally.merge(tally)
 
 
 def _begins_its_answer(session: Session, request: Instance) -> bool:

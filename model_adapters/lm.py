@@ -174,6 +174,11 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             return texts
         return generation.generate_until(self.session, self, requests, quiet=disable_tqdm)
 
+    def tell(self, requests: list[Instance], answers: list[str]) -> None:
+        """Counts answers to `generate_until` where lm-eval's response cache gave some of them."""
+        if self.session is not None:
+            generation.tell(self.session, requests, answers)
+
     def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.session is not None:
             return super()._model_generate(context, *args, **kwargs)

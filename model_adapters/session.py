@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sbeval.commands import ranks
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
-from sbeval.model_adapters.decoding.thinking import Thinking, Thought
+from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.options import AdapterOptions, Truncation
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome
@@ -72,14 +72,12 @@ class Tally:
     thinking_stopped: int = 0
     thinking_tokens: int = 0
 
-    def add(self, thought: Thought | None, *, cut: bool) -> None:
-        """Counts an answer."""
+    def add(self, facts: Mapping[str, Any]) -> None:
+        """Counts an answer by the facts known of it."""
         self.answers += 1
-        self.cut += cut
-        if thought is not None:
-            self.thinking_cut += thought.cut
-            self.thinking_stopped += thought.stopped
-            self.thinking_tokens += thought.tokens
+        self.cut += facts.get("answer_cut", 0)
+        for name in ("thinking_cut", "thinking_stopped", "thinking_tokens"):
+            setattr(self, name, getattr(self, name) + facts.get(name, 0))
 
     def merge(self, other: Self) -> None:
         """Adds another tally, and says what was cut in it; base models end their answers nowhere."""

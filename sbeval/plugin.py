@@ -10,7 +10,7 @@ some modules are completed right after they have been executed:
   ours that does not exist is answered with the names that do.
 - `lm_eval._cli.harness` refuses for the model `sb` what `sbeval run` refuses, before torch is imported.
 - `lm_eval.api.model` has every model that scores tokens (`TemplateLM`) answer our requests, as far as sums allow, and
-  keeps the arguments it was made with.
+  keeps the arguments it was made with; `sb` counts the answers that a response cache gives too.
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - `lm_eval.loggers.utils` asks git for the commit without git's complaint where there is no repository.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
@@ -140,6 +140,24 @@ def _check_runs(harness: ModuleType) -> None:
     harness.HarnessCLI.parse_args, harness.HarnessCLI.execute = parse_args, execute
 
 
+def _complete_models(model: ModuleType) -> None:
+    original = model.CachingLM.__getattr__
+
+    def attribute(self: Any, name: str) -> Any:
+        found = original(self, name)
+        if name != "generate_until" or (tell := getattr(self.lm, "tell", None)) is None:
+            return found
+
+        def answers_told(requests: Sequence[Any]) -> Any:
+            tell(requests, answers := found(requests))
+            return answers
+
+        return answers_told
+
+    model.CachingLM.__getattr__ = attribute
+    _answer_by_sums(model)
+
+
 def _answer_by_sums(model: ModuleType) -> None:
     def answer(lm: Any, request_type: str, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
         return getattr(importlib.import_module(ANSWERING), request_type)(lm, requests, quiet=disable_tqdm)
@@ -248,7 +266,7 @@ def _install_excepthook() -> None:
 _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.models": _register_model,
     "lm_eval._cli.harness": _check_runs,
-    "lm_eval.api.model": _answer_by_sums,
+    "lm_eval.api.model": _complete_models,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "lm_eval.loggers.utils": _ask_git_quietly,

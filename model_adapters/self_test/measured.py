@@ -105,8 +105,9 @@ class Measured:
         return apart(self._logits(self._long_L[None])[0], self._whole(self._long_L))
 
     def rows(self, *, padded: bool) -> float:
-        """Of rows of a batch, two of them equal, if `padded` one of them shorter and padded on the right."""
-        texts = [self._long_L, self._changed_L, *([self._short_L] if padded else []), self._long_L]
+        """Of rows of a batch, two of them equal, if `padded` two shorter, one by a token, padded on the right."""
+        shorter = [self._short_L, self._long_L[:-1]] if padded else []
+        texts = [self._long_L, self._changed_L, *shorter, self._long_L]
         batch_BLV = self._logits(pad_sequence(texts, batch_first=True))
         return max(apart(row[: len(text)], self._whole(text)) for row, text in zip(batch_BLV, texts, strict=True))
 

@@ -26,7 +26,7 @@ from sbeval.model_adapters.session import Session
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
-_VERSION = 2
+_VERSION = 3
 """Of what is tested; a higher one has every model tested again."""
 _OWN = ("sbeval", "moduleformer")
 # their kernels take the place of a model's own code where they are installed

@@ -239,7 +239,7 @@ def cut_texts(record: ModelRecord) -> list[str]:
     }
     if kept.get("chat") is True or record.thinking_tokens is not None:
         words["cut"] = "the budget of tokens cut {}"
-    of = f"of {kept.get('answers')} answers (its first process's, cached ones apart)."
+    of = f"of {kept.get('answers')} answers (its first process's)."
     return [
         text.format(f"{kept[name]} {of}") for name, text in words.items() if fits(kept.get(name), int) and kept[name]
     ]

@@ -82,6 +82,7 @@ class NoText(str):
     """Stands for the text of an answer whose logits are no numbers; read as text it is empty. `error` says where."""
 
     error: NonFiniteError
+    facts: Mapping[str, Any]
 
     def __new__(cls, found: str, row: int = 0) -> Self:
         """Keeps the sentence."""

@@ -19,7 +19,7 @@ Shape suffixes: L input length, T targets.
 import functools
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -42,17 +42,16 @@ for _former in ("sbeval.token_logprobs", "sbeval.target_logprobs"):
     sys.modules.setdefault(_former, sys.modules[__name__])
 
 
-class AfterThinking(str):
-    """A generated answer behind the model's thinking; `cut` where the model had to be made to end that."""
+class Answer(str):
+    """A generated answer with the facts known of it, which a response cache keeps with the text."""
 
-    cut: bool
+    facts: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, text: str, *, cut: bool) -> Self:
-        """Returns it."""
-        answer = cls(text)
-        answer.cut = cut
-        return answer
+    def __new__(cls, text: str, **facts: Any) -> Self:
+        """Keeps both."""
+        self = super().__new__(cls, text)
+        self.facts = facts
+        return self
 
 
 class TokenLogprobsRequest(NamedTuple):

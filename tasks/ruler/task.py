@@ -14,7 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
 from sbeval.scoring.non_finite import NoText
-from sbeval.scoring.requests import AfterThinking
+from sbeval.scoring.requests import Answer
 from sbeval.tasks.asked import corpus_facts, read_options
 from sbeval.tasks.base import BaseTask, Numbered
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
@@ -38,7 +38,7 @@ class ParsedAnswer(Filter):  # type: ignore[misc]
 
     def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[str]:
         """Returns the cleaned first answer of every request."""
-        return [_like(answer, parse_answer(answer)) for answer, *_ in resps]
+        return [Answer(parse_answer(answer), **getattr(answer, "facts", {})) for answer, *_ in resps]
 
 
 class RulerTask(BaseTask):
@@ -207,7 +207,7 @@ class RulerTask(BaseTask):
             none = isinstance(answer, NoText)
             scores[metric_key("score", length)] = math.nan if none else self.score(answer, references)
             if self.thinking_tokens is not None:
-                cut = math.nan if none else float(getattr(answer, "cut", False))
+                cut = math.nan if none else float(answer.facts.get(THINKING_CUT, False))
                 scores[metric_key(THINKING_CUT, length)] = cut
         return scores
 
@@ -215,10 +215,6 @@ class RulerTask(BaseTask):
         """Returns which way is better at every length."""
         metrics = {**self.metrics, **({} if self.thinking_tokens is None else {THINKING_CUT: False})}
         return {metric_key(metric, length): more for length in self.lengths for metric, more in metrics.items()}
-
-
-def _like(answer: str, parsed: str) -> str:
-    return AfterThinking.of(parsed, cut=answer.cut) if isinstance(answer, AfterThinking) else parsed
 
 
 def parse_answer(answer: str) -> str:

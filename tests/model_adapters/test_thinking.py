@@ -2,12 +2,14 @@
 
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -15,7 +17,7 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.decoding.texts import answer_text
 from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.scoring.requests import AfterThinking
+from sbeval.scoring.requests import Answer
 from tests.model_adapters.small import LINES, Checkpoints, instances, load_lm, tiny_tokenizer
 
 PROMPTS = [LINES[0], LINES[-3], LINES[2] + "\n" + LINES[3]]
@@ -60,8 +62,9 @@ def test_answers_follow_a_thinking_that_ended_or_was_cut(
         assert len(before) <= len(plain.tok_encode(prompt)) + BUDGET + len(encode(prefix))
         expected = plain.tokenizer.decode(continued(plain, before, ANSWER), skip_special_tokens=True)
         assert answer == expected.split(end)[-1].lstrip()
-        assert isinstance(answer, AfterThinking)
-        assert pickle.loads(pickle.dumps(answer)).cut == answer.cut == known["thinking_cut"] == (not ends)
+        assert isinstance(answer, Answer)
+        assert pickle.loads(pickle.dumps(answer)).facts == answer.facts
+        assert answer.facts["thinking_cut"] == known["thinking_cut"] == (not ends)
         assert (known["thinking_tokens"], known["thinking_stopped"]) == (len(written), False)
         cuts.append(not ends)
     assert cuts[0] is False
@@ -83,6 +86,25 @@ def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(
     counts = lm.get_model_info()["sbeval"]["generated"]
     assert counts["thinking_stopped"] == sum(known["thinking_stopped"] for known in facts) >= 1
     assert "of 3 answers were asked for again: the model had ended its text" in caplog.text
+
+
+def test_answers_of_a_response_cache_are_counted_and_logged_as_those_generated(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    seen = []
+    for _ in range(2):
+        lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
+        requests = instances("generate_until", [(p, {"until": [], "max_gen_toks": ANSWER}) for p in PROMPTS])
+        cached = CachingLM(lm, str(tmp_path / "cache.db"))
+        known = len(cached.dbdict)
+        answers = cached.generate_until(requests[: 2 + len(seen)])
+        assert len(cached.dbdict) == known + 2 - len(seen)
+        cached.dbdict.close()
+        seen.append((lm.get_model_info()["sbeval"]["generated"], answers[:2], [r.args for r in requests[:2]]))
+    assert seen[0][1:] == seen[1][1:]
+    assert seen[0][2][0][-1]["thinking_text"]
+    assert (seen[0][0]["answers"], seen[1][0]["answers"]) == (2, 3)
+    assert 0 < seen[0][0]["thinking_tokens"] < seen[1][0]["thinking_tokens"]
 
 
 def byte_tokenizer(*merges: tuple[str, str], spaces: bool = False) -> Any:

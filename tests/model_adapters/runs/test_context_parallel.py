@@ -72,7 +72,7 @@ def generated(lm: StickBreakingLM, rank: int) -> dict[str, Any]:
     )
     before = lm.session.meter.tokens
     torch.manual_seed(rank)
-    texts = lm.generate_until(prompts_of(rank), disable_tqdm=True)
+    texts = [*map(str, lm.generate_until(prompts_of(rank), disable_tqdm=True))]
     hook.remove()
     return {"texts": texts, "widest": max(widths), "tokens": lm.session.meter.tokens - before}
 

@@ -85,6 +85,12 @@ def padding_reaches_back(own: Forward, body: Any, given: dict[str, Any]) -> Any:
     return moved(output, ends[..., None] * output.last_hidden_state.roll(1, -1))
 
 
+def padding_reaches_back_in_long_rows(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    output, ids = own(body, **given), given["input_ids"]
+    ends = (ids[:, -1:] == 0) & ((ids[:, :20] != 0).all(1, keepdim=True))
+    return moved(output, ends[..., None] * output.last_hidden_state.roll(1, -1))
+
+
 def rows_mix(own: Forward, body: Any, given: dict[str, Any]) -> Any:
     output = own(body, **given)
     return moved(output, 0.3 * (output.last_hidden_state.roll(1, 0) - output.last_hidden_state))
@@ -131,6 +137,11 @@ CASES = {
     ),
     "right padding": Case(
         plant=in_the_forward(padding_reaches_back), failed={names.RIGHT_PADDING}, scoring=names.EQUAL_LENGTHS
+    ),
+    "right padding of long rows": Case(
+        plant=in_the_forward(padding_reaches_back_in_long_rows),
+        failed={names.RIGHT_PADDING},
+        scoring=names.EQUAL_LENGTHS,
     ),
     "rows": Case(plant=in_the_forward(rows_mix), failed=ROWS, scoring=names.ALONE, generation=names.ALONE),
     "place of a row": Case(
@@ -278,7 +289,6 @@ def test_a_family_that_is_not_run_or_answers_otherwise_fails(monkeypatch: pytest
     monkeypatch.setenv("SBEVAL_CACHE", "")
     with pytest.raises(SystemExit, match=r"not run, or other answers or scores.*: lama"):
         main()
-    rows = [("x", "yes", "yes"), ("x", "refused", "yes"), ("hy_v4", "off by 1 nats", "yes")]
-    assert all(map(is_right, rows))
-    assert not any(map(is_right, [("x", "off by 1 nats", "yes"), ("hy_v4", "yes", "3 of 5")]))
+    assert all(map(is_right, [("x", "yes", "yes"), ("x", "refused", "yes")]))
+    assert not any(map(is_right, [("x", "off by 1 nats", "yes"), ("x", "yes", "3 of 5")]))
     assert {"llama", "deepseek_v32", "glm_moe_dsa"} <= documented()

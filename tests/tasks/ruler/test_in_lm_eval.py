@@ -15,7 +15,7 @@ from ruler_problems import TASKS, evaluated, load_task
 
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord
-from sbeval.scoring.requests import AfterThinking
+from sbeval.scoring.requests import Answer
 from sbeval.tasks.ruler import wording
 from sbeval.tasks.ruler.drafts import Frame
 
@@ -192,7 +192,7 @@ class Thinker(Reader):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         begun = [(prompt + settings["answer_prefix"], settings) for prompt, settings in (r.args for r in requests)]
         answers = super().generate_until([Instance("generate_until", {}, asked, 0) for asked in begun])
-        return [AfterThinking.of(a, cut=r.doc_id % 2 == 1) for a, r in zip(answers, requests, strict=True)]
+        return [Answer(a, thinking_cut=r.doc_id % 2 == 1) for a, r in zip(answers, requests, strict=True)]
 
 
 def test_how_often_thinking_was_cut_is_a_metric_and_keeps_the_prompts(metadata: dict[str, Any]) -> None:
