@@ -33,13 +33,17 @@ from sbeval.tasks.packaged import definitions
 from sbeval.tasks.perplexity.options import PerplexityOptions
 from sbeval.tasks.recall import options as recall
 from tests.fuzz import results
-from tests.fuzz.mutations import VALUES
+from tests.fuzz.mutations import VALUES, changed_bytes
 
 NAMES = ["run", "lm_eval", "environment", "sweep", "report", "inspect", "convert", "train", "extend"]
 # what a command needs once it runs, so that a case costs no import
 _IMPORTED = ("sbeval.model_adapters.lm", "sbeval.reports.build", "sbeval.tasks.ruler.niah", "sbeval.tasks.recall.mqrar")
 CHECKPOINT = str(shipped_checkpoints()[1])
-TASKS = ("sb_flipflop", "sb_niah_single_1", "sb_copy_phrase", "sb_text_stream", "sb_text_fixed_target", "sb_span")
+HARDER = ("sb_text_pairs", "sb_text_riffled", "sb_association", "sb_turns_forced", "sb_longbench2_short")
+TASKS = (
+    *("sb_flipflop", "sb_niah_single_1", "sb_copy_phrase", "sb_text_stream", "sb_text_fixed_target", "sb_span"),
+    *HARDER,
+)
 # words by what they are, then what is likely to be typed behind an option; options of evaluations come first
 TABLE = {
     line.split()[0]: line.split()[1:]
@@ -90,6 +94,10 @@ TABLE = {
         least-effect 0.01 1 -1
         hub-results out hub
         hub-dataset hellaswag=a/b
+        axis tokens training declared
+        within 0 0.01 1 -1
+        paper paper out folder text.txt
+        figure * *nll* nope [
         memory 80GiB 24GB 1
         lengths 64,128 32
         dtype float32 bfloat16
@@ -116,6 +124,11 @@ TYPED = (
 KINDS_OF_TASKS = (*OPTIONS, PerplexityOptions, *(value for value in vars(recall).values() if isinstance(value, type)))
 METADATA = sorted({name for kind in KINDS_OF_TASKS for name in getattr(kind, "model_fields", ())})
 MODEL_ARGS = (*AdapterOptions.model_fields, *TABLE["ARGUMENTS"], *TABLE["OTHER_ARGUMENTS"], *TABLE["ODD_ARGUMENTS"])
+PAIR = {"context": "Simple is better than complex. \ud83d\ude00 " * 9, "target": "Now is better than never. \u0301"}
+QUESTION = {
+    **{"context": "Simple is better. " * 99, "question": "What is better?", "answer": "A", "length": "short"},
+    **{f"choice_{letter}": letter * 3 for letter in "ABCD"},
+}
 VARIABLES = (*TABLE["PROCESSES"], *TABLE["FOLDERS"], *TABLE["TERMINAL"], *TABLE["LIBRARIES"])
 FLAGS = ("log_samples", "write_out", "show_config", "predict_only", "check_integrity", "trust_remote_code")
 # of other commands: how they begin, their options with values, and those without
@@ -127,7 +140,7 @@ OTHER: dict[str, tuple[Sequence[str], str, Sequence[str]]] = {
     ),
     "report": (
         (*["{results} --compare demo-rope demo-sb"] * 5, "{results} -o out"),
-        "label baseline only title least-effect gate hub-results hub-dataset",
+        "label baseline only title least-effect gate hub-results hub-dataset axis within paper figure",
         ("--fail-if-worse", "--replace"),
     ),
     "inspect": (
@@ -181,11 +194,20 @@ def _pairs(rng: Random, usual: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _evaluation(rng: Random) -> list[str]:
     chosen = rng.sample(TASKS, rng.choice([1, 1, 1, 2])) if rng.random() < 0.8 else [_value(rng, [*definitions()])]
-    length = 256 if "sb_niah_single_1" in chosen else 32
+    length = 256 if {"sb_niah_single_1", *HARDER[1:]} & {*chosen} else 32
+    usual = {
+        "context_lengths": [length],
+        "num_samples": 2,
+        "data_path": f"text.{'jsonl' if HARDER[0] in chosen else 'txt'}",
+    }
+    if HARDER[1] in chosen:
+        usual |= {"riffled_documents": 2, "piece_tokens": 16, "split": "paragraph"}
+    if HARDER[4] in chosen:
+        usual |= {"longbench2": "questions.jsonl"}
     given = {
         "tasks": ",".join(chosen),
         "model_args": _pairs(rng, {"pretrained": CHECKPOINT, "max_length": 256}, MODEL_ARGS),
-        "metadata": _pairs(rng, {"context_lengths": [length], "num_samples": 2, "data_path": "text.txt"}, METADATA),
+        "metadata": _pairs(rng, usual, METADATA),
         "limit": "1",
     }
     for name in rng.sample(EVALUATING, rng.choice([0, 1, 1, 2, 3])):
@@ -221,7 +243,11 @@ def fuzz(what: str, rng: Random, folder: Path) -> str:
     """Types one command in a folder with a few things to name."""
     _results()
     command = typed(what, rng)
-    (folder / "text.txt").write_text("Simple is better than complex. Now is better than never.\n" * 200)
+    lines = "Simple is better than complex. Now is better than never.\n" * 200
+    (folder / "text.txt").write_text("\n".join([lines] * 3))
+    for name, line in (("text", PAIR), ("questions", QUESTION)):
+        content = (json.dumps(line) + "\n").encode() * 25
+        (folder / f"{name}.jsonl").write_bytes(changed_bytes(content, rng) if rng.random() < 0.5 else content)
     (folder / "folder").mkdir()
     (folder / "file.yaml").write_text("seed: 1\n")
     os.mkfifo(folder / "pipe")

@@ -145,6 +145,25 @@ def test_long_bench_keeps_both_ends_of_a_text_and_asks_again_without_it(folder: 
         load_task("sb_longbench2_long", options_of(folder, "character", longbench2=corpora["longbench2"]))
 
 
+def test_without_a_copy_all_of_lm_eval_s_configurations_are_read_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def load(dataset: str, config: str) -> dict[str, list[dict[str, Any]]]:
+        asked.append((dataset, config))
+        row = {"context": config, "question": "?", "choices": list("abcd"), "answer": 1, "length": "short"}
+        return {"train": [row]}
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_kept", lambda dataset: None)
+    load_questions.cache_clear()
+    questions, _, where = load_questions(None)
+    load_questions.cache_clear()
+    assert {dataset for dataset, _ in asked} == {where} == {"recursal/longbench-v2"}
+    assert [entry.text for entry in questions] == [config for _, config in asked]
+    assert {"legal_single", "dialogue_history", "table"} < {entry.text for entry in questions}
+    assert len(asked) == 20
+
+
 def test_strata_are_those_named_or_counted(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     base = {"question": "?", "choices": list("abcd"), "answer": 1}
