@@ -194,7 +194,7 @@ def _pairs(rng: Random, usual: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _evaluation(rng: Random) -> list[str]:
     chosen = rng.sample(TASKS, rng.choice([1, 1, 1, 2])) if rng.random() < 0.8 else [_value(rng, [*definitions()])]
-    length = 256 if {"sb_niah_single_1", *HARDER[1:]} & {*chosen} else 32
+    length = 512 if {"sb_niah_single_1", *HARDER[1:]} & {*chosen} else 32
     usual = {
         "context_lengths": [length],
         "num_samples": 2,
@@ -206,7 +206,7 @@ def _evaluation(rng: Random) -> list[str]:
         usual |= {"longbench2": "questions.jsonl"}
     given = {
         "tasks": ",".join(chosen),
-        "model_args": _pairs(rng, {"pretrained": CHECKPOINT, "max_length": 256}, MODEL_ARGS),
+        "model_args": _pairs(rng, {"pretrained": CHECKPOINT, "max_length": 640}, MODEL_ARGS),
         "metadata": _pairs(rng, usual, METADATA),
         "limit": "1",
     }
