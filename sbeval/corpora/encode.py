@@ -17,7 +17,7 @@ from sbeval.corpora.documents import Document
 from sbeval.corpora.tokens import Layout
 from sbeval.errors import UserError
 
-PIECE_CHARACTERS = 2**21
+PIECE_CHARACTERS = 2**19
 _OVERLAP_CHARACTERS = 2**13
 _SAME_TOKENS = 16
 _QUIET: dict[str, Any] = {"return_attention_mask": False, "verbose": False}

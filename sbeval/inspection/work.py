@@ -96,7 +96,7 @@ def make_tasks(
     manager = TaskManager(include_path=places, include_defaults=not packaged, metadata=dict(metadata))
     try:
         tasks: dict[str, Any] = manager.load(list(names))["tasks"]
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:  # the last of a home that is nobody's
         if raised_here(error):
             raise
         raise UserError(

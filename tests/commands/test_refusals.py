@@ -133,6 +133,7 @@ LATER = {
     f"run --tasks negative.yaml --model_args pretrained={CHECKPOINT}": "Unknown config shape: keys=['seed']",
     f"inspect {CHECKPOINT} --tasks negative.yaml": "Expected tasks that lm-eval can load, found: Unknown config shape",
     f"inspect {CHECKPOINT} --tasks 2": "Expected tasks that lm-eval can load",
+    f"inspect {CHECKPOINT} --tasks ~nobodyxx/a": "Expected tasks that lm-eval can load, found: Could not",
     f"{RUN} sb_stdlib --log_samples": "Specify --output_path",
 }
 # one process for all, since starting it is most of what a refusal takes

@@ -225,6 +225,6 @@ COMMANDS = {
         Command(
             "lm_eval", lambda work: ["lm_eval", "--model", "sb", "--log_samples", *_run(work)[1:]], text, scores("out")
         ),
-        Command("inspect", _inspect, _checkpoint, whole("checkpoint")),  # it writes nothing
+        Command("inspect", _inspect, _checkpoint, whole("checkpoint")),  # its own files are a cache
     )
 }
