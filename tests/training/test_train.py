@@ -36,7 +36,7 @@ def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_
 
 
 def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
-    recipe = tiny_recipe(steps=200, save_every_steps=10)
+    recipe = tiny_recipe(steps=100, save_every_steps=10)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     command = ["train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out"]
     log, whole, out = tmp_path / "log.txt", tmp_path / "whole", tmp_path / "killed"
@@ -51,7 +51,7 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
             process.join()
         assert process.exitcode == ends, log.read_text()
     before, after = parts_of(out)
-    assert 0 == before[0] < before[1] == after[0] < after[1] == 200
+    assert 0 == before[0] < before[1] == after[0] < after[1] == 100
     assert_same_weights(out / "tiny_stickbreaking", whole / "tiny_stickbreaking")
     assert losses(out) == losses(whole)
 
