@@ -40,15 +40,18 @@ _TRACEBACK = re.compile("Traceback|Exception ignored|Fatal Python error")
 class Surroundings(Kills):
     """Odd surroundings of one command; see `Kills`."""
 
-    def visit(self, only: str) -> None:
-        """Runs the command in each whose name holds `only`."""
+    def visit(self, only: str) -> Iterator[str]:
+        """Runs the command in each whose name holds `only`, and yields that name."""
         for name, moment, changed in self._places():
             if only in name:
                 self.visit_one(name, moment, changed)
+                yield name
         if only in "another process":
             self.visit_one("another process", "-", {}, processes=2)
+            yield "another process"
         if only in "nobody reads":
             self.visit_one("nobody reads", "-", {}, read=False)
+            yield "nobody reads"
 
     def _places(self) -> Iterator[tuple[str, str, dict[str, str]]]:
         for write in sorted({1, *(max(1, self.writes * sixth // 6) for sixth in range(1, 7))}):
@@ -155,8 +158,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.commands or COMMANDS:
             visited = Surroundings(COMMANDS[name], Path(folder, name), 0)
-            visited.visit(options.only)
-            print("\n".join(visited.said), file=sys.stderr)
+            for surrounding in visited.visit(options.only):
+                print("\n".join([*visited.said, f"{name} in {surrounding}"]), file=sys.stderr)
+                visited.said.clear()
             shown = ", ".join(f"{visited.counts[kind]} {kind}" for kind in TROUBLES)
             print(f"{name}: {visited.counts['surroundings']} surroundings: {shown}", flush=True)
             troubles += visited.counts.total() - visited.counts["surroundings"]
