@@ -26,7 +26,7 @@ _COLUMNS = ["setting", "task", "corpus", "corpus_sha256", LENGTH, "row", "value"
 _TEXT = ["task", "corpus", "corpus_sha256"]
 _MOST_DOCUMENTS = 40
 _SHOWN = 2
-BEGINS = "\N{BLACK DIAMOND}"
+BEGINS = "\N{LOZENGE}"
 """Marks the first checkpoint at which a length measurably lowers NLL."""
 
 

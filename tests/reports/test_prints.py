@@ -146,7 +146,7 @@ def test_a_followed_training_says_when_each_length_begins_to_work(tmp_path: Path
     drawn = next(figure for figure in steps.figures if figure.image.endswith("-map"))
     assert "512 at step 100, 1K at step 200, 2K at step 400, 4K at step 400" in drawn.caption.finding
     (image,) = drawn.variants["nll"]["concat"]
-    marked = {(cell["row"], cell["length"]) for cell in image["data"]["values"] if "\N{BLACK DIAMOND}" in cell["text"]}
+    marked = {(cell["row"], cell["length"]) for cell in image["data"]["values"] if "\N{LOZENGE}" in cell["text"]}
     assert marked == {("100", "512"), ("200", "1K"), ("400", "2K"), ("400", "4K")}
 
 
