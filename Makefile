@@ -92,7 +92,7 @@ kills: $(INSTALLED)
 surroundings: $(INSTALLED)
 	$(BIN)/python tests/kills/surroundings.py $(COMMANDS)
 
-# every family with a cache, layers or positions of its own kind: some 20 minutes; the most used are among the tests
+# every family with a cache, layers or positions of its own kind: some 20 minutes; the most used are among the tests, all run each night
 families: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/measures/families.py $(FAMILIES)
 

@@ -104,7 +104,8 @@ def tell(session: Session, requests: Sequence[Instance], answers: Sequence[str])
 
 
 def _begins_its_answer(session: Session, request: Instance) -> bool:
-    text, prefix = request.args[0], isinstance(request.doc, dict) and request.doc.get("answer_prefix")
+    text, doc = request.args[0], request.doc if isinstance(request.doc, dict) else {}
+    prefix = doc.get("answer_prefix") or doc.get("gen_prefix")  # as RULER's documents here and in lm-eval have it
     asked_behind = prefix and "answer_prefix" not in request.args[1] and text.rstrip().endswith(str(prefix).rstrip())
     return bool(asked_behind) or hash(text) in session.begun
 

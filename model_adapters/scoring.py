@@ -29,8 +29,8 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
     `pairs` are the tokens of each request's context and continuation.
     """
     if session.thinking is not None and session.tally.chat:
-        words = "continuations are scored right behind prompts in which the model is told to think (thinking_tokens)"
-        logger.warning("%s: leave it out where they are answers", words)
+        words = "continuations are scored right behind prompts in which the model is told to think"
+        logger.warning("%s: leave thinking_tokens out for tasks that score answers", words)
     session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
     contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
     arguments = dict(enumerate(request.args for request in requests))

@@ -199,12 +199,13 @@ def tiny_config(family: str, vocabulary: int) -> Any:
     return transformers.AutoConfig.for_model(family, **{**sizes, "vocab_size": vocabulary})
 
 
-def save_tiny(family: str, folder: Path) -> None:
+def save_tiny(family: str, folder: Path, *, seed: int = 0, **sizes: int) -> None:
     """Writes a model of random weights, large enough that answers differ."""
     tokenizer = tiny_tokenizer(adds_bos=False)
     config = tiny_config(family, len(tokenizer))
+    config.update(sizes)
     config.bos_token_id, config.eos_token_id, config.pad_token_id = 0, 1, 2
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
     if (size := sum(parameter.numel() for parameter in model.parameters())) > 5_000_000:
         raise UserError(f"{size:,} parameters")

@@ -167,7 +167,13 @@ def begun_by_a_task(lm: StickBreakingLM) -> Instance:
     return asked
 
 
-@pytest.mark.parametrize("made", [begun_by_a_template, begun_by_a_task])
+def begun_by_a_task_of_others(lm: StickBreakingLM) -> Instance:
+    asked = begun_by_a_task(lm)
+    asked.doc = {"gen_prefix": " is"}
+    return asked
+
+
+@pytest.mark.parametrize("made", [begun_by_a_template, begun_by_a_task, begun_by_a_task_of_others])
 def test_answers_that_the_prompt_begins_are_not_thought_about(made: Any, checkpoint: Checkpoints) -> None:
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
     with pytest.raises(UserError, match=r"found such as begin it in .*: leave thinking_tokens out for them"):

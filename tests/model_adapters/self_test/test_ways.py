@@ -138,11 +138,6 @@ CASES = {
     "right padding": Case(
         plant=in_the_forward(padding_reaches_back), failed={names.RIGHT_PADDING}, scoring=names.EQUAL_LENGTHS
     ),
-    "right padding of long rows": Case(
-        plant=in_the_forward(padding_reaches_back_in_long_rows),
-        failed={names.RIGHT_PADDING},
-        scoring=names.EQUAL_LENGTHS,
-    ),
     "rows": Case(plant=in_the_forward(rows_mix), failed=ROWS, scoring=names.ALONE, generation=names.ALONE),
     "place of a row": Case(
         plant=in_the_forward(rows_differ_by_their_place), failed=ROWS, scoring=names.ALONE, generation=names.ALONE
@@ -171,6 +166,32 @@ def test_a_fault_is_found_and_avoided(name: str, checkpoint: Checkpoints, monkey
     unaware = load_lm(folder, batch_size=8, self_test=False)
     right = answers_of(unaware) == whole_answers(lm, PROMPTS)
     assert not right or likelihoods(unaware, PAIRS) != pytest.approx(whole_scores(lm, PAIRS), abs=1e-4)
+
+
+def test_padding_that_long_rows_alone_show_is_found(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_the_forward(padding_reaches_back_in_long_rows)(monkeypatch)
+    lm = load_lm(checkpoint("llama"), batch_size=8)
+    assert lm.session is not None
+    assert lm.session.self_test.failed.keys() == {names.RIGHT_PADDING}
+    assert lm.session.batches.same_length
+
+
+def test_a_cache_that_counts_nothing_reads_no_padding_where_rounding_hides_the_fault(tmp_path: Path) -> None:
+    save_tiny("minimax", tmp_path)
+    lm = load_lm(tmp_path, batch_size=8, dtype="bfloat16")
+    assert lm.session is not None
+    assert (names.LEFT_PADDING in lm.session.self_test.failed, lm.session.self_test.generation) == (
+        False,
+        names.EQUAL_LENGTHS,
+    )
+
+
+@pytest.mark.parametrize("seed", [107, 205])
+def test_an_expert_that_rounding_changes_is_no_fault(seed: int, tmp_path: Path) -> None:
+    save_tiny("mixtral", tmp_path, seed=seed, num_local_experts=64)
+    lm = load_lm(tmp_path, batch_size=8, dtype="float16")
+    assert lm.session is not None
+    assert lm.session.self_test.failed == {}
 
 
 def test_a_sound_model_is_run_as_before(checkpoint: Checkpoints) -> None:
