@@ -89,6 +89,12 @@ def test_a_fence_names_its_language_so_that_no_command_hides(page: Path) -> None
     assert {*opened} <= {"sh", "bash", "yaml", "json", "text", "python"}
 
 
+def test_what_a_version_brings_is_fifteen_lines_at_most() -> None:
+    sections = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    lines = {name: len([line for line in rest if line]) for name, *rest in map(str.splitlines, sections)}
+    assert not [name for name, count in lines.items() if name != "Unreleased" and count > 15]
+
+
 def test_readme_is_read_in_three_minutes_and_links_to_files_that_are_there() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
