@@ -127,8 +127,8 @@ FAULTS = {
     ),
     "prompts are cut on the right": Fault(
         "model_adapters",
-        "Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut)",
-        "Prompt(index, np.asarray(tokens[: len(tokens) - cut], dtype=np.int64), setting, cut)",
+        "Prompt(index, np.asarray(tokens[cut:], dtype=np.int64), setting, cut, beginning)",
+        "Prompt(index, np.asarray(tokens[: len(tokens) - cut], dtype=np.int64), setting, cut, beginning)",
     ),
     "a context's last token is fed as well": Fault(
         "model_adapters", "tuple((context + continuation)[cut:-1])", "tuple((context + continuation)[cut:])"
@@ -156,7 +156,7 @@ FAULTS = {
         "tasks/ruler", "of_key = {key: values[i * each :][:each]", "of_key = {key: values[0:][:each]"
     ),
     "depths are of another sample": Fault(
-        "tasks/ruler", "depth = depths[index % len(depths)] / 100", "depth = depths[0] / 100"
+        "tasks/ruler", "fractions[first] = depths[index % len(depths)] / 100", "fractions[first] = depths[0] / 100"
     ),
     "training windows overlap by a window": Fault(
         "training/test_windows.py",
