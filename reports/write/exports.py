@@ -51,7 +51,7 @@ _LATEX_ESCAPES = {
     "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
 }
 _BEHIND_NUMBER = re.compile(r"^(.*\S) (\{\[\}[^][]*\])")
-_STACKED = r"\\begin{tabular}[t]{@{}r@{}}\1\\\\{\\scriptsize \2}\\end{tabular}"
+_STACKED = r"\\begin{tabular}[t]{@{}r@{}}\1\\\\[-2pt]{\\scriptsize \2}\\end{tabular}"
 _WRAPPED = re.compile(r"(?=.{25})\S{1,16}( \S{1,16})+")
 _HEADING, _PROSE = r"\parbox[b]{1.1in}{\raggedleft %s}", 60
 """An interval stands below its number, and long headings in lines, where a table is to fit a page."""
@@ -175,7 +175,7 @@ def latex_table(table: Table, *, fitted: bool = False) -> str:
     for row, plain in zip(table.rows_in_files, texts[1:], strict=True):
         stacked = [_BEHIND_NUMBER.sub(_STACKED, text) if fitted else text for text in plain]
         cells = [rf"\textbf{{{text}}}" if cell.bold else text or "--" for text, cell in zip(stacked, row, strict=True)]
-        lines.append(" & ".join(cells) + (r" \\[3pt]" if fitted else r" \\"))
+        lines.append(" & ".join(cells) + (r" \\ \addlinespace[2pt]" if fitted else r" \\"))
     end = [r"\end{tabular}}", r"\end{table*}", ""] if fitted else [r"\end{tabular}", r"\end{table}", ""]
     return "\n".join([*lines, r"\bottomrule", *end])
 

@@ -40,7 +40,7 @@ class Riffled(PerplexityTask):
         documents, piece = self.options.riffled_documents, self.options.piece_tokens
         room = (np.sort(self.corpus.document_tokens) - piece) * documents
         enough = int(room[-documents - 1]) if len(room) > documents else 0
-        because = f"{documents + 1} documents are riffled and replaced, and no more are as long"
+        because = f"{documents + 1} documents are riffled and replaced, and fewer are longer"
         text = Limit(max(0, enough), because, "give more long documents or ask for shorter context_lengths")
         lengths = self.settle_within([text, *self.model_limits()], room)
         if odd := [n for n in lengths.scored if n % (documents * piece) or n == documents * piece]:

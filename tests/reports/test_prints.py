@@ -223,7 +223,7 @@ def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_
     assert "60 documents" in figures
     assert not re.search("tikz|pgf", figures + tables, re.IGNORECASE)
     assert r"\resizebox" in tables
-    assert re.search(r"& \\begin\{tabular\}\[t\]\{@\{\}r@\{\}\}[\d.]+\\\\\{\\scriptsize", tables)
+    assert re.search(r"& \\begin\{tabular\}\[t\]\{@\{\}r@\{\}\}[\d.]+\\\\\[-2pt\]\{\\scriptsize", tables)
     assert not re.search(r"-[0-9a-f]{6}\b", figures + tables)
     again = [tmp_path / "results"], tmp_path / "report"
     build_report(*again, image_formats=(), paper=paper, figures=["*token_perplexity"])
