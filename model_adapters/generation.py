@@ -99,7 +99,8 @@ def tell(session: Session, requests: Sequence[Instance], answers: Sequence[str])
     for request, answer in zip(requests, answers, strict=True):
         facts = getattr(answer, "facts", {})
         tally.add(facts)
-        record_facts(request, **facts)
+        ends = session.tally.chat or session.thinking is not None  # base models end their answers nowhere
+        record_facts(request, **facts if ends else {**facts, "answer_cut": None})
     session.tally.merge(tally)
 
 
