@@ -271,7 +271,7 @@ def test_a_line_of_samples_beyond_a_stated_size_is_left_out(
 ) -> None:
     monkeypatch.setattr(files, "_MOST_LINE_BYTES", 100_000)
     monkeypatch.setattr(files, "MOST_BYTES", 20_000)
-    good(tmp_path)
+    good(tmp_path, arguments_bytes=1)
     (samples,) = tmp_path.glob("samples_*.jsonl")
     first, *others = map(json.loads, samples.read_text(encoding="utf-8").splitlines())
     first[key] = {"text": "x" * characters}
