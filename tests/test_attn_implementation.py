@@ -9,6 +9,7 @@ import torch
 from fresh_process import run_code
 from ranks import run_ranks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoConfig,
@@ -39,9 +40,9 @@ def config(**given: Any) -> PretrainedConfig:
     return made
 
 
-def named(**given: Any) -> Any:
+def named(*, device: str = DEVICE, **given: Any) -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config(**given), attn_implementation=NAME).to(DEVICE)
+    return AutoModelForCausalLM.from_config(config(**given), attn_implementation=NAME).to(device)
 
 
 def oracle(model: Any) -> SbevalForCausalLM:
@@ -53,8 +54,8 @@ def oracle(model: Any) -> SbevalForCausalLM:
     return ours.to(DEVICE)
 
 
-def tokens(*shape: int) -> Tensor:
-    return torch.randint(3, 61, shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+def tokens(*shape: int, device: str = DEVICE) -> Tensor:
+    return torch.randint(3, 61, shape, generator=torch.Generator().manual_seed(1)).to(device)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -166,11 +167,11 @@ def two_steps(model: Any, ids: Tensor) -> Tensor:
 
 def sharded(rank: int, file: Path) -> None:
     torch.distributed.init_process_group("gloo")
-    model = named().cpu()
+    model, mesh = named(device="cpu"), init_device_mesh("cpu", (2,))  # whatever device there is
     for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    logits = two_steps(model, tokens(2, 12).cpu())
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    logits = two_steps(model, tokens(2, 12, device="cpu"))
     if rank == 0:
         torch.save(logits, file)
 
@@ -183,7 +184,7 @@ def test_trains_sharded_over_two_processes(tmp_path: Path) -> None:
 def trained(model: Any, folder: Path) -> list[float]:
     quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": "none"}
     arguments = TrainingArguments(str(folder), max_steps=50, per_device_train_batch_size=4, **quiet)
-    rows = [{"input_ids": row, "labels": row} for row in tokens(64, 16)]
+    rows = [{"input_ids": row, "labels": row} for row in tokens(64, 16, device="cpu")]
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from source_tree import ROOT
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -31,13 +32,13 @@ ASKED: dict[str, Any] = {"targets_per_window": 32, "data_path": str(ROOT / "test
 TOKENIZER = AutoTokenizer.from_pretrained(CHECKPOINT)
 
 
-def small_nope() -> PreTrainedModel:
+def small_nope(device: str = DEVICE) -> PreTrainedModel:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(TOKENIZER)}
     torch.manual_seed(0)
     config = AutoConfig.for_model("smollm3", **sizes, **ids, num_hidden_layers=1, no_rope_layers=[0])
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
-    return model.to(DEVICE)
+    return model.to(device)
 
 
 def numbers(model: Any, **more: Any) -> dict[int, float]:
@@ -98,10 +99,10 @@ def test_attention_by_name_is_the_model_s_definition_and_no_fault() -> None:
 
 def sharded(rank: int, expected: dict[int, float]) -> None:
     torch.distributed.init_process_group("gloo")
-    model = small_nope().cpu()
+    model, mesh = small_nope("cpu"), init_device_mesh("cpu", (2,))  # whatever device there is
     for layer in model.model.layers:
-        fully_shard(layer)
-    assert numbers(fully_shard(model)) == pytest.approx(expected, rel=1e-4)
+        fully_shard(layer, mesh=mesh)
+    assert numbers(fully_shard(model, mesh=mesh)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_every_process_of_a_sharded_model_has_the_curve() -> None:

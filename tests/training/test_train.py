@@ -40,9 +40,8 @@ def test_a_killed_run_loses_and_repeats_no_step(tmp_path, data_folder):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     command = ["train", str(tmp_path / "tiny.yaml"), "--data", str(data_folder), "--out"]
     log, whole, out = tmp_path / "log.txt", tmp_path / "whole", tmp_path / "killed"
-    train(recipe, whole, data_folder=data_folder)
-    for ends in (-signal.SIGKILL, 0):
-        process = start(sbeval, *command, str(out), environment=os.environ, folder=tmp_path, log=log)
+    for folder, ends in ((whole, 0), (out, -signal.SIGKILL), (out, 0)):
+        process = start(sbeval, *command, str(folder), environment=os.environ, folder=tmp_path, log=log)
         try:
             while process.is_alive() and (not ends or not any(out.glob(f"states/checkpoint-*/{COMPLETE_MARK}"))):
                 time.sleep(0.01)
@@ -67,6 +66,7 @@ def test_the_last_line_of_a_training_run_evaluates_its_checkpoint(tmp_path, data
 
 def test_training_prints_steps_and_losses_with_the_time_left_and_no_bars(tmp_path, data_folder, capsys, monkeypatch):
     monkeypatch.setattr("sbeval.training.watch.SECONDS_BETWEEN_SIGNS", -1.0)
+    transformers_logging.enable_progress_bar()
     train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
     printed = capsys.readouterr()
     assert "steps 1 to 12 of 256 tokens each, the loss every 5" in printed.out

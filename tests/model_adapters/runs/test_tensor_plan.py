@@ -26,7 +26,7 @@ def worker(rank: int, folders: dict[str, Path], out: Path) -> None:
         held = [getattr(parameter, "_local_tensor", parameter) for parameter in lm.model.parameters()]
         answers[model] = {
             "nats": likelihoods(lm, PAIRS),
-            "texts": generated(lm, PROMPTS),
+            "texts": [str(text) for text in generated(lm, PROMPTS)],
             "numbers": sum(map(torch.numel, held)),
         }
     torch.save(answers, out / f"{rank}.pt")
