@@ -15,7 +15,7 @@ AT_MOST = {
     "imports in functions": 69,
     "of them of our modules": 29,
     "vague names": 161,
-    "test lines": 32458,
+    "test lines": 32466,
 }
 COUNTS = census()
 
