@@ -115,6 +115,7 @@ class Backend:
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
         in_float32 = getattr(self.lm, "softmax_dtype", True) is None  # `hf` adds in the model's own type unless told
         began = time.perf_counter()
+        logging.getLogger("asyncio").addFilter(_awaited)
         try:
             if in_float32:
                 self.lm.softmax_dtype = torch.float32
@@ -127,7 +128,6 @@ class Backend:
             if (most := max((nats for nats, _ in scores.values()), default=0.0)) > _ROUNDING_NATS:
                 raise UserError(f"Expected {self.name} to tell log-probabilities, found a sum above 0 ({most:.4g})")
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
-            logging.getLogger("asyncio").addFilter(_awaited)
             reason = USERINFO.sub("", first_line(error))
             said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"
             answered += sum(self.kept(name) is not None for name in texts)
@@ -256,8 +256,11 @@ class Backend:
 
 
 def _awaited(record: logging.LogRecord) -> bool:
-    """Of requests that fail side by side, asyncio tells at the end of Python those that nobody waited for any more."""
-    return "never retrieved" not in record.getMessage()
+    """Whether asyncio tells something else than requests beside one that failed, which nobody waits for any more.
+
+    It does so whenever they are collected, at the latest as Python ends: the filter stays in place.
+    """
+    return not any(said in record.getMessage() for said in ("never retrieved", "unhandled exception during asyncio"))
 
 
 def _returned(outputs: Any) -> list[_Returned] | None:

@@ -97,7 +97,9 @@ def tell(session: Session, requests: Sequence[Instance], answers: Sequence[str])
     """Counts answers, those of a response cache too, and has what is known of them logged with their samples."""
     tally = Tally()
     for request, answer in zip(requests, answers, strict=True):
-        tally.add(facts := getattr(answer, "facts", {}))
+        if (facts := getattr(answer, "facts", None)) is None:  # kept by an earlier version
+            continue
+        tally.add(facts)
         ends = session.tally.chat or session.thinking is not None  # base models end their answers nowhere
         record_facts(request, **facts if ends else {**facts, "answer_cut": None})
     session.tally.merge(tally)

@@ -269,7 +269,8 @@ def check_tensor_plan(config: Any, plan: Any) -> None:
     if plan == "auto" and not getattr(config, "base_model_tp_plan", None):
         remedy = "leave tp_plan out (context_parallel shares windows of this project's models)"
         raise UserError(f"Expected a model with a plan for tp_plan=auto, found {config.model_type}: {remedy}.")
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    names = ("num_key_value_heads", "num_attention_heads")
+    heads = next((count for name in names if (count := getattr(config, name, None))), processes)
     if heads % processes:
         expected = f"Expected processes that divide the model's {heads} key-value heads for tp_plan"
         raise UserError(f"{expected}, found {processes}: start fewer.")

@@ -230,6 +230,7 @@ def run_settings(lm: Any) -> dict[str, Any]:
         **{name: getattr(lm, name) for name in _OF_LM},
         "self_test": lm.session.self_test.ways(),
         "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
+        **({} if options.thinking_tokens is None else {"answers_with_facts": True}),  # as a cache has them
     }
 
 

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS = 65536
 CPU_BATCH_TOKENS = 8192
+_SHARED_SLOTS = 8  # of processes with a tensor plan, which may not count on equal memory
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,7 +149,7 @@ class Session:
             raise UserError(f"{expected}, found a longest input of {hf.max_length}: {remedy}.")
         on_cpu = hf.device.type == "cpu"
         rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
-        automatic = hf.batch_size == "auto"
+        automatic, shared = hf.batch_size == "auto", hf.arguments.get("tp_plan") is not None
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
         batches = BatchLimits(
             max_rows=hf.max_batch_size if automatic else int(hf.batch_size),
@@ -168,7 +169,7 @@ class Session:
             own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
             generation_batches=batches,
             slots=SlotLimits(
-                slots=None if automatic else int(hf.batch_size),
+                slots=(_SHARED_SLOTS if shared else None) if automatic else int(hf.batch_size),
                 most_slots=hf.arguments.get("max_batch_size"),  # the attribute of `hf` has a default
                 max_tokens=options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu and automatic else None),
                 prompt_tokens=tokens,

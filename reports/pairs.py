@@ -158,7 +158,7 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
     same_C = (size_CK == sizes[1][other]).all(axis=1) & (size_CK == size_CK[:, :1]).all(axis=1) & (size_CK[:, 0] > 0)
     if same_tokens:
         blocks = [[sums.blocks.get(name) for name in documents] for sums in (first.sums, second.sums)]
-        same_C &= [mine == others for mine, others in zip(*blocks, strict=True)]
+        same_C &= [not (mine and others) or mine == others for mine, others in zip(*blocks, strict=True)]
     if not same_C.any():
         return "no document has identical targets"
     differences_CK = (second.sums.nll_nats[other] - first.sums.nll_nats[own])[same_C]

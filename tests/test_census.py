@@ -7,15 +7,15 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 293,
-    "product lines": 44353,
-    "lines of code": 30537,
+    "product lines": 44368,
+    "lines of code": 30548,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 69,
     "of them of our modules": 29,
     "vague names": 161,
-    "test lines": 32466,
+    "test lines": 32465,
 }
 COUNTS = census()
 

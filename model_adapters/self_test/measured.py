@@ -69,8 +69,9 @@ class Measured:
             return Check(passed=False, reason=first_line(error))
         if not math.isfinite(difference):
             return Check(passed=False, reason="its logits are no numbers")
-        while allowed is None and difference > self.allowed and self._draws < _MOST_DRAWS:
-            self._draw()
+        with contextlib.suppress(Nothing):  # which says of a way that differs nothing better
+            while allowed is None and difference > self.allowed and self._draws < _MOST_DRAWS:
+                self._draw()
         return Check(passed=difference <= (allowed or self.allowed), difference=difference)
 
     def _draw(self) -> None:
@@ -80,9 +81,10 @@ class Measured:
         with _rounded_anew(self._model, seed=self._draws):
             rounded = [self._logits(text[None])[0] for text in texts]
         self._draws += 1
-        self.allowed = max(self.allowed, *map(apart, rounded, whole))
-        if not math.isfinite(self.allowed):
+        moved = max(map(apart, rounded, whole))
+        if not math.isfinite(moved):
             raise Nothing("the model's logits are no numbers where they are rounded once more")
+        self.allowed = max(self.allowed, moved)
 
     def later_tokens(self) -> float:
         """Of tokens before those that another text changes, or that a shorter one lacks; those count as equal."""

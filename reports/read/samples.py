@@ -72,7 +72,7 @@ class SumsByDocument:
                     cluster: np.array([sum(documents[cluster][0] for documents in by_seed) / len(seeds), tokens, size])
                     for cluster, (_, tokens, size) in by_seed[0].items()
                     if all(cluster in documents and documents[cluster][1] == tokens for documents in by_seed)
-                    and all(seed.blocks.get(cluster) == seeds[0].blocks.get(cluster) for seed in seeds)
+                    and len({frozenset(blocks) for seed in seeds if (blocks := seed.blocks.get(cluster))}) <= 1
                 }
         return cls(means, seeds[0].blocks)
 

@@ -87,11 +87,11 @@ class NoText(str):
     def __new__(cls, found: str, row: int = 0) -> Self:
         """Keeps the sentence."""
         self = super().__new__(cls, "")
-        self.error = NonFiniteError(found, row)
+        self.error, self.facts = NonFiniteError(found, row), {}
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.error.found, self.error.row))
+        return (type(self), (self.error.found, self.error.row), {"facts": self.facts})
 
 
 class FiniteWatch(LogitsProcessor):

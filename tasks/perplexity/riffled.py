@@ -8,6 +8,7 @@ read three times, with the same tokens where it is riffled and where it is in bl
 - replaced: riffled, with another document in place of the scored one's earlier pieces
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -83,7 +84,11 @@ class Riffled(PerplexityTask):
     def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the requests; no target's context is its own document's alone."""
         super().build_all_requests(**kwargs)
-        self.config.metadata["sbeval"]["own_document_share"] = None
+        record = self.config.metadata["sbeval"]
+        record["own_document_share"] = None
+        # the same targets among more documents are another question
+        among = f"{record['targets_sha256']} among {self.options.riffled_documents}"
+        record["targets_sha256"] = hashlib.sha256(among.encode()).hexdigest()
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns three requests at each length."""
