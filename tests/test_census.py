@@ -7,8 +7,8 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 293,
-    "product lines": 44368,
-    "lines of code": 30548,
+    "product lines": 44373,
+    "lines of code": 30553,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,

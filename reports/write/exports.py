@@ -159,7 +159,7 @@ def _latex_letter(letter: str) -> str:
 def latex_table(table: Table, *, fitted: bool = False) -> str:
     """Returns a `table` environment; it needs the package booktabs, and graphicx where it is `fitted` to the page."""
     texts = [[latex_text(cell.plain) for cell in row] for row in (table.header, *table.rows_in_files)]
-    prose = [fitted and max(map(len, column)) > _PROSE for column in zip(*texts[1:], strict=True)]
+    prose = [fitted and max(map(len, rest), default=0) > _PROSE for _, *rest in zip(*texts, strict=True)]
     columns = "".join("l" if words or place == 0 else "r" for place, words in enumerate(prose))
     lines = [
         "% needs \\usepackage{booktabs}",

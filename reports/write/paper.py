@@ -1,5 +1,6 @@
 """A report for a paper: figures as PDF of a column's or a page's width, captions and tables as LaTeX that compiles."""
 
+import dataclasses
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 from sbeval.reports.figures.images import ImageWriter
 from sbeval.reports.figures.lengths import on_axis
+from sbeval.reports.read.fields import unique_name
 from sbeval.reports.section import Figure, Report
 from sbeval.reports.write.exports import latex_table, latex_text
 
@@ -58,8 +60,11 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
         writer.svgs()
     (folder / FIGURES).write_text("\n".join([*lines, _END]), encoding="utf-8")
     tables = [table for table in report.tables if not table.prose and len(table.rows_in_files) <= _MOST_ROWS]
-    texts = [_ALONE.replace("FILE", TABLES), *(latex_table(table, fitted=True) for table in tables), _END]
-    (folder / TABLES).write_text(_without("\n".join(texts), digests), encoding="utf-8")
+    texts, labels = [_ALONE.replace("FILE", TABLES)], set[str]()
+    for table in tables:
+        labels.add(label := unique_name(_without(table.stem, digests), labels, "{}-{}"))
+        texts.append(latex_table(dataclasses.replace(table, stem=label), fitted=True))
+    (folder / TABLES).write_text("\n".join([*texts, _END]), encoding="utf-8")
 
 
 def _stem(figure: Figure, metric: str, digests: Sequence[str]) -> str:
