@@ -72,7 +72,7 @@ class Measured:
         with contextlib.suppress(Nothing):  # which says of a way that differs nothing better
             while allowed is None and difference > self.allowed and self._draws < _MOST_DRAWS:
                 self._draw()
-        return Check(passed=difference <= (allowed or self.allowed), difference=difference)
+        return Check(passed=difference <= (self.allowed if allowed is None else allowed), difference=difference)
 
     def _draw(self) -> None:
         """Rounds all texts anew, and allows what that changes."""

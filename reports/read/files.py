@@ -6,14 +6,11 @@ Says when result files appear or change, for pages that follow them.
 import contextlib
 import os
 import re
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from sbeval.commands.ending import AskedToEnd
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_BYTES, parse_json
 from sbeval.hub_names import local_path
@@ -28,6 +25,7 @@ _Fingerprint = dict[Path, tuple[int, int]]
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
 _MOST_LINE_BYTES = 2**27  # of a samples file; without prompts, `MOST_BYTES`
+_TOO_LONG = f"longer than {_MOST_LINE_BYTES >> 20} MiB ({MOST_BYTES >> 20} MiB without its prompts)"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 
@@ -141,8 +139,7 @@ def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Ite
         notes.add(path, f"could not be read to its end ({error.strerror or error}).")
     if unreadable:
         lines_text = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
-        limits = "longer than 128 MiB (64 MiB without its prompts)"
-        reason = f"not complete JSON, or {limits}, left out; paired differences rest on the rest."
+        reason = f"not complete JSON, or {_TOO_LONG}, left out; paired differences rest on the rest."
         notes.add(path, f"{lines_text} {reason}")
     if repeated:
         notes.add(path, f"{repeated} samples stand there more than once: the first of each counts.")
@@ -198,23 +195,3 @@ def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
                 status = file.stat()
                 sizes[file] = (status.st_size, status.st_mtime_ns)
     return sizes
-
-
-def keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
-    """Builds a page whenever a results file below the paths appears, until Ctrl-C."""
-    print("Watching for results files; Ctrl-C ends it.", flush=True)
-
-    def build_or_say_why_not() -> Path | None:
-        try:
-            return build()
-        except UserError as error:  # a results file may be half written
-            print(error, file=sys.stderr, flush=True)
-            return None
-
-    try:
-        for _ in watch(paths, build_or_say_why_not):
-            pass
-    except AskedToEnd as ended:
-        if ended.signal is not signal.SIGINT:
-            raise
-        print("Watching ended.")

@@ -4,14 +4,17 @@ import functools
 import importlib
 import importlib.metadata
 import shlex
+import signal
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from sbeval import report_options
-from sbeval.commands.ending import EVALUATE, say_next
+from sbeval.commands.ending import EVALUATE, AskedToEnd, say_next
 from sbeval.errors import UserError
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -153,9 +156,28 @@ def report(
         return page
 
     if watch:
-        _load("sbeval.reports.read.files", "keep_building")(paths, build)
+        _keep_building(paths, build)
     else:
         say_next(f"open {build().resolve().as_uri()} in a browser")
+
+
+def _keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
+    print("Watching for results files; Ctrl-C ends it.", flush=True)
+
+    def build_or_say_why_not() -> Path | None:
+        try:
+            return build()
+        except UserError as error:  # a results file may be half written
+            print(error, file=sys.stderr, flush=True)
+            return None
+
+    try:
+        for _ in _load("sbeval.reports", "watch")(paths, build_or_say_why_not):
+            pass
+    except AskedToEnd as ended:
+        if ended.signal is not signal.SIGINT:
+            raise
+        print("Watching ended.")
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")

@@ -171,7 +171,7 @@ class ModelRecord(_Record):
         tokens_per_second: input tokens per second of model time over the run.
         generated: how many `answers` the first process gave, how many of them were `cut` at their budget; whether
             prompts were `chat`; tokens of thinking, and before how many answers it was cut at its budget or the text
-            ended in it. What a response cache answered is not counted.
+            ended in it. Answers of a response cache count too, but for those that an earlier version kept.
         thinking_tokens: most tokens of thinking before each answer, None where models were not made to think.
         self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
             used, and a `sentence`; `untested` says why there are none. None for this family's
