@@ -26,6 +26,10 @@ if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES")
 
         quick_interpreter.install()
 
+# torch asks oneDNN whether there are matrix instructions (AMX), which its own plain code does not have, and then fails
+if os.environ.get("ATEN_CPU_CAPABILITY") == "default":
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "SSE41")
+
 # a busy or slow machine is no failure
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")

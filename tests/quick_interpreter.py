@@ -11,6 +11,7 @@ from triton.runtime import interpreter
 
 _launch, _patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
 _numpy_type, _reduce = interpreter._get_np_dtype, interpreter.ReduceOps.generic_reduce
+_patch_tensor = interpreter._patch_lang_tensor
 _patched: set[str] = set()
 _numpy_types: dict[str, Any] = {}
 
@@ -29,6 +30,12 @@ def _patch_lang(fn: Any) -> Any:
     return _patch(fn)
 
 
+def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
+    """Has the one number of an array be an index: NumPy 2.4 makes none of what Triton 3.6 hands to `int`."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
 def _get_np_dtype(kind: Any) -> Any:
     name = kind.scalar.name
     if name not in _numpy_types:
@@ -45,6 +52,7 @@ def _generic_reduce(self: Any, given: Any) -> Any:
 
 
 def install() -> None:
+    interpreter._patch_lang_tensor = _patch_lang_tensor  # for good: without it nothing runs there
     interpreter.GridExecutor.__call__, interpreter._patch_lang = _call, _patch_lang
     interpreter._get_np_dtype, interpreter.ReduceOps.generic_reduce = _get_np_dtype, _generic_reduce
 
