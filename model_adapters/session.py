@@ -175,7 +175,8 @@ class Session:
                 prompt_tokens=tokens,
             ),
             draft_tokens=options.draft_tokens,
-            batches_ahead=0 if on_cpu else 1,
+            # a GPU for each where the layers are spread
+            batches_ahead=0 if on_cpu else len({weight.device for weight in hf.model.parameters()}),
             cache_hook=hf.cache_hook,
             quiet=not ranks.is_first_process(),
             thinking=None if options.thinking_tokens is None else Thinking.of(hf, options.thinking_tokens),
