@@ -1,6 +1,7 @@
 """How a command ends: a sentence for what a user can mend, a signal's exit code, silence where nobody reads."""
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -68,7 +69,7 @@ def told_in_one_sentence() -> Iterator[None]:
     """
     try:
         try:
-            with raising_when_asked_to_end(), _showing_what_is_visible():
+            with raising_when_asked_to_end(), _showing_what_is_visible(), _databases_fail_once():
                 _check_surroundings()
                 yield
         except AskedToEnd as ended:
@@ -122,12 +123,33 @@ def _showing_what_is_visible() -> Iterator[None]:
         return
     write = stream.write
     with contextlib.suppress(AttributeError):  # of another program's stream, which may be read-only
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where its encoding lacks a sign, as that of errors
         stream.write = lambda text: write(visible_in_colour(text))  # type: ignore[method-assign]
     try:
         yield
     finally:
         with contextlib.suppress(AttributeError):
             stream.write = write  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _databases_fail_once() -> Iterator[None]:
+    """Within it, an error that ends a thread of sqlitedict is told by the thread that waits for it alone."""
+    logger, hook = logging.getLogger("sqlitedict"), threading.excepthook
+    level = logger.level
+
+    def others(ended: threading.ExceptHookArgs) -> None:
+        if type(ended.thread).__module__ != logger.name:
+            hook(ended)
+
+    logger.setLevel(logging.CRITICAL + 1)
+    threading.excepthook = others
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        threading.excepthook = hook
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

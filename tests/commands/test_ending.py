@@ -67,6 +67,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         ("import urllib.error; raise urllib.error.URLError('no host')", "the network, found: <urlopen error no host>"),
         ("open('/', 'w')", "Is a directory at '/'"),
         ("import sqlite3; raise sqlite3.OperationalError('disk I/O error')", "a database of answers that can be"),
+        ("import sqlitedict; sqlitedict.SqliteDict('/dev')", "a database of answers that can be"),
         (
             "os.environ['TMPDIR'] = '/no'; import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no']; "
             "tempfile.TemporaryDirectory()",
@@ -120,6 +121,11 @@ def test_what_acts_on_a_terminal_is_shown_by_its_number(body: str) -> None:
 )
 def test_what_is_printed_may_have_colours_and_a_sentence_none(body: str, shown: str) -> None:
     assert shown in "".join(words.decode() for words in started(body).communicate(timeout=600))
+
+
+def test_a_sign_that_the_encoding_of_the_output_lacks_is_shown_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert started(r"print('\u2193')").communicate(timeout=600)[0] == b"began\n\\u2193\n"
 
 
 def test_a_log_s_fields_and_a_stream_that_is_read_only_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
