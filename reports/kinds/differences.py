@@ -16,8 +16,7 @@ from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import Axes, line_figure
 from sbeval.reports.read.fields import in_words, length_text, listed
 from sbeval.reports.section import Cell, Figure, Kind, Material, Row, Section, Table, interval, verdict
-from sbeval.results.digits import change_text
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
 
 _TOOLTIP = {
     "setting": "model",

@@ -18,7 +18,7 @@ from sbeval.reports.kinds.recall import is_drawn
 from sbeval.reports.read.fields import grouped, in_words, length_text, listed, shown_name
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table
-from sbeval.results.digits import with_interval
+from sbeval.results.intervals import with_interval
 from sbeval.results.records import parse_metric_key
 
 _SHOWN = 4

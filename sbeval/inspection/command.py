@@ -12,7 +12,7 @@ import typer
 from sbeval.commands.ending import EVALUATE, say_next
 from sbeval.errors import UserError
 from sbeval.hub_names import check_name
-from sbeval.results.digits import time_text
+from sbeval.results.terminal import time_text
 from sbeval.settings import Lengths, Limit, as_counts, read_value
 
 if TYPE_CHECKING:

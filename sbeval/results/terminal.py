@@ -1,11 +1,10 @@
-"""What a run prints of its results: tables by context length in place of lm-eval's one row a number."""
+"""What a run prints of its results: tables by context length in place of lm-eval's one row a number; and times."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sbeval.results.digits import decimals
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, decimals
 from sbeval.results.records import parse_metric_key
 
 _TASKS_ABREAST = 3
@@ -110,3 +109,10 @@ def _aligned(lines: Sequence[Sequence[str]], left: int = 0) -> str:
         return "   ".join(placed).rstrip()
 
     return "\n".join(map(row, lines))
+
+
+def time_text(seconds: float) -> str:
+    """Writes a time such as "4.2 s", "57 s", "3.4 min" or "1.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

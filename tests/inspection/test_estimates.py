@@ -16,7 +16,7 @@ from sbeval.errors import UserError
 from sbeval.inspection.command import Inspection, inspect
 from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.sharing import share_windows
-from sbeval.results.digits import time_text
+from sbeval.results.terminal import time_text
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import TEXT, english, odd
 

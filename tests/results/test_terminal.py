@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.results.digits import change_text, time_text, with_interval
+from sbeval.results.intervals import change_text, with_interval
 from sbeval.results.records import metric_key
-from sbeval.results.terminal import compact_table
+from sbeval.results.terminal import compact_table, time_text
 
 LENGTHS = [256, 1024, 4096, 16384]
 
