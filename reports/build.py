@@ -12,8 +12,7 @@ from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
-from sbeval.keeping.locks import alone_in
-from sbeval.keeping.writing import whole_file, written_beside
+from sbeval.keeping.writing import alone_in, whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
 from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
