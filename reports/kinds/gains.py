@@ -7,8 +7,8 @@ import pandas as pd
 from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.analyse.ruler import by_length
-from sbeval.reports.figures.curves import COUNTED, SCORE_TOOLTIP, length_figure
 from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, length_figure
 from sbeval.reports.read.fields import first_listed, in_words, length_text
 from sbeval.reports.read.results import column_values
 from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval

@@ -10,9 +10,8 @@ import pandas as pd
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
-from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, count_text
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.lines import COUNTED, METRIC_WORDS, Axes, count_text, line_figure
 from sbeval.reports.kinds.position_sums import (
     BINS,
     POSITION_SUMS,

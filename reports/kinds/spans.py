@@ -10,9 +10,8 @@ import pandas as pd
 from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
-from sbeval.reports.figures.curves import SHARES, length_domain, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption, tooltip_fields
-from sbeval.reports.figures.lines import Axes, small_multiples
+from sbeval.reports.figures.lines import SHARES, Axes, length_domain, length_figure, length_rows, small_multiples
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import context_metric, in_words, length_text, shown_name
 from sbeval.reports.read.files import Notes
