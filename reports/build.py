@@ -102,7 +102,7 @@ def assemble(
         publish=publish,
         within_nats=within_nats,
     )
-    sections = [kind.section(material) for kind in KINDS]
+    sections = [kind.section(material) for kind in KINDS if kind.needs is None or len(results[kind.needs])]
     sentences, side_by_side_rows = side_by_side(models, claims, numbers)
     missing = {label: missing_tasks(rated.scores, label) for label in material.looks_of(rated.scores["setting"])}
     many = len(models) > _CARDS_AT_MOST

@@ -89,11 +89,8 @@ def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes)
 HEADS = Reader(read=_tabulate, pool=_one_seed)
 
 
-def _section(material: Material) -> Section | None:
-    """Returns None where no run looked at spans."""
+def _section(material: Material) -> Section:
     spans = material.results[HEADS]
-    if spans.empty:
-        return None
     # a softmax head gives all its weight to keys: it has no stick of which nothing remains
     sticks = spans.groupby("setting")["remainder"].transform("max") > 0
     spans = spans.assign(remainder=spans["remainder"].where(sticks))
@@ -117,7 +114,7 @@ def _section(material: Material) -> Section | None:
     )
 
 
-SPANS = Kind(section=_section, readers=(HEADS,))
+SPANS = Kind(section=_section, readers=(HEADS,), needs=HEADS)
 
 
 def _value_of(means: pd.DataFrame, column: str) -> pd.DataFrame:
