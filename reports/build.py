@@ -37,7 +37,6 @@ from sbeval.reports.kinds import (
     spans,
     suite,
 )
-from sbeval.reports.kinds.gains import GAINS
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -50,7 +49,7 @@ from sbeval.reports.write.paper import FIGURES, TABLES, write_paper
 
 KINDS = (
     curves.CURVES,
-    GAINS,
+    differences.GAINS,
     needed.NEEDED,
     positions.POSITIONS,
     maps.MAPS,
@@ -59,7 +58,7 @@ KINDS = (
     recall.RECALL,
     spans.SPANS,
     curves.STEPS,
-    differences.NUMBERS,
+    claimed.NUMBERS,
     claimed.CLAIMED,
     suite.INPUTS,
     answers.SAMPLES,
