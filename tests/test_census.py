@@ -7,9 +7,9 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 289,
-    "product lines": 44339,
-    "lines of code": 30533,
-    "modules with one importer": 63,
+    "product lines": 44338,
+    "lines of code": 30532,
+    "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 69,

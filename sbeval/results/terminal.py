@@ -1,4 +1,4 @@
-"""What a run prints of its results: tables by context length in place of lm-eval's one row a number; and times."""
+"""What a run prints of its results: tables by context length in place of lm-eval's one row a number."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,10 +109,3 @@ def _aligned(lines: Sequence[Sequence[str]], left: int = 0) -> str:
         return "   ".join(placed).rstrip()
 
     return "\n".join(map(row, lines))
-
-
-def time_text(seconds: float) -> str:
-    """Writes a time such as "4.2 s", "57 s", "3.4 min" or "1.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

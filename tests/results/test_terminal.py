@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbeval.errors import time_text
 from sbeval.results.intervals import change_text, with_interval
 from sbeval.results.records import metric_key
-from sbeval.results.terminal import compact_table, time_text
+from sbeval.results.terminal import compact_table
 
 LENGTHS = [256, 1024, 4096, 16384]
 
