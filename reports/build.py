@@ -12,8 +12,7 @@ from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
-from sbeval.keeping.locks import alone_in
-from sbeval.keeping.writing import whole_file, written_beside
+from sbeval.keeping.writing import alone_in, whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
 from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
@@ -38,7 +37,6 @@ from sbeval.reports.kinds import (
     spans,
     suite,
 )
-from sbeval.reports.kinds.gains import GAINS
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
 from sbeval.reports.read.models import group_models, note_runs, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
@@ -51,7 +49,7 @@ from sbeval.reports.write.paper import FIGURES, TABLES, write_paper
 
 KINDS = (
     curves.CURVES,
-    GAINS,
+    differences.GAINS,
     needed.NEEDED,
     positions.POSITIONS,
     maps.MAPS,
@@ -60,7 +58,7 @@ KINDS = (
     recall.RECALL,
     spans.SPANS,
     curves.STEPS,
-    differences.NUMBERS,
+    claimed.NUMBERS,
     claimed.CLAIMED,
     suite.INPUTS,
     answers.SAMPLES,
@@ -103,7 +101,7 @@ def assemble(
         publish=publish,
         within_nats=within_nats,
     )
-    sections = [kind.section(material) for kind in KINDS]
+    sections = [kind.section(material) for kind in KINDS if kind.needs is None or len(results[kind.needs])]
     sentences, side_by_side_rows = side_by_side(models, claims, numbers)
     missing = {label: missing_tasks(rated.scores, label) for label in material.looks_of(rated.scores["setting"])}
     many = len(models) > _CARDS_AT_MOST

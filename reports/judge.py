@@ -21,8 +21,7 @@ from sbeval.reports.pairs import Difference, Side
 from sbeval.reports.read.fields import grouped, length_text
 from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.results import Results
-from sbeval.results.digits import with_interval
-from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE
+from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, with_interval
 
 if TYPE_CHECKING:
     from sbeval.policy import Rule

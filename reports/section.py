@@ -297,7 +297,11 @@ class Material:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of measurement, or another part of the page; its readers read what it needs beside the tidy table."""
+    """A kind of measurement, or another part of the page; its readers read what it needs beside the tidy table.
+
+    It has no section where `needs` brought nothing.
+    """
 
     section: Callable[[Material], Section | None]
     readers: tuple[Reader[Any], ...] = ()
+    needs: Reader[Any] | None = None

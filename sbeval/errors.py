@@ -93,6 +93,13 @@ def shown(value: Any) -> str:
     return _cut(text, _MOST_SHOWN_CHARACTERS)
 
 
+def time_text(seconds: float) -> str:
+    """Writes a time such as "4.2 s", "57 s", "3.4 min" or "1.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 def raised_here(error: BaseException) -> bool:
     """Whether this project's own code raised an error: a defect of ours, whatever a user's files hold."""
     trace = error.__traceback__

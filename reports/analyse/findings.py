@@ -8,8 +8,7 @@ from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthD
 from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
 from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel, extrapolation_text, rope_scaling_text
-from sbeval.results.digits import change_text
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
 from sbeval.results.records import IDENTICAL_TARGETS
 
 _TASKS_AT_MOST = 4

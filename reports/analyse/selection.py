@@ -83,6 +83,16 @@ def choose_baseline(models: Iterable[EvaluatedModel], asked: str | None) -> str:
     return chosen[0].label
 
 
+def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Leaves the models whose tokens are the baseline's."""
+    if table.empty:
+        return table
+    tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
+    wanted = tokenizers.get(baseline, tokenizers.iloc[0])
+    same = [label for label, tokenizer in tokenizers.items() if tokenizer == wanted or pd.isna(tokenizer)]
+    return table[table["setting"].isin(same)]
+
+
 def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
     """Returns the results with one model for each group of seeds; the measurements gain `SEED_COLUMNS`.
 

@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from sbeval.results.digits import with_interval
-from sbeval.results.intervals import MINIMUM_CLUSTERS, RESAMPLES, linearised_errors, resampled, uneven
+from sbeval.results.intervals import MINIMUM_CLUSTERS, RESAMPLES, linearised_errors, resampled, uneven, with_interval
 
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95

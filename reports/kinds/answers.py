@@ -17,7 +17,7 @@ from sbeval.reports.read.models import EvaluatedModel
 from sbeval.reports.read.results import Reader, TaskKey, averaging, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS
 from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Section, Table
-from sbeval.results.digits import change_text, decimals
+from sbeval.results.intervals import change_text, decimals
 from sbeval.results.records import metric_key
 
 SAMPLES_READ = 3

@@ -1,12 +1,16 @@
-"""Claimed and effective context lengths, one table a model, each length with its rule and interval."""
+"""One number a curve: mean change of NLL beyond the training length, mean scores, effective lengths.
+
+Claimed and effective context lengths, one table a model, each length with its rule and interval.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
-from sbeval.reports.analyse.one_number import effective_nll_length
+from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber, effective_nll_length
+from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.ruler import (
     ABSOLUTE_THRESHOLD,
@@ -20,10 +24,75 @@ from sbeval.reports.analyse.ruler import (
 from sbeval.reports.kinds.recall import recall_scores
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.models import EvaluatedModel
-from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Section, Table
+from sbeval.reports.section import NOT_MEASURED, Cell, Kind, Material, Section, Table, interval, verdict
 from sbeval.results.records import IDENTICAL_TARGETS
 
 _TABLES_AT_ONCE = 2
+
+
+def _numbers_section(material: Material) -> Section | None:
+    """Returns None where no curve has two lengths to take an area between."""
+    nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
+    scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
+    if not material.numbers:
+        return None
+    tables = (
+        Table.of(
+            ("model", "text", "lengths", "mean change (nats per token)", "effective length"),
+            [_nll_row(number, material.results.model(number.setting).origin_length_tokens) for number in nll],
+            stem="numbers-nll",
+            caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
+            interval="95% intervals",
+        ),
+        Table.of(
+            ("model", "task", "lengths", "mean score"),
+            [_score_row(number, material.results.model(number.setting).origin_length_tokens) for number in scores],
+            stem="numbers-scores",
+            caption="Mean score over octaves",
+            interval="95% intervals",
+        ),
+    )
+    return Section(
+        identifier="numbers",
+        title="One number a curve",
+        lead=(
+            "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
+            "For NLL: on identical targets, minus NLL at the training length; below zero is better. The effective "
+            "length is the longest one whose own step lowers NLL measurably; its lower end counts every step that is "
+            "not measurable as a loss, its upper end as a gain. Small print: in multiples of the training length."
+        ),
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+NUMBERS = Kind(section=_numbers_section)
+
+
+def _nll_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, ...]:
+    area = number.area
+    text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
+    change = Cell(text, verdict=verdict(area.low, area.high))
+    effective = "" if number.effective is None else number.effective.text
+    reached = _times((number.effective.tokens,) if number.effective else (), trained_at)
+    lengths = _lengths(number, trained_at)
+    return Cell(name=number.setting), text_name(*number.text), lengths, change, Cell(effective, small=reached)
+
+
+def _score_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, ...]:
+    area = number.area
+    mean = Cell(f"{area.estimate:.1%}", interval=interval(area.low, area.high, ".1%"))
+    return Cell(name=number.setting), number.task, _lengths(number, trained_at), mean
+
+
+def _lengths(number: CurveNumber, trained_at: int | None) -> Cell:
+    ends = (number.area.from_tokens, number.area.to_tokens)
+    return Cell(" to ".join(map(length_text, ends)), small=_times(ends, trained_at))
+
+
+def _times(lengths: Sequence[int | None], trained_at: int | None) -> tuple[str, ...]:
+    """Returns lengths in multiples of the training length as small print, nothing where one is unknown."""
+    known = [f"{length / trained_at:g}\N{MULTIPLICATION SIGN}" for length in lengths if length and trained_at]
+    return (" to ".join(known),) if known else ()
 
 
 class _Length(NamedTuple):

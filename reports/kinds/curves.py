@@ -15,9 +15,16 @@ from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels, safe_stem
-from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, SCORE_TOOLTIP, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.lines import (
+    COUNTED,
+    METRIC_WORDS,
+    SCORE_TOOLTIP,
+    Axes,
+    length_figure,
+    length_rows,
+    line_figure,
+)
 from sbeval.reports.figures.theme import Look, series_looks
 from sbeval.reports.kinds.differences import difference_row, difference_table, differences_figure
 from sbeval.reports.kinds.maps import BEGINS, training_map

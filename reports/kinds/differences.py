@@ -1,23 +1,26 @@
-"""Differences in pairs between a context length and the training length: their figure, a table and a table's rows.
+"""Differences of NLL in pairs, on the same targets.
 
-One number a curve: mean change of NLL beyond the training length, mean scores, effective lengths.
+Between a context length and the training length: a figure, a table and a table's rows for the section of curves.
+Between two conditions: what a context is worth, and what it costs to find it among others.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
-from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.panels import Panel, text_name
+from sbeval.reports.analyse.panels import CORPUS_WORDS, Panel, safe_stem
+from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
-from sbeval.reports.figures.lines import Axes, line_figure
-from sbeval.reports.read.fields import in_words, length_text, listed
+from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, Axes, length_figure, line_figure
+from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
+from sbeval.reports.read.results import column_values
 from sbeval.reports.section import Cell, Figure, Kind, Material, Row, Section, Table, interval, verdict
-from sbeval.results.digits import change_text
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
 
 _TOOLTIP = {
     "setting": "model",
@@ -30,6 +33,19 @@ _UNEQUAL = 8.0
 """Largest differences of two models whose ratio is above this share no linear axis: the smaller would be flat."""
 _NO_LENGTH = Cell(missing=True)
 _SYMLOG_TICKS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_GAIN = "gain_over_"
+_CONDITIONS = {
+    "without": ("what the context is worth", "NLL of the same targets without any context, minus NLL with it."),
+    "blocks": (
+        "cost of riffled documents",
+        "NLL behind each document in one block, minus NLL behind the same tokens riffled: below zero, riffling costs.",
+    ),
+    "replaced": (
+        "finding the own document again",
+        "NLL with another document in place of the target's own, minus NLL with it, both riffled: above zero, found.",
+    ),
+}
+"""Condition to a title and what is subtracted from what."""
 
 
 def differences_figure(
@@ -149,65 +165,72 @@ def _cells(claim: LengthClaims) -> dict[int, Cell]:
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no curve has two lengths to take an area between."""
-    nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
-    scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
-    if not material.numbers:
+    """Returns None where no targets were scored under two conditions."""
+    measured = material.results.measurements
+    rows = measured[measured["metric"].isin([_GAIN + condition for condition in _CONDITIONS])]
+    if rows.empty:
         return None
-    tables = (
-        Table.of(
-            ("model", "text", "lengths", "mean change (nats per token)", "effective length"),
-            [_nll_row(number, material.results.model(number.setting).origin_length_tokens) for number in nll],
-            stem="numbers-nll",
-            caption="Mean change of NLL beyond the training length, and how far more context lowers NLL",
-            interval="95% intervals",
-        ),
-        Table.of(
-            ("model", "task", "lengths", "mean score"),
-            [_score_row(number, material.results.model(number.setting).origin_length_tokens) for number in scores],
-            stem="numbers-scores",
-            caption="Mean score over octaves",
-            interval="95% intervals",
-        ),
-    )
+    figures: list[Figure] = []
+    tables: list[Table] = []
+    for (task, metric), of_task in rows.groupby(["task", "metric"], sort=False):
+        words, explanation = _CONDITIONS[str(metric).removeprefix(_GAIN)]
+        looks = material.looks_of(of_task["setting"])
+        corpus = str(of_task["corpus"].iloc[0])
+        caption = Caption(
+            title=f"{CORPUS_WORDS.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {words}",
+            finding=_gain_finding(of_task, looks),
+            explanation=explanation,
+        )
+        spec = length_figure(
+            of_task,
+            caption,
+            looks=looks,
+            number_format="+.3f",
+            tooltip=SCORE_TOOLTIP | COUNTED | {"value_text": "difference (nats per token)"},
+            y_title="difference (nats per token)",
+        )
+        stem = safe_stem(f"{metric}-{task}")
+        figures.append(material.figure({str(metric): spec}, stem, caption))
+        tables.append(_gain_table(of_task, looks, stem, caption))
     return Section(
-        identifier="numbers",
-        title="One number a curve",
-        lead=(
-            "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
-            "For NLL: on identical targets, minus NLL at the training length; below zero is better. The effective "
-            "length is the longest one whose own step lowers NLL measurably; its lower end counts every step that is "
-            "not measurable as a loss, its upper end as a gain. Small print: in multiples of the training length."
-        ),
-        tables=tuple(table for table in tables if table.rows),
+        identifier="gains",
+        title="The same targets under other conditions",
+        lead="Paired differences of NLL in nats per token. Bands: 95% intervals over source documents.",
+        figures=tuple(figures),
+        legend=material.looks_of(rows["setting"]),
+        tables=tuple(tables),
     )
 
 
-NUMBERS = Kind(section=_section)
+GAINS = Kind(section=_section)
 
 
-def _nll_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, ...]:
-    area = number.area
-    text = area.text + (f" {DOUBTFUL}" if area.doubtful else "")
-    change = Cell(text, verdict=verdict(area.low, area.high))
-    effective = "" if number.effective is None else number.effective.text
-    reached = _times((number.effective.tokens,) if number.effective else (), trained_at)
-    lengths = _lengths(number, trained_at)
-    return Cell(name=number.setting), text_name(*number.text), lengths, change, Cell(effective, small=reached)
+def _gain_finding(rows: pd.DataFrame, labels: Iterable[str]) -> str:
+    sentences = []
+    for label in labels:
+        values = by_length(rows, label)
+        ends = dict.fromkeys(
+            f"{signed(values[length])} at {length_text(length)}" for length in (min(values), max(values))
+        )
+        sentences.append(f"{in_words(label)}: {' and '.join(ends)}")
+    return first_listed(sentences)
 
 
-def _score_row(number: CurveNumber, trained_at: int | None) -> tuple[Cell | str, ...]:
-    area = number.area
-    mean = Cell(f"{area.estimate:.1%}", interval=interval(area.low, area.high, ".1%"))
-    return Cell(name=number.setting), number.task, _lengths(number, trained_at), mean
-
-
-def _lengths(number: CurveNumber, trained_at: int | None) -> Cell:
-    ends = (number.area.from_tokens, number.area.to_tokens)
-    return Cell(" to ".join(map(length_text, ends)), small=_times(ends, trained_at))
-
-
-def _times(lengths: Sequence[int | None], trained_at: int | None) -> tuple[str, ...]:
-    """Returns lengths in multiples of the training length as small print, nothing where one is unknown."""
-    known = [f"{length / trained_at:g}\N{MULTIPLICATION SIGN}" for length in lengths if length and trained_at]
-    return (" to ".join(known),) if known else ()
+def _gain_table(rows: pd.DataFrame, labels: Iterable[str], stem: str, caption: Caption) -> Table:
+    lines = []
+    for label in labels:
+        values, lows, highs = (by_length(rows, label, numbers=end) for end in ("value", "ci95_low", "ci95_high"))
+        cells: dict[int, Cell | str] = {
+            length: Cell(f"{value:+.3f}", interval=interval(lows[length], highs[length], "+.3f"))
+            for length, value in values.items()
+        }
+        lines.append((Cell(name=label), cells))
+    return Table.by_length(
+        lines,
+        lengths=column_values(rows),
+        stem=stem,
+        caption=caption.title,
+        explanation=caption.explanation,
+        interval="95% interval",
+        folded=f"Numbers: {caption.title}",
+    )

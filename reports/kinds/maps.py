@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from sbeval.reports.analyse.panels import safe_stem, text_name
+from sbeval.reports.analyse.selection import comparable
 from sbeval.reports.figures import heatmaps
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.kinds.position_sums import BINS
-from sbeval.reports.kinds.positions import comparable
 from sbeval.reports.read.fields import first_listed, in_words, length_text
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS

@@ -11,8 +11,8 @@ import pandas as pd
 
 from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.statistics import graded_errors, simultaneous_band
-from sbeval.reports.figures.curves import COUNTED, SCORE_TOOLTIP, SHARES, length_figure
 from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, SHARES, length_figure
 from sbeval.reports.read.fields import in_words, length_text, listed, name_list
 from sbeval.reports.read.results import LENGTH, Reader, averaging, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument, document_of, read_documents

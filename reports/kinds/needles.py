@@ -62,7 +62,7 @@ def _section(material: Material) -> Section | None:
     )
 
 
-NEEDLES = Kind(section=_section)
+NEEDLES = Kind(section=_section, needs=SAMPLE_SCORES)
 
 
 def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:

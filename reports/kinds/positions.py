@@ -10,9 +10,9 @@ import pandas as pd
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
-from sbeval.reports.figures.curves import COUNTED, METRIC_WORDS, count_text
+from sbeval.reports.analyse.selection import comparable
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.lines import COUNTED, METRIC_WORDS, Axes, count_text, line_figure
 from sbeval.reports.kinds.position_sums import (
     BINS,
     POSITION_SUMS,
@@ -31,15 +31,10 @@ _FOLLOWS_REQUEST = ("dynamic", "longrope")
 _TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "", "interval_text": "95% interval"} | COUNTED
 
 
-def _section(material: Material) -> Section | None:
-    """Returns None where no run recorded positions.
-
-    Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay.
-    """
+def _section(material: Material) -> Section:
+    """Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay."""
     positions, baseline = first_pass(material.results[BINS]), material.baseline
     looks = material.looks_of(positions["setting"])
-    if positions.empty:
-        return None
     figures: list[Figure] = []
     texts = positions[["corpus", "corpus_sha256"]].astype(object).fillna("")
     several = texts.drop_duplicates()["corpus"].duplicated(keep=False).any()
@@ -69,7 +64,7 @@ def _section(material: Material) -> Section | None:
     )
 
 
-POSITIONS = Kind(section=_section, readers=(BINS, POSITION_SUMS))
+POSITIONS = Kind(section=_section, readers=(BINS, POSITION_SUMS), needs=BINS)
 
 
 def difference_to_baseline(
@@ -132,16 +127,6 @@ def _doubt(material: Material, table: pd.DataFrame) -> str:
         if recorded if sums.obstacle else sums.doubtful:
             return f"{DOUBTFUL}: {DOUBTFUL_WORDS}."
     return ""
-
-
-def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Leaves the models whose tokens are the baseline's."""
-    if table.empty:
-        return table
-    tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
-    wanted = tokenizers.get(baseline, tokenizers.iloc[0])
-    same = [label for label, tokenizer in tokenizers.items() if tokenizer == wanted or pd.isna(tokenizer)]
-    return table[table["setting"].isin(same)]
 
 
 def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:

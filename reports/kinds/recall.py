@@ -9,9 +9,8 @@ import pandas as pd
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.analyse.statistics import share_interval
-from sbeval.reports.figures.curves import SHARES, length_domain, length_rows, with_seeds
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import Axes, line_figure
+from sbeval.reports.figures.lines import SHARES, Axes, length_domain, length_rows, line_figure, with_seeds
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text, ranked
 from sbeval.reports.read.results import column_values

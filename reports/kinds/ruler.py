@@ -9,9 +9,16 @@ from sbeval.reports.analyse import ruler as analysis
 from sbeval.reports.analyse.paired import PairedDifference, ruler_differences
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import ABSOLUTE_THRESHOLD, RELATIVE_THRESHOLD, TASKS, RulerScores, by_length
-from sbeval.reports.figures.curves import SCORE_TOOLTIP, SHARES, length_domain, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption
-from sbeval.reports.figures.lines import Axes, small_multiples
+from sbeval.reports.figures.lines import (
+    SCORE_TOOLTIP,
+    SHARES,
+    Axes,
+    length_domain,
+    length_figure,
+    length_rows,
+    small_multiples,
+)
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import first_listed, in_words, length_text, listed
 from sbeval.reports.read.results import TaskKey, column_values

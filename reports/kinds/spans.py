@@ -10,9 +10,8 @@ import pandas as pd
 from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import by_length
-from sbeval.reports.figures.curves import SHARES, length_domain, length_figure, length_rows
 from sbeval.reports.figures.labels import Caption, tooltip_fields
-from sbeval.reports.figures.lines import Axes, small_multiples
+from sbeval.reports.figures.lines import SHARES, Axes, length_domain, length_figure, length_rows, small_multiples
 from sbeval.reports.figures.theme import Look
 from sbeval.reports.read.fields import context_metric, in_words, length_text, shown_name
 from sbeval.reports.read.files import Notes
@@ -90,11 +89,8 @@ def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes)
 HEADS = Reader(read=_tabulate, pool=_one_seed)
 
 
-def _section(material: Material) -> Section | None:
-    """Returns None where no run looked at spans."""
+def _section(material: Material) -> Section:
     spans = material.results[HEADS]
-    if spans.empty:
-        return None
     # a softmax head gives all its weight to keys: it has no stick of which nothing remains
     sticks = spans.groupby("setting")["remainder"].transform("max") > 0
     spans = spans.assign(remainder=spans["remainder"].where(sticks))
@@ -118,7 +114,7 @@ def _section(material: Material) -> Section | None:
     )
 
 
-SPANS = Kind(section=_section, readers=(HEADS,))
+SPANS = Kind(section=_section, readers=(HEADS,), needs=HEADS)
 
 
 def _value_of(means: pd.DataFrame, column: str) -> pd.DataFrame:

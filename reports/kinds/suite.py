@@ -12,13 +12,13 @@ from sbeval.reports.analyse.panels import safe_stem
 from sbeval.reports.analyse.ruler import THINKING_CUT, by_length
 from sbeval.reports.analyse.statistics import score_interval
 from sbeval.reports.analyse.suite import SuiteRow, suite_rows
-from sbeval.reports.figures.curves import SHARES, length_figure
 from sbeval.reports.figures.labels import Caption
+from sbeval.reports.figures.lines import SHARES, length_figure
 from sbeval.reports.kinds.recall import is_drawn
 from sbeval.reports.read.fields import grouped, in_words, length_text, listed, shown_name
 from sbeval.reports.read.results import LENGTH, column_values, records
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Section, Table
-from sbeval.results.digits import with_interval
+from sbeval.results.intervals import with_interval
 from sbeval.results.records import parse_metric_key
 
 _SHOWN = 4

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sbeval.commands.ending import EVALUATE, say_next
-from sbeval.errors import UserError
+from sbeval.errors import UserError, time_text
 from sbeval.hub_names import check_name
-from sbeval.results.digits import time_text
 from sbeval.settings import Lengths, Limit, as_counts, read_value
 
 if TYPE_CHECKING:

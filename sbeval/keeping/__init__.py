@@ -1,7 +1,6 @@
 """How what is kept is written, held, found again and told apart.
 
-- `writing`: how does a file or a folder appear whole, and what stood there stay?
-- `locks`: how is a folder one process's alone?
+- `writing`: how does a file or a folder appear whole, what stood there stay, and a folder be one process's alone?
 - `cache`: where is something kept between runs?
 - `hashes`: what is in a file, without reading a large one at every start?
 """

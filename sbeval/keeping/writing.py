@@ -1,4 +1,7 @@
-"""What stands where something is to be written is never lost: new files are moved into place, old ones aside."""
+"""What stands where something is to be written is never lost.
+
+New files are moved into place, old ones aside, and a folder or a file is one process's as long as that lives.
+"""
 
 import contextlib
 import datetime
@@ -12,10 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
+from filelock import lock_descriptor
+
 from sbeval.errors import UserError
-from sbeval.keeping.locks import lock_tried
 
 OTHER_CACHE = "set SBEVAL_CACHE to a folder with space that you may write to"
+LOCK = "running.lock"
+"""File that a process holds in the folder where it is at work."""
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{12}\.part(ial)?")
 _TWELVE_DIGITS = "[0-9a-f]" * 12
 _SET_ASIDE = re.compile(r".+\.old-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(-\d+)?")
@@ -179,3 +185,38 @@ def _remove_left(path: Path) -> None:
 
 def _lock(room: Path) -> Path:
     return room / ".lock"
+
+
+@contextlib.contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Holds a folder, or a file that is made where it is missing, as long as this process lives and the block runs.
+
+    Raises:
+        UserError: another process holds it.
+        OSError: it cannot be opened.
+    """
+    with lock_tried(path, without_locks=True) as is_held:
+        if not is_held:
+            folder = path if path.is_dir() else path.parent
+            raise UserError(
+                f"Expected no other process that writes to {folder}, found one: wait for it, or name another folder."
+            )
+        yield
+
+
+@contextlib.contextmanager
+def lock_tried(path: Path, *, without_locks: bool) -> Iterator[bool]:
+    """Tries to hold what `alone_in` does; yields whether it is held, `without_locks` where a file system has no locks.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            is_held = lock_descriptor(descriptor, blocking=False)
+        except OSError:
+            is_held = without_locks
+        yield is_held
+    finally:
+        os.close(descriptor)

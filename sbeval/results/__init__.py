@@ -2,8 +2,7 @@
 
 - `records`: which fields do results files hold, and which command made them?
 - `schema`: what do these fields mean, and which JSON schema have they?
-- `intervals`: which interval does the cluster bootstrap give?
+- `intervals`: which interval does the cluster bootstrap give, and with how many digits is it shown?
 - `saving`: how do lm-eval's files appear whole?
-- `digits`: with how many digits is a difference shown, and how is a time?
 - `terminal`: what does a run print?
 """

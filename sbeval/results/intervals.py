@@ -1,4 +1,4 @@
-"""Confidence intervals of ratios over clusters: the cluster bootstrap behind every interval of a result.
+"""Confidence intervals of ratios over clusters: the cluster bootstrap behind all intervals, and how one is shown.
 
 A metric such as NLL a token is a ratio of sums, sum(y) / sum(x) over clusters (source documents), and its uncertainty
 comes from which documents were drawn, not from tokens or windows. Clusters are resampled with replacement, and the
@@ -21,6 +21,7 @@ bands of a report are built on them too.
 Legend: C clusters, B resamples, K ratios, W denominators a cluster: 1, or one for each ratio.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ UNEVEN_LOG_DEVIATION = 1.0
 UNEVEN_COVERAGE = "77 to 95%"
 """What 95 % intervals and bands over such documents cover (`research/interval_studies/coverage.py`)."""
 _CHUNK_ELEMENTS = 100_000  # fits a core's cache
+_MOST_DIGITS = 6
 
 
 class RatioEstimate(NamedTuple):
@@ -142,3 +144,28 @@ def linearised_errors(
     shifts_BK = r_BK / x_BW
     squares_BK = np.maximum(rr_BK - 2 * shifts_BK * rx_BK + shifts_BK**2 * xx_BW, 0)
     return shifts_BK, np.sqrt(squares_BK * clusters / (clusters - 1)) / x_BW
+
+
+def change_text(
+    estimate: float, low: float = math.nan, high: float = math.nan, *, least: int = 3
+) -> tuple[str, str, str]:
+    """Writes a difference and the ends of its interval (NaN for none) with signs, all three with the same digits.
+
+    An interval is shown with two digits of its width, a difference without one with two of its own; large ones have
+    `least` digits behind the point.
+    """
+    digits = decimals(estimate if math.isnan(high - low) else high - low, least=least)
+    return f"{estimate:+.{digits}f}", f"{low:+.{digits}f}", f"{high:+.{digits}f}"
+
+
+def with_interval(estimate: float, low: float = math.nan, high: float = math.nan) -> str:
+    """Writes a difference, with its interval in brackets where it has one, such as "+0.120 [+0.100, +0.140]"."""
+    text, *ends = change_text(estimate, low, high)
+    return text if math.isnan(high - low) else f"{text} [{', '.join(ends)}]"
+
+
+def decimals(size: float, *, least: int) -> int:
+    """Returns the digits behind the point that show two digits of a number of this size, at least `least`."""
+    if not math.isfinite(size) or size == 0:
+        return least
+    return min(_MOST_DIGITS, max(least, 1 - math.floor(math.log10(abs(size)))))

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sbeval.results.digits import decimals
-from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.intervals import MINIMUM_CLUSTERS, decimals
 from sbeval.results.records import parse_metric_key
 
 _TASKS_ABREAST = 3

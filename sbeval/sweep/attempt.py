@@ -19,8 +19,7 @@ from filelock import FileLock, Timeout
 
 from sbeval.commands.ending import raising_when_asked_to_end
 from sbeval.errors import UserError
-from sbeval.keeping.locks import LOCK
-from sbeval.keeping.writing import set_aside, whole_file
+from sbeval.keeping.writing import LOCK, set_aside, whole_file
 from sbeval.sweep.definition import PlannedRun
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 

@@ -10,8 +10,7 @@ from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import data_revisions, run_inputs
 from sbeval.fingerprint.parts import changes
 from sbeval.foreign_files import MOST_RESULTS_BYTES, read_json_object, read_yaml
-from sbeval.keeping.locks import LOCK
-from sbeval.keeping.writing import is_unfinished
+from sbeval.keeping.writing import LOCK, is_unfinished
 from sbeval.results.saving import date_of, what_is_cut_off
 from sbeval.sweep.definition import PlannedRun
 

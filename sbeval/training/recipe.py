@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
-from sbeval.keeping.locks import LOCK
+from sbeval.keeping.writing import LOCK
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.settings import (
     Count,

@@ -12,11 +12,10 @@ from lm_eval.api.registry import get_model
 
 from sbeval.__main__ import main
 from sbeval.demo.evaluation import shipped_checkpoints
-from sbeval.errors import UserError
+from sbeval.errors import UserError, time_text
 from sbeval.inspection.command import Inspection, inspect
 from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.sharing import share_windows
-from sbeval.results.digits import time_text
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import TEXT, english, odd
 

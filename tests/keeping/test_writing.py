@@ -14,8 +14,7 @@ from folders import room_for, snapshot
 from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder, keep_table, read_table
-from sbeval.keeping.locks import alone_in
-from sbeval.keeping.writing import set_aside, whole_file, written_beside
+from sbeval.keeping.writing import alone_in, set_aside, whole_file, written_beside
 
 WRITER = """
 import sys, time
@@ -165,8 +164,8 @@ def test_what_lies_above_the_current_folder_is_never_set_aside(tmp_path: Path, m
 
 
 def test_a_folder_is_held_by_one_process_and_free_once_that_is_dead(tmp_path: Path) -> None:
-    code = "import os, pathlib, sys, sbeval.keeping.locks as locks\n"
-    code += "with locks.alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    code = "import os, pathlib, sys, sbeval.keeping.writing as writing\n"
+    code += "with writing.alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     with alone_in(tmp_path), pytest.raises(UserError, match="found one"), alone_in(tmp_path):
         pass
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -signal.SIGKILL

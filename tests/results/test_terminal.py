@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbeval.results.digits import change_text, time_text, with_interval
+from sbeval.errors import time_text
+from sbeval.results.intervals import change_text, with_interval
 from sbeval.results.records import metric_key
 from sbeval.results.terminal import compact_table
 

@@ -12,7 +12,7 @@ from training_problems import save_parent, tiny_extension, tiny_recipe
 from sbeval.checkpoints import convert_checkpoint
 from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
-from sbeval.keeping.locks import alone_in
+from sbeval.keeping.writing import alone_in
 from sbeval.training.extend import extend
 from sbeval.training.recipe import RUN_FILES
 from sbeval.training.train import train
