@@ -65,13 +65,13 @@ FAULTS = {
         "for name, value in before.items():\n            setattr(module, name, value)",
         "for name, value in list(before.items())[:1]:\n            setattr(module, name, value)",
     ),
-    "padding is on the right for a prefix": Fault(
-        "scoring model_adapters/test_token_logprobs.py",
+    "an error behind a prefix counts from it": Fault(
+        "scoring/test_scorer.py",
         "before = 0 if after is None else int(after.get_seq_length())",
         "before = 0",
     ),
     "scores of a learned prompt are shifted": Fault(
-        "scoring", "positions = positions + skipped", "positions = positions"
+        "model_adapters/test_hf_arguments.py", "positions = positions + skipped", "positions = positions"
     ),
     "a window begins one token late": Fault(
         "corpora/test_windows.py",

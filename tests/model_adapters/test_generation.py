@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.corpora import tokenizers as tokenizers_module
@@ -15,7 +17,7 @@ from sbeval.model_adapters import scoring
 from sbeval.model_adapters.decoding import texts as texts_module
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import LINES as ALL_LINES
-from tests.model_adapters.small import Checkpoints, generated, instances, load_lm
+from tests.model_adapters.small import Checkpoints, generated, instances, load_lm, tiny_tokenizer
 
 LINES = ALL_LINES[:6]
 SETTING = {"until": ["\n"], "max_gen_toks": 6}
@@ -51,6 +53,17 @@ def test_padding_behind_an_answer_is_no_text(end_is_known: bool, checkpoint: Che
         answers.append(generated(lm, [(x, setting) for x in LINES]))
     assert answers[0] == answers[1]
     assert len({len(answer) for answer in answers[0]}) > 1
+
+
+@given(st.integers(1, 9), st.integers(0, 30), st.integers(1, 4))
+def test_a_stop_sequence_ends_at_its_last_token_however_often_one_looks(every: int, begin: int, length: int) -> None:
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    tokens = tokenizer.encode(" ".join(LINES))[:60]
+    stop = tokenizer.decode(tokens)[begin : begin + length]
+    stops = texts_module.StopSequences(tokenizer, [stop])
+    ends = (stops.end(tokens[:now], now - every) for now in range(every, len(tokens) + every, every))
+    first = next(end for end in range(61) if stop in tokenizer.decode(tokens[:end]))
+    assert next(end for end in ends if end is not None) == first
 
 
 def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint: Checkpoints) -> None:

@@ -116,8 +116,7 @@ def test_bf16_logits_are_raised_to_fp32_before_the_sum() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(value: float) -> None:
-    model = gemma2()
-    model.config.final_logit_softcapping = None
+    model = opt()
 
     def spoil_the_logits_of_token_7(_module: torch.nn.Module, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
         return logits.index_fill(-1, torch.tensor([7]), value)
@@ -125,9 +124,12 @@ def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(valu
     model.lm_head.register_forward_hook(spoil_the_logits_of_token_7)
     input_ids = torch.arange(2, 22)[None]
     position = torch.arange(4, 20)
-    scored_from = "4" if value != value else "7"  # NaN spoils the sum of every position, -inf the token itself
+    scored_from = 4 if value != value else 7  # NaN spoils the sum of every position, -inf the token itself
+    asked, scorer = (input_ids, torch.zeros(16, dtype=torch.long), position, position), TokenScorer(model)
     with pytest.raises(UserError, match=f"{value} for the token after position {scored_from} of an input of 20 tokens"):
-        TokenScorer(model).score(input_ids, torch.zeros(16, dtype=torch.long), position, position)
+        scorer.score(*asked)
+    with pytest.raises(UserError, match=f"{value} for the token after position {scored_from + 5} of an input of 25"):
+        scorer.score(*asked, after=scorer.read(torch.arange(5)))
 
 
 @pytest.mark.parametrize("target", [-1, VOCABULARY])

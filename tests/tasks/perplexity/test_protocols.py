@@ -144,6 +144,13 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path
     assert found["record"]["own_document_share"] == {"8": 1.0, "16": 1.0, "64": 1.0}
 
 
+def test_fixed_target_has_room_for_its_targets_beside_the_longest_context(corpus: Path) -> None:
+    room = max(map(len, documents(corpus).values())) - LENGTHS[0] // 2
+    run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room]})
+    with pytest.raises(UserError, match=f"{room + 1} tokens, found room for {room},"):
+        run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room + 1]})
+
+
 def test_fixed_target_in_the_stream_says_so(corpus: Path) -> None:
     found = run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus, context="stream", targets_per_window=2))
     total = sum(len(tokens) + 1 for tokens in documents(corpus).values())
