@@ -189,8 +189,7 @@ def test_a_tag_is_published_when_nothing_is_missing(changed: dict[str, str], sai
     shutil.copy(ROOT / ".ci" / "release.py", tmp_path / ".ci")
     arguments = [changed.get("tag", "v0.1.0"), changed.get("elsewhere", "https://example.org/us/sbeval")]
     process = run([sys.executable, tmp_path / ".ci" / "release.py", *arguments])
-    assert process.returncode == (1 if said else 0)
-    assert len(process.stderr.splitlines()) == len(said)
+    assert (process.returncode, len(process.stderr.splitlines())) == (1 if said else 0, len(said))
     assert all(sentence in process.stderr for sentence in said)
 
 

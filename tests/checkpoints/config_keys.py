@@ -89,8 +89,7 @@ def keys_of(folder: Path, source: Source) -> dict[str, str]:
     for commit in git("log", "--reverse", "--format=%H", *source.revisions, "--", *globs).split():
         for path in git("ls-tree", "-r", "--name-only", commit).splitlines():
             if any(Path(path).match(pattern) for pattern in source.paths):
-                text = git("show", f"{commit}:{path}")
-                for key in sorted(declared_keys(text, source.classes)):
+                for key in sorted(declared_keys(git("show", f"{commit}:{path}"), source.classes)):
                     first.setdefault(key, commit)
     return first
 

@@ -176,8 +176,7 @@ def test_each_generation_s_mixtures_give_their_layouts_logits(case: str, tmp_pat
     found = loaded.model(tokens()).logits[0]
     assert_close(found, dolomite_logits(config, tensors, kv=kv, remainder=remainder), rtol=2e-5, atol=2e-5)
     loaded.model.save_pretrained(tmp_path / "ours")
-    again = load_checkpoint(tmp_path / "ours")
-    assert_equal_but_for_rounding(again.model(tokens()).logits[0], found)
+    assert_equal_but_for_rounding(load_checkpoint(tmp_path / "ours").model(tokens()).logits[0], found)
 
 
 @torch.no_grad()

@@ -55,8 +55,7 @@ def test_sliding_scores_every_target_once_with_full_windows(before: int, power: 
     assert all(window.stop - window.start == length and window.start >= region for window in windows)
     scored = [target for w in windows for target in range(w.stop - w.scored, w.stop)]
     assert scored == list(range(start, start + longest))
-    later = windows if before else windows[1:]
-    assert all(window.scored == stride for window in later)
+    assert all(window.scored == stride for window in (windows if before else windows[1:]))
 
 
 @given(
@@ -115,8 +114,7 @@ def test_own_document_targets_are_those_whose_inputs_are_all_of_their_document(
         if lead_in and begin not in starts:
             inputs.append(document_of[begin - 1])
         expected += all(document == document_of[target] for document in inputs)
-    window = Window(begin, begin + length, scored)
-    assert own_document_targets(window, starts, lead_in=lead_in) == expected
+    assert own_document_targets(Window(begin, begin + length, scored), starts, lead_in=lead_in) == expected
 
 
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8), data=st.data())

@@ -343,8 +343,7 @@ def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs: Path, capsy
         f"runpy.run_path({sweep_over(inputs).launcher[1]!r}, run_name='__main__')\n"
     )
     python, _, behaviour = sweep_over(inputs).launcher
-    changed = sweep_over(inputs).changed(launcher=(python, str(launcher), behaviour))
-    (failure,) = run_sweep(changed)
+    (failure,) = run_sweep(sweep_over(inputs).changed(launcher=(python, str(launcher), behaviour)))
     assert failure.reason == "it ended well, but what it depends on changed while it ran (config.json changed)"
     assert len(list((inputs / "results").rglob("results_*.json"))) == 1
     assert "not run: its folder holds results of other settings (config.json changed)" in said(inputs, capsys)

@@ -221,8 +221,7 @@ def compare(before: Evaluated, after: Evaluated, changes: list[Change], warnings
 
 
 def _damage_weights(folder: Path, rng: Random) -> None:
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
-    file = rng.choice(files)
+    file = rng.choice(sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]))
     raw = file.read_bytes()
     kind = rng.choice(["header", "bytes", "other", "shape", "missing"])
     if kind == "other" or (file.suffix == ".bin" and kind != "bytes"):

@@ -134,8 +134,7 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.Captu
     )
     assert [fact for fact in facts if fact not in text] == []
     found = json.loads(written)
-    assert found["checkpoint"]["format"] == "sbeval"
-    assert found["checkpoint"]["problems"] == []
+    assert (found["checkpoint"]["format"], found["checkpoint"]["problems"]) == ("sbeval", [])
     assert found["memory"]["room"]["memory_bytes"] == 80 * 2**30
     assert [one["length_tokens"] for one in found["memory"]["needs"]] == [1024, 4096, 16384, 65536]
     assert found["tasks"] is None

@@ -151,8 +151,7 @@ def likelihoods(lm: Any, pairs: Sequence[tuple[str, str]]) -> list[float]:
 def copied(folder: Path, place: Path, file: str = "config.json", **changes: Any) -> Path:
     """A copy of a checkpoint in whose configuration, or another file, these keys are changed."""
     copy = shutil.copytree(folder, place / "copy")
-    content = json.loads((copy / file).read_text())
-    (copy / file).write_text(json.dumps({**content, **changes}))
+    (copy / file).write_text(json.dumps({**json.loads((copy / file).read_text()), **changes}))
     return copy
 
 

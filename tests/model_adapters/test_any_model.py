@@ -117,8 +117,7 @@ def test_a_completions_server_gives_the_numbers_of_sb(
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[type[LLM], Callable[..., Any]]:
-    engine = install_vllm(monkeypatch)
-    return engine, importlib.import_module("lm_eval.models.vllm_causallms").VLLM
+    return install_vllm(monkeypatch), importlib.import_module("lm_eval.models.vllm_causallms").VLLM
 
 
 def test_vllm_is_called_as_lm_eval_calls_it_and_gives_the_numbers_of_sb(

@@ -55,15 +55,13 @@ def test_padding_behind_an_answer_is_no_text(end_is_known: bool, checkpoint: Che
 
 def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint: Checkpoints) -> None:
     lm = load_lm(checkpoint("llama"), batch_size=2)
-    twice = [(line, SETTING) for line in [*LINES, *LINES[:2]]]
-    found = generated(lm, twice)
+    found = generated(lm, [(line, SETTING) for line in [*LINES, *LINES[:2]]])
     assert found[-2:] == found[:2]
     assert lm.session.meter.tokens == sum(len(lm.tok_encode(line)) for line in LINES)
 
     sampled = [(LINES[0], {**SETTING, "do_sample": True, "temperature": 2.0})] * 4
     torch.manual_seed(0)
-    texts = generated(lm, sampled)
-    assert len(set(texts)) > 1
+    assert len(set(generated(lm, sampled))) > 1
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
@@ -71,8 +69,7 @@ def test_prompts_encoded_together_are_those_encoded_alone(
     add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizers_module, "_ENCODED_TOGETHER", 2)
-    folder = checkpoint("llama", adds_bos=True)
-    lm = load_lm(folder, add_bos_token=add_bos_token)
+    lm = load_lm(checkpoint("llama", adds_bos=True), add_bos_token=add_bos_token)
     texts = [*LINES[:3], f"<s>{LINES[3]}", ""]
     together = texts_module.encode_prompts(lm, texts, quiet=True)
     assert together == [texts_module.encode_prompts(lm, [text], quiet=True)[0] for text in texts]

@@ -24,8 +24,7 @@ def requests_for(corpus: TokenizedCorpus, places: list[tuple[int, int, int]] = W
 def test_each_window_is_its_lead_in_and_its_tokens(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
     lm = load_lm(checkpoint("llama"))
     requests = requests_for(corpus)
-    found = lm.token_logprobs(requests, disable_tqdm=True)
-    for result, instance in zip(found, requests, strict=True):
+    for result, instance in zip(lm.token_logprobs(requests, disable_tqdm=True), requests, strict=True):
         request = TokenLogprobsRequest(*instance.args)
         tokens = resolve_tokens(request.key)
         inputs = torch.tensor([[request.lead_in, *tokens[:-1].tolist()]])
@@ -38,8 +37,7 @@ def test_each_window_is_its_lead_in_and_its_tokens(checkpoint: Checkpoints, corp
 
 def test_a_request_made_twice_runs_once(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
     lm = load_lm(checkpoint("llama"))
-    twice = requests_for(corpus, [(3, 20, 5), (3, 20, 5)])
-    first, second = lm.token_logprobs(twice, disable_tqdm=True)
+    first, second = lm.token_logprobs(requests_for(corpus, [(3, 20, 5), (3, 20, 5)]), disable_tqdm=True)
     assert lm.session.meter.tokens == 20
     np.testing.assert_array_equal(first.logprobs, second.logprobs)
 
@@ -102,8 +100,7 @@ def make_sequences() -> list[TargetSequence]:
 def test_a_sequence_comes_back_as_it_was_kept() -> None:
     sequences = make_sequences()
     for sequence, request in zip(sequences, keep_sequences(sequences), strict=True):
-        found = resolve_sequence(request.key)
-        assert all((a == b).all() for a, b in zip(found, sequence, strict=True))
+        assert all((a == b).all() for a, b in zip(resolve_sequence(request.key), sequence, strict=True))
         assert request.inputs == len(sequence.inputs_L)
     with pytest.raises(UserError, match="Expected token sequences in"):
         resolve_sequence("0" * 32 + ":0")

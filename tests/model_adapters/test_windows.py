@@ -163,8 +163,7 @@ def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model() -> No
 
 def test_scores_that_are_not_finite_keep_no_later_batch_from_being_done() -> None:
     events, results, _ = run([4, 2, 66, 3, 98], 3)
-    assert list(results) == [4, 2, 3]
-    assert events[-1] == "4 started, 3 done"
+    assert (list(results), events[-1]) == ([4, 2, 3], "4 started, 3 done")
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -141,8 +141,7 @@ def test_a_scaled_checkpoint_states_its_original_length_without_a_warning(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     own = {"rope_type": kind, "factor": factor, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
-    config = small_config(attention="rope", rope_parameters=own, training_length_tokens=64)
-    config.save_pretrained(tmp_path)
+    small_config(attention="rope", rope_parameters=own, training_length_tokens=64).save_pretrained(tmp_path)
     found = SbevalConfig.from_pretrained(tmp_path)
     assert found.rope_parameters == own
     assert "ignore_keys_at_rope_validation" not in found.to_dict()

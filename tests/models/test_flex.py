@@ -84,8 +84,7 @@ def test_a_failure_is_told_once_and_not_met_again_unless_memory_ran_out(
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError) if no_memory else contextlib.nullcontext():
             assert attention(*heads, **own, scale=0.3, sliding_window=5) is None
-    assert attention.works == no_memory
-    assert len(calls) == 1 + attention.works
+    assert (attention.works, len(calls)) == (no_memory, 1 + attention.works)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 1 - attention.works
     assert all("does not run here (there is no compiler): " in said and instead in said for said in messages)
@@ -117,8 +116,7 @@ def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself() -> No
 @settings(max_examples=20, deadline=None)
 @given(length=st.integers(1, 500))
 def test_positions_of_fire_reach_to_the_end_of_the_last_block(length: int) -> None:
-    bias = make_bias("fire", 2)
-    add = bias.score_mod(torch.arange(length, device=DEVICE), torch.device(DEVICE))
+    add = make_bias("fire", 2).score_mod(torch.arange(length, device=DEVICE), torch.device(DEVICE))
     last = torch.tensor(whole_blocks(length) - 1, device=DEVICE)
     zero = torch.zeros((), device=DEVICE)
     assert add(zero, zero.int(), zero.int(), last, last).isfinite()

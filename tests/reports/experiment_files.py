@@ -100,8 +100,7 @@ def write_extensions(folder: Path, *, schemes: Sequence[str] = ("scheme_stickbre
 
 def span_task(attention: str, *, layers: int = 8, heads: int = 3, lengths: Sequence[int] = LENGTHS[2:7]) -> Task:
     """Returns attention spans: most heads short, a few as wide as the context, one of them empty."""
-    generator = np.random.default_rng(layers * heads)
-    width = generator.lognormal(3.5, 1.0, (layers, heads))
+    width = np.random.default_rng(layers * heads).lognormal(3.5, 1.0, (layers, heads))
     width[2, 1] = width[5, 0] = 1e9
     results: dict[str, Any] = {"alias": "sb_span"}
     for length in lengths:

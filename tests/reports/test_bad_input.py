@@ -354,8 +354,7 @@ def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path
         write_run(tmp_path / str(index), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
     results = load_results([tmp_path])
     kept = [*LENGTHS[:3], *(LENGTHS[4:5] if recorded else [])]
-    shown = results.measurements["context_length_tokens"].dropna().unique()
-    assert sorted(shown) == kept
+    assert sorted(results.measurements["context_length_tokens"].dropna().unique()) == kept
     assert sums_of(results, "demo-rope", "sb_stdlib_fixed_target").lengths == kept
     assert [note.reason for note in results.notes if "2K was scored on other targets" in note.reason]
     (panel,) = perplexity_panels(results.measurements, results.models)

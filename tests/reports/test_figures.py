@@ -65,8 +65,7 @@ def test_every_value_named_along_an_axis_is_drawn() -> None:
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, tooltip={})
-    drawn = vl_convert.vegalite_to_svg(spec)
+    drawn = vl_convert.vegalite_to_svg(line_figure(rows, CAPTION, axes=axes, looks=looks, tooltip={}))
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
 
@@ -88,8 +87,7 @@ def test_a_curve_holds_the_measured_numbers(everything: dict[str, Figure]) -> No
     marks = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "mark-line"]
     assert [row["x"] for row in marks[0]] == [1024]
     x = spec["layer"][0]["encoding"]["x"]
-    assert x["scale"]["domain"] == [256, 65536]
-    assert x["scale"]["base"] == 2
+    assert (x["scale"]["domain"], x["scale"]["base"]) == ([256, 65536], 2)
 
 
 def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: Path) -> None:
@@ -98,8 +96,7 @@ def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: P
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
-    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models))
-    found = points(spec, "demo-sb")
+    found = points(curve_figure(panel, "nll", CAPTION, choose_looks(results.models)), "demo-sb")
     assert [length for length, value in found.items() if value is None] == [1024, 2048]
     assert set(found) == {256, 512, 1024, 2048, 4096}
 
@@ -307,8 +304,7 @@ def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it
         write_run(tmp_path / kind, scaled, [position_task(CURVES["rope"])], log_samples=False)
     figure = figures(tmp_path)["Python standard library: NLL by position"]
     sentence = "rope-dynamic: RoPE's base is set for 64K at every position."
-    assert figure.caption.explanation == sentence
-    assert figure.variants["nll"]["title"]["subtitle"] == sentence
+    assert figure.caption.explanation == figure.variants["nll"]["title"]["subtitle"] == sentence
 
 
 def test_names_at_line_ends_keep_their_order_never_overlap_and_stay_above_the_words_of_the_axis() -> None:

@@ -101,8 +101,7 @@ def test_prompts_filled_by_unequal_rules_are_named(tmp_path: Path) -> None:
     theirs[2]["scripts"] = "nvidia"
     for attention, task in (("rope", ours), ("stickbreaking", theirs)):
         write_run(tmp_path / "r" / attention, model_record(attention), [task])
-    alone = load_results([tmp_path / "r" / "rope"])
-    assert filled_by(alone.models) == {"sbeval": ("demo-rope",)}
+    assert filled_by(load_results([tmp_path / "r" / "rope"]).models) == {"sbeval": ("demo-rope",)}
     assert "so their scores do not compare: nvidia for demo-sb; sbeval for demo-rope." in text_of(tmp_path / "r")
 
 

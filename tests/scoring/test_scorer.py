@@ -22,8 +22,7 @@ VOCABULARY = 61
 
 def gemma2() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = ARCHITECTURES["gemma2"](VOCABULARY)
-    model = transformers.Gemma2ForCausalLM(config).eval()
+    model = transformers.Gemma2ForCausalLM(ARCHITECTURES["gemma2"](VOCABULARY)).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
     return model
@@ -216,13 +215,11 @@ def test_an_equal_logit_before_the_target_is_the_most_probable_token_instead(bef
 def test_a_target_beyond_the_row_gives_no_finite_number(target: int) -> None:
     logits = torch.zeros(2, 100, device=DEVICE)
     logprobs, greedy = kernel_target_logprobs(logits, torch.tensor([target, 3], device=DEVICE))
-    assert torch.isfinite(logprobs).tolist() == [False, True]
-    assert greedy.tolist() == [False, False]
+    assert (torch.isfinite(logprobs).tolist(), greedy.tolist()) == ([False, True], [False, False])
 
 
 def test_a_row_where_everything_but_the_target_is_impossible() -> None:
     logits = torch.full((1, 9000), -torch.inf, device=DEVICE)
     logits[0, 8000] = -3.0
     logprobs, greedy = kernel_target_logprobs(logits, torch.tensor([8000], device=DEVICE))
-    assert logprobs.tolist() == [0.0]
-    assert greedy.tolist() == [True]
+    assert (logprobs.tolist(), greedy.tolist()) == ([0.0], [True])

@@ -80,8 +80,7 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
-    difference = (found.double() - exact.double()).norm()
-    return float(difference / exact.double().norm().clamp_min(1e-300))
+    return float((found.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-300))
 
 
 def assert_within_budget(

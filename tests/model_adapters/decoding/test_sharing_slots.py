@@ -72,8 +72,7 @@ def test_requests_of_different_limits_and_stops_share_a_run(
     assert in_slots == [3, batch_size], "one to try the model out, and one for all requests"
     alone = adapter(folder, range(100, 140), batch_size=1)
     for number, setting in enumerate(settings):
-        expected = generated(alone, [(line, setting) for line in LINES[:4]])
-        assert found[number :: len(settings)] == expected
+        assert found[number :: len(settings)] == generated(alone, [(line, setting) for line in LINES[:4]])
     assert len({len(answer) for answer in found}) > 3
 
 
@@ -102,8 +101,7 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
     monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
     in_slots.clear()
     assert answers(lm) == expected
-    assert in_slots == [4, 2]
-    assert sorted(given) == sorted(expected)
+    assert (in_slots, sorted(given)) == ([4, 2], sorted(expected))
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,7 @@ def test_drafts_change_no_answer_and_save_steps(
         lm = adapter(folder, range(100, 103), batch_size=batch_size, draft_tokens=drafts)
         found.append(answers(lm, {**SETTING, "max_gen_toks": 60}))
         counts.append(sum(steps))
-    assert found[1] == found[0]
-    assert found[2] == found[0]
+    assert found[0] == found[1] == found[2]
     assert len(set(map(len, found[0]))) > 1
     assert counts[2] < counts[0], "small models repeat themselves, which drafts foresee"
 
@@ -83,8 +82,7 @@ def test_a_stop_sequence_of_several_tokens_ends_an_answer(checkpoint: Checkpoint
     folder = checkpoint("llama")
     lm = adapter(folder)
     answer = answers(lm)[0]
-    tokens = lm.tokenizer.encode(answer, add_special_tokens=False)
-    split = len(lm.tokenizer.decode(tokens[:8]))
+    split = len(lm.tokenizer.decode(lm.tokenizer.encode(answer, add_special_tokens=False)[:8]))
     stop = answer[split - 1 : split + 2]  # the end of one token and the beginning of another
     setting = {**SETTING, "until": [stop]}
     found = answers(adapter(folder), setting)
@@ -93,8 +91,7 @@ def test_a_stop_sequence_of_several_tokens_ends_an_answer(checkpoint: Checkpoint
 
 
 def test_an_end_token_in_the_first_step_ends_the_answer(checkpoint: Checkpoints) -> None:
-    folder = checkpoint("stickbreaking")
-    lm = adapter(folder)
+    lm = adapter(checkpoint("stickbreaking"))
     prompt = torch.tensor([lm.tok_encode(LINES[0])], device=DEVICE)
     end = int(lm.model(prompt).logits[0, -1].argmax())
     lm.model.generation_config.eos_token_id = end

@@ -66,8 +66,7 @@ def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint: Checkpoin
 
 
 def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint: Checkpoints) -> None:
-    lm = load_lm(checkpoint("llama"))
-    stamped = run_settings(lm)
+    stamped = run_settings(load_lm(checkpoint("llama")))
     # a cache beside context_parallel is refused
     apart = {"max_batch_tokens", "draft_tokens", "context_parallel"}
     assert AdapterOptions.model_fields.keys() - set(stamped) == apart

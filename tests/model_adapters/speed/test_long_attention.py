@@ -56,8 +56,7 @@ def test_plain_layers_go_the_other_way_and_give_the_same_logits(architecture: st
     attend = Recorded()
     changed = fuse_long_attention(model, attend)
     assert len(changed) == model.config.num_hidden_layers
-    found = model(TOKENS).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
     layers = getattr(model.config, "layer_types", None) or ["full_attention"] * len(changed)
     plain = layers.count("full_attention") if architecture in PLAIN else 0
     assert attend.shapes == [torch.Size((1, 4, TOKENS.shape[1], 16))] * plain
@@ -124,8 +123,7 @@ def test_whatever_is_more_than_plain_attention_is_transformers_own(change: dict[
     mask = arguments.pop("attention_mask")
     output, weights = AttentionOfLongTexts(attend, own)(module, q, k, v, mask, **arguments)
     assert weights is None
-    assert bool(attend.shapes) == (not change)
-    assert bool(asked) == bool(change)
+    assert (bool(attend.shapes), bool(asked)) == (not change, bool(change))
     if change:
         (args, keywords) = asked[0]
         assert args[4] is mask
@@ -160,8 +158,7 @@ def test_heads_of_other_sizes_and_forwards_of_their_own_stay_as_they_are() -> No
     model = model_of("llama")
     first, second = (layer.self_attn for layer in model.model.layers)
     first.forward = first.forward  # as accelerate's hooks do
-    assert fuse_long_attention(model) == [second]
-    assert fuse_long_attention(nn.Linear(2, 2)) == []
+    assert (fuse_long_attention(model), fuse_long_attention(nn.Linear(2, 2))) == ([second], [])
 
 
 @pytest.mark.skipif(not TUNED_GPU, reason="tiles are tuned for compute capability 9.0")

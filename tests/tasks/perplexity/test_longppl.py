@@ -67,8 +67,7 @@ def test_a_second_run_needs_no_evaluator_and_another_one_is_asked_anew(
     first = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
     assert first["values"][f"longppl_tokens@{LONG:07d}"] > 0
     requests = len(asked)
-    second = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
-    assert second["values"] == first["values"]
+    assert run_task("sb_stdlib_fixed_target", KnownLM(), metadata)["values"] == first["values"]
     assert len(asked) == requests
     weights = tmp_path / "evaluator" / "model.safetensors"
     stat = weights.stat()

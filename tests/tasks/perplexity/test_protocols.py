@@ -65,8 +65,7 @@ def test_rolling_scores_each_document_alone(corpus: Path, adds_bos: bool) -> Non
         for name, tokens in texts.items():
             windows = get_rolling_token_windows(tokens, prefix_token=BOS, max_seq_len=length, context_len=1)
             expected = sum(nll_of(inputs, targets).sum() for inputs, targets in windows)
-            assert sums[name][0] == pytest.approx(expected, rel=1e-6)
-            assert sums[name][1] == len(tokens)
+            assert (sums[name][0], sums[name][1]) == (pytest.approx(expected, rel=1e-6), len(tokens))
         nats = sum(row[0] for row in sums.values())
         words = sum(len(re.split(r"\s+", page)) for page in pages.values())
         size = sum(len(page.encode()) for page in pages.values())
@@ -105,8 +104,7 @@ def test_stream_scores_the_same_targets_at_every_length(corpus: Path, bos: str, 
         assert found["values"][f"tokens@{length:07d}"] == cut
         assert found["values"][f"clusters@{length:07d}"] == len(expected)
         assert not any("nll_change" in key for key in found["values"])
-    assert found["record"]["bos"] == bos
-    assert found["record"]["separator"] == "</s>"
+    assert (found["record"]["bos"], found["record"]["separator"]) == (bos, "</s>")
 
 
 def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path) -> None:
@@ -117,8 +115,7 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path
     assert found["record"]["targets_per_window"] == targets
     assert {(length, scored) for _, length, _, scored in model.seen} == {(length, targets) for length in LENGTHS}
     fit = {name for name, tokens in texts.items() if len(tokens) >= LENGTHS[-1] + targets}
-    first = [sample["nll@0000008"][0][0] for sample in found["samples"]]
-    assert first[: len(fit)] == sorted(fit)
+    assert [sample["nll@0000008"][0][0] for sample in found["samples"]][: len(fit)] == sorted(fit)
     flat = np.cumsum([0, *(len(tokens) + 1 for tokens in texts.values())])
     stream = [token for tokens in texts.values() for token in [*tokens, EOS]]
     starts = dict(zip(texts, flat, strict=False))
@@ -148,16 +145,14 @@ def test_fixed_target_in_the_stream_says_so(corpus: Path) -> None:
     found = run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus, context="stream", targets_per_window=2))
     total = sum(len(tokens) + 1 for tokens in documents(corpus).values())
     assert len(found["samples"]) == total // LENGTHS[-1]
-    assert found["record"]["context"] == "stream"
-    assert found["record"]["targets_per_window"] == 2
+    assert (found["record"]["context"], found["record"]["targets_per_window"]) == ("stream", 2)
     shares = found["record"]["own_document_share"]
     assert 0 <= shares["64"] <= shares["16"] <= shares["8"] < 1
 
 
 @pytest.mark.parametrize("stride", [None, 4])
 def test_sliding_scores_every_token_once_from_full_windows(corpus: Path, stride: int | None) -> None:
-    model = KnownLM()
-    found = run_task("sb_stdlib_sliding", model, metadata(corpus, stride=stride))
+    found = run_task("sb_stdlib_sliding", KnownLM(), metadata(corpus, stride=stride))
     stream = [token for tokens in documents(corpus).values() for token in [*tokens, EOS]]
     cut = len(stream) // 64 * 64
     assert found["record"]["strides"] == {str(length): stride or length // 2 for length in LENGTHS}
@@ -174,8 +169,7 @@ def test_sliding_scores_every_token_once_from_full_windows(corpus: Path, stride:
 def test_long_documents_are_a_series_of_their_own(corpus: Path, protocol: str) -> None:
     task, more = ("sliding", {"context": "document"}) if protocol == "sliding" else (f"{protocol}_long", {})
     found = run_task(f"sb_stdlib_{task}", KnownLM(), metadata(corpus, **more))
-    texts = documents(corpus)
-    blocks = {name: len(tokens) // 64 for name, tokens in texts.items() if len(tokens) >= 64}
+    blocks = {name: len(tokens) // 64 for name, tokens in documents(corpus).items() if len(tokens) >= 64}
     clusters = [sample["nll@0000064"][0][0] for sample in found["samples"]]
     assert {name: clusters.count(name) for name in clusters} == blocks
     assert set(clusters[: len(blocks)]) == set(blocks)
@@ -221,14 +215,12 @@ def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol
     found = run_task(f"sb_stdlib_{protocol}", KnownLM(), metadata(corpus), limit=3)
     assert len(found["samples"]) == 3
     text = json.loads(json.dumps(found["whole"], default=handle_non_serializable))
-    values = text["results"][f"sb_stdlib_{protocol}"]
-    for key, value in values.items():
+    for key, value in text["results"][f"sb_stdlib_{protocol}"].items():
         parsed = parse_metric_key(key)
         if parsed and parsed[0].endswith("_ci95"):
             assert value is None, "three clusters at most are too few for an interval"
     assert set(found["samples"][0]["metrics"]) <= {*(f"nll@{length:07d}" for length in LENGTHS), "position_nll"}
-    table = make_table(found["whole"])
-    assert max(map(len, table.splitlines())) < 140
+    assert max(map(len, make_table(found["whole"]).splitlines())) < 140
     record = TaskRecord.from_json(text["configs"][f"sb_stdlib_{protocol}"]["metadata"]["sbeval"])
     assert (record.family, record.corpus, record.protocol) == ("perplexity", corpus.name, protocol)
     assert record.corpus_sha256 is not None
@@ -243,8 +235,7 @@ def test_a_run_says_and_records_which_documents_its_model_was_trained_on(
     texts = documents(corpus)
     longest = max(texts, key=lambda name: len(texts[name]))
     keep_seen([np.array(texts[longest])], tokenizer_sha256(load_tokenizer(given["tokenizer"])), tmp_path)
-    found = run_task("sb_stdlib_stream", KnownLM(), given)
-    assert found["record"]["seen_documents"] == [longest]
+    assert run_task("sb_stdlib_stream", KnownLM(), given)["record"]["seen_documents"] == [longest]
     assert f"at least 1 of the documents scored, {longest} among them" in caplog.text
 
 

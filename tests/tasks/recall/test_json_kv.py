@@ -51,8 +51,7 @@ def test_a_longer_length_read_before_changes_no_sample(folder: Path) -> None:
     options = {"tokenizer": str(folder / "byte_level_bpe"), "num_samples": 2, "context_lengths": [3000]}
     short = prompts(load_task("sb_json_kv", options))
     task = load_task("sb_json_kv", options)
-    long = task.generator.draft(0, 2 * blocks)
-    assert long.most_units == 3 * BLOCK_PAIRS
+    assert task.generator.draft(0, 2 * blocks).most_units == 3 * BLOCK_PAIRS
     assert prompts(task) == short
     assert task.generator.draft(1, 2**21).most_units == POOL_PAIRS
 

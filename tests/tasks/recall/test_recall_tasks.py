@@ -39,8 +39,7 @@ def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder: Path, kind: st
         assert len(sequence.inputs_L) == [500, 500, 900, 900][number % 4]
         counts = task.eval_docs[number // 4]["answer_tokens"][number % 4][0]
         for answer, name, before in answers_of_text(task, sequence, counts):
-            history = re.findall(rf"(?:^|\n) ?{name} = (\d{{4}})\n", before)
-            assert answer == history[-n_back]
+            assert answer == re.findall(rf"(?:^|\n) ?{name} = (\d{{4}})\n", before)[-n_back]
         asked = min(len(re.findall(r"# ?\d{4}", decoded(task, one.inputs_L))) for one in (sequence, replaced))
         assert len(counts) in (asked, asked + 1)
 
@@ -64,8 +63,7 @@ def answers_of_text(task: Any, sequence: TargetSequence, counts: list[int]) -> l
     """Returns each answer, the name it is asked for, and the text before it."""
     assert sum(counts) == len(sequence.targets_T)
     found = []
-    starts = np.cumsum(counts) - counts
-    for start, count in zip(starts, counts, strict=True):
+    for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
         answer = decoded(task, sequence.targets_T[start : start + count]).strip()
         before = decoded(task, sequence.inputs_L[: sequence.positions_T[start] + 1])
         match = re.search(r"print ?\( ?([a-z]+) ?\) ?#$", before.rstrip().replace("  ", " "))

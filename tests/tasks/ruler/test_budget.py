@@ -63,8 +63,7 @@ def check_budget(task: Any, reach: float, index: int) -> None:
     assert fit.prompt_tokens + task.generated_tokens <= length
     if draft.most_units is None or fit.units < draft.most_units:
         room = length - task.generated_tokens - fit.prompt_tokens
-        one_more = whole(fit.units + 1) - fit.prompt_tokens
-        assert room <= max(one_more, 0.01 * length)
+        assert room <= max(whole(fit.units + 1) - fit.prompt_tokens, 0.01 * length)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,8 +192,7 @@ def test_nvidias_documents_stand_in_one_order_for_every_question(folder: Path, c
     for index in range(12):
         draft = task.generator.draft(index, 4096)
         documents = draft.body(20).split("\n\n")
-        expected = draft.documents[draft.order[0]]
-        assert documents[places.index(0)].partition("\n")[2] == expected
+        assert documents[places.index(0)].partition("\n")[2] == draft.documents[draft.order[0]]
     assert task.config.metadata["sbeval"]["scripts"] == "nvidia"
 
 

@@ -50,8 +50,7 @@ def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[s
         own = results["results"][name]
         expected = 1.0 if "niah" in name else 0.0
         assert own["score@0002000,none"] == own["score@0003000,none"] == expected
-        assert own["score@0002000_stderr,none"] == 0.0
-        assert own["sample_len"] == 2
+        assert (own["score@0002000_stderr,none"], own["sample_len"]) == (0.0, 2)
         assert not any(value == -1 for value in own.values())
     for length in (2000, 3000):
         assert results["groups"]["sb_niah"][f"score@{length:07d},none"] == 1.0
@@ -63,13 +62,11 @@ def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[s
 
 
 def test_samples_hold_raw_and_parsed_answers_references_tokens_and_depths(metadata: dict[str, Any]) -> None:
-    results = evaluate(["sb_niah_single_1"], metadata, limit=3)
-    samples = results["samples"]["sb_niah_single_1"]
+    samples = evaluate(["sb_niah_single_1"], metadata, limit=3)["samples"]["sb_niah_single_1"]
     assert [sample["doc_id"] for sample in samples] == [0, 1, 2]
     for sample in samples:
         (value,) = sample["doc"]["references"]
-        assert sample["resps"] == [[f"\x00 {value}"]] * 2
-        assert sample["filtered_resps"] == [value] * 2
+        assert (sample["resps"], sample["filtered_resps"]) == ([[f"\x00 {value}"]] * 2, [value] * 2)
         assert sample["score@0002000"] == sample["score@0003000"] == 1.0
         assert sample["doc"]["lengths"] == [2000, 3000]
         assert [len(depths) for depths in sample["doc"]["depths_percent"]] == [1, 1]
@@ -133,8 +130,7 @@ def test_options_of_other_tasks_and_arguments_of_the_model_are_no_misspelt_ones(
 
 def test_a_dataset_named_for_another_task_leaves_the_questions_alone(metadata: dict[str, Any]) -> None:
     for dataset in ("hotpotqa", "deepmind/narrativeqa"):
-        task = load_task("sb_ruler_qa_squad", {**metadata, "dataset": dataset})
-        assert task.record().corpus == "squad"
+        assert load_task("sb_ruler_qa_squad", {**metadata, "dataset": dataset}).record().corpus == "squad"
 
 
 def test_a_file_in_another_layout_is_refused(metadata: dict[str, Any]) -> None:
@@ -170,8 +166,7 @@ def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(me
     lengths = {"context_lengths": [max(each) - 1, max(each)]}
     task = load_task("sb_ruler_qa_squad", {**metadata, **lengths})
     task.build_all_requests(limit=1, rank=0, world_size=1)
-    assert [len(instance.args) for instance in task.instances] == [2]
-    assert task.lengths == (max(each),)
+    assert ([len(instance.args) for instance in task.instances], task.lengths) == ([2], (max(each),))
 
 
 def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) -> None:
@@ -182,8 +177,7 @@ def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) 
         return "\n".join(["Be kind. " * 90, *(message["content"] for message in messages)])
 
     task.build_all_requests(limit=1, rank=0, world_size=1, apply_chat_template=True, chat_template=chat)
-    assert task.lengths == (3000,)
-    assert list(task.aggregation()) == ["score@0003000"]
+    assert (task.lengths, list(task.aggregation())) == ((3000,), ["score@0003000"])
 
 
 class Thinker(Reader):
@@ -218,8 +212,7 @@ def test_a_longer_answer_takes_its_tokens_from_the_context(metadata: dict[str, A
 
 def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[str, Any]) -> None:
     task = load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 9000, "num_samples": 1})
-    assert task.asked_lengths == (4096, 8192)
-    assert task.dropped_lengths == (16384, 32768, 65536, 131072)
+    assert (task.asked_lengths, task.dropped_lengths) == ((4096, 8192), (16384, 32768, 65536, 131072))
     with pytest.raises(UserError, match="shortest default context length"):
         load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 4095})
 
