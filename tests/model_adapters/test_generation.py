@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,14 @@ from sbeval.model_adapters import scoring
 from sbeval.model_adapters.decoding import texts as texts_module
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import LINES as ALL_LINES
-from tests.model_adapters.small import Checkpoints, generated, instances, load_lm
+from tests.model_adapters.small import generated, instances, load_lm
 
 LINES = ALL_LINES[:6]
 SETTING = {"until": ["\n"], "max_gen_toks": 6}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "stickbreaking", "rope"])
-def test_prefill_computes_logits_for_the_last_position_alone(architecture: str, checkpoint: Checkpoints) -> None:
+def test_prefill_computes_logits_for_the_last_position_alone(architecture, checkpoint):
     lm = load_lm(checkpoint(architecture), batch_size=3)
     positions: list[int] = []
     head = lm.model.get_output_embeddings()
@@ -32,7 +31,7 @@ def test_prefill_computes_logits_for_the_last_position_alone(architecture: str, 
 
 
 @pytest.mark.parametrize("end_is_known", [True, False])
-def test_padding_behind_an_answer_is_no_text(end_is_known: bool, checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_padding_behind_an_answer_is_no_text(end_is_known, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     plain = json.loads((folder / "tokenizer.json").read_text())
     for token in plain["added_tokens"]:
@@ -53,7 +52,7 @@ def test_padding_behind_an_answer_is_no_text(end_is_known: bool, checkpoint: Che
     assert len({len(answer) for answer in answers[0]}) > 1
 
 
-def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint: Checkpoints) -> None:
+def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint):
     lm = load_lm(checkpoint("llama"), batch_size=2)
     found = generated(lm, [(line, SETTING) for line in [*LINES, *LINES[:2]]])
     assert found[-2:] == found[:2]
@@ -65,9 +64,7 @@ def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(c
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
-def test_prompts_encoded_together_are_those_encoded_alone(
-    add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_encoded_together_are_those_encoded_alone(add_bos_token, checkpoint, monkeypatch):
     monkeypatch.setattr(tokenizers_module, "_ENCODED_TOGETHER", 2)
     lm = load_lm(checkpoint("llama", adds_bos=True), add_bos_token=add_bos_token)
     texts = [*LINES[:3], f"<s>{LINES[3]}", ""]
@@ -79,9 +76,7 @@ def test_prompts_encoded_together_are_those_encoded_alone(
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
-def test_contexts_and_continuations_encoded_together_are_those_of_hf(
-    add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contexts_and_continuations_encoded_together_are_those_of_hf(add_bos_token, checkpoint, monkeypatch):
     folder = checkpoint("llama", adds_bos=True)
     pairs = [
         *((LINES[0], f" {line}") for line in LINES[:3]),
@@ -102,7 +97,7 @@ def test_contexts_and_continuations_encoded_together_are_those_of_hf(
     assert len(found[0]) == len(pairs)
 
 
-def test_no_stop_sequence_may_be_written_as_null(checkpoint: Checkpoints) -> None:
+def test_no_stop_sequence_may_be_written_as_null(checkpoint):
     lm = load_lm(checkpoint("llama"))
     answers = [
         generated(lm, [(LINES[0], {**setting, "max_gen_toks": 6})])

@@ -1,8 +1,5 @@
 """Arguments of `hf` that users know mean the same with `sb`."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import peft
 import pytest
@@ -15,7 +12,6 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import LINES as ALL_LINES
 from tests.model_adapters.small import (
-    Checkpoints,
     both,
     generated,
     instances,
@@ -39,14 +35,14 @@ def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
     assert written == wanted
 
 
-def test_a_lora_adapter(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_lora_adapter(checkpoint, tmp_path):
     hf, sb = both(checkpoint("llama"), peft=save_lora(tmp_path, checkpoint("llama"), "q_proj", "v_proj", seed=1))
     assert_equal(hf, sb)
     plain = both(checkpoint("llama"))[1]
     assert likelihoods(sb, PAIRS[:1]) != pytest.approx(likelihoods(plain, PAIRS[:1]), rel=1e-3)
 
 
-def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint, tmp_path):
     adapter = save_lora(tmp_path, checkpoint("llama"), "q_proj")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     del weights[min(weights)]
@@ -55,7 +51,7 @@ def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint: Checkpoints, tmp_
         load_lm(checkpoint("llama"), peft=adapter)
 
 
-def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_learned_prompt(checkpoint, tmp_path):
     base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
     torch.manual_seed(1)
     config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
@@ -67,14 +63,14 @@ def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:
     assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=1e-5)
 
 
-def test_an_encoder_decoder_model(tmp_path: Path) -> None:
+def test_an_encoder_decoder_model(tmp_path):
     t5(tmp_path / "t5")
     assert_equal(*both(tmp_path / "t5", max_length=64))
     with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
         load_lm(tmp_path / "t5", extrapolation="log_length")
 
 
-def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
+def test_a_model_that_is_loaded_already(checkpoint):
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
     assert_equal(*both(model, tokenizer=tiny_tokenizer(adds_bos=False)))
 
@@ -96,9 +92,7 @@ def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_other_arguments(
-    options: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_arguments(options, checkpoint, tmp_path, monkeypatch):
     folder = checkpoint("llama")
     monkeypatch.chdir(tmp_path)  # some make a folder for what does not fit into memory
     if "tokenizer" in options:
@@ -107,14 +101,14 @@ def test_other_arguments(
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}], ids=str)
-def test_half_precision_is_near(options: dict[str, Any], checkpoint: Checkpoints) -> None:
+def test_half_precision_is_near(options, checkpoint):
     hf, sb = both(checkpoint("llama"), **options)
     *near, right = (np.array(likelihoods(lm, PAIRS)) for lm in (hf, sb, both(checkpoint("llama"))[1]))
     error_of_hf, error = (np.abs(scores - right).sum() for scores in near)
     assert error <= 1.5 * error_of_hf
 
 
-def test_a_chat_template(checkpoint: Checkpoints) -> None:
+def test_a_chat_template(checkpoint):
     hf, sb = both(checkpoint("llama"))
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     hf.tokenizer.chat_template = sb.tokenizer.chat_template = template
