@@ -66,7 +66,6 @@ def worker(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each process found."""
     folder = tmp_path_factory.mktemp("ranks")
     run_ranks(worker, folder, processes=request.param)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]

@@ -39,11 +39,7 @@ def pages() -> list[Path]:
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     every = [ROOT / "docs" / path for path in listed if (ROOT / "docs" / path).is_file()]
     every += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in dict.fromkeys(every) if not is_elsewhere(page)]
-
-
-def is_elsewhere(page: Path) -> bool:
-    return any(page.is_relative_to(ROOT / name) for name in WITH_THEIR_OWN)
+    return [page for page in dict.fromkeys(every) if not any(page.is_relative_to(ROOT / own) for own in WITH_THEIR_OWN)]
 
 
 def blocks() -> Iterator[Block]:

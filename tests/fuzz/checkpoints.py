@@ -260,7 +260,6 @@ def _fuzz_adapter(rng: Random, folder: Path) -> str:
 
 
 def fuzz(layout: str, rng: Random, folder: Path) -> str:
-    """One damaged checkpoint of a layout."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if layout == ADAPTER:
         return _fuzz_adapter(rng, folder)

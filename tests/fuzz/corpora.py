@@ -67,7 +67,6 @@ def _read(path: Path) -> tuple[str, list[Any]]:
 
 
 def fuzz(what: str, rng: Random, folder: Path) -> str:
-    """One damaged corpus."""
     if what == "arrays":
         return _fuzz_arrays(rng, folder)
     (folder / "before").mkdir()

@@ -97,7 +97,6 @@ def _read(folder: Path) -> tuple[Numbers, set[str]]:
 
 
 def fuzz(what: str, rng: Random, folder: Path) -> str:
-    """One damaged file of two runs."""
     source, before, known = undamaged()
     copy = shutil.copytree(source, folder / "results")
     changes: list[Change] | None = None

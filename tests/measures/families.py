@@ -264,7 +264,6 @@ def compared(family: str, folder: Path) -> list[str]:
 
 
 def names_no_attention(lm: StickBreakingLM) -> bool:
-    """Whether no module of a model is called attention."""
     kinds = {type(module).__name__.lower() for module in lm.model.modules()}
     return not any("attention" in kind or "mla" in kind for kind in kinds)
 

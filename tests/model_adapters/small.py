@@ -156,7 +156,6 @@ def copied(folder: Path, place: Path, file: str = "config.json", **changes: Any)
 
 
 def t5(folder: Path) -> Path:
-    """A small encoder-decoder model."""
     tokenizer = tiny_tokenizer(adds_bos=False)
     torch.manual_seed(0)
     config = transformers.T5Config(

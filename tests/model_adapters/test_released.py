@@ -142,7 +142,6 @@ def retrained(folder: Path, parent: Path) -> Path:
 
 
 def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]:
-    """Folders by revision."""
     if kind == "dolomite":
         return {
             name: folder_with_tokenizer(place / name, *dolomite(**GROUPED), seed) for seed, name in enumerate(COMMITS)

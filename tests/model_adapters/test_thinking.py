@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,19 +153,16 @@ def begun_by_a_template(lm: StickBreakingLM) -> Instance:
     return instances("generate_until", [(text, {"until": [], "max_gen_toks": 4})])[0]
 
 
-def begun_by_a_task(lm: StickBreakingLM) -> Instance:
+def begun_by_a_task(key: str, lm: StickBreakingLM) -> Instance:
     asked = instances("generate_until", [("Beautiful is", {"until": [], "max_gen_toks": 4})])[0]
-    asked.doc = {"answer_prefix": " is"}
+    asked.doc = {key: " is"}
     return asked
 
 
-def begun_by_a_task_of_others(lm: StickBreakingLM) -> Instance:
-    asked = begun_by_a_task(lm)
-    asked.doc = {"gen_prefix": " is"}
-    return asked
+OF_TASKS = [partial(begun_by_a_task, key) for key in ("answer_prefix", "gen_prefix")]  # our own, and others'
 
 
-@pytest.mark.parametrize("made", [begun_by_a_template, begun_by_a_task, begun_by_a_task_of_others])
+@pytest.mark.parametrize("made", [begun_by_a_template, *OF_TASKS])
 def test_answers_that_the_prompt_begins_are_not_thought_about(made, checkpoint):
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
     with pytest.raises(UserError, match=r"found such as begin it in .*: leave thinking_tokens out for them"):

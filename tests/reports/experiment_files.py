@@ -51,7 +51,6 @@ def scheme_model(scheme: str, seed: int = 0, **changes: Any) -> ModelRecord:
 
 
 def scheme_curve(scheme: str, seed: int, lengths: Sequence[int]) -> list[float]:
-    """NLL at each length."""
     facts = _recipe(scheme)["model"]
     reach = {"stickbreaking": 1 << 30, "alibi": 1 << 30}.get(facts["attention"], facts["training_length_tokens"])
     window = facts.get("sliding_window")

@@ -64,7 +64,6 @@ def perplexity_task(
     seed: int = 0,
     **record: Any,
 ) -> Task:
-    """Returns one perplexity task."""
     generator = np.random.default_rng(seed)
     document_tokens = np.maximum(64, generator.lognormal(8.2, size_log_deviation, documents).astype(int))
     level = generator.normal(0.0, 0.25, documents)
