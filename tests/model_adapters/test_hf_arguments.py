@@ -10,17 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from tests.model_adapters import small
 from tests.model_adapters.small import LINES as ALL_LINES
-from tests.model_adapters.small import (
-    both,
-    generated,
-    instances,
-    likelihoods,
-    load_lm,
-    save_lora,
-    t5,
-    tiny_tokenizer,
-)
 
 LINES = ALL_LINES[:8]
 PAIRS = [*((line[:9], line[9:]) for line in LINES), ("", "There should be one"), ("and", " o")]
@@ -28,27 +19,29 @@ PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
 
 
 def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
-    assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=rel)
-    rolling = instances("loglikelihood_rolling", [("\n".join(LINES),)])
+    assert small.likelihoods(sb, PAIRS) == pytest.approx(small.likelihoods(hf, PAIRS), rel=rel)
+    rolling = small.instances("loglikelihood_rolling", [("\n".join(LINES),)])
     assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=rel)
-    written, wanted = (generated(lm, PROMPTS) for lm in (sb, hf))
+    written, wanted = (small.generated(lm, PROMPTS) for lm in (sb, hf))
     assert written == wanted
 
 
 def test_a_lora_adapter(checkpoint, tmp_path):
-    hf, sb = both(checkpoint("llama"), peft=save_lora(tmp_path, checkpoint("llama"), "q_proj", "v_proj", seed=1))
+    hf, sb = small.both(
+        checkpoint("llama"), peft=small.save_lora(tmp_path, checkpoint("llama"), "q_proj", "v_proj", seed=1)
+    )
     assert_equal(hf, sb)
-    plain = both(checkpoint("llama"))[1]
-    assert likelihoods(sb, PAIRS[:1]) != pytest.approx(likelihoods(plain, PAIRS[:1]), rel=1e-3)
+    plain = small.both(checkpoint("llama"))[1]
+    assert small.likelihoods(sb, PAIRS[:1]) != pytest.approx(small.likelihoods(plain, PAIRS[:1]), rel=1e-3)
 
 
 def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint, tmp_path):
-    adapter = save_lora(tmp_path, checkpoint("llama"), "q_proj")
+    adapter = small.save_lora(tmp_path, checkpoint("llama"), "q_proj")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     del weights[min(weights)]
     save_file(weights, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UserError, match=f"all its weights at peft={tmp_path}, found some missing"):
-        load_lm(checkpoint("llama"), peft=adapter)
+        small.load_lm(checkpoint("llama"), peft=adapter)
 
 
 def test_a_learned_prompt(checkpoint, tmp_path):
@@ -59,20 +52,20 @@ def test_a_learned_prompt(checkpoint, tmp_path):
     with torch.no_grad():
         prompted.prompt_encoder["default"].embedding.weight.normal_(0, 1)
     prompted.save_pretrained(tmp_path / "prompt")
-    hf, sb = both(checkpoint("llama"), peft=str(tmp_path / "prompt"))
-    assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=1e-5)
+    hf, sb = small.both(checkpoint("llama"), peft=str(tmp_path / "prompt"))
+    assert small.likelihoods(sb, PAIRS) == pytest.approx(small.likelihoods(hf, PAIRS), rel=1e-5)
 
 
 def test_an_encoder_decoder_model(tmp_path):
-    t5(tmp_path / "t5")
-    assert_equal(*both(tmp_path / "t5", max_length=64))
+    small.t5(tmp_path / "t5")
+    assert_equal(*small.both(tmp_path / "t5", max_length=64))
     with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
-        load_lm(tmp_path / "t5", extrapolation="log_length")
+        small.load_lm(tmp_path / "t5", extrapolation="log_length")
 
 
 def test_a_model_that_is_loaded_already(checkpoint):
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
-    assert_equal(*both(model, tokenizer=tiny_tokenizer(adds_bos=False)))
+    assert_equal(*small.both(model, tokenizer=small.tiny_tokenizer(adds_bos=False)))
 
 
 @pytest.mark.parametrize(
@@ -97,19 +90,19 @@ def test_other_arguments(options, checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some make a folder for what does not fit into memory
     if "tokenizer" in options:
         options = {"tokenizer": str(folder)}
-    assert_equal(*both(folder, **options))
+    assert_equal(*small.both(folder, **options))
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}], ids=str)
 def test_half_precision_is_near(options, checkpoint):
-    hf, sb = both(checkpoint("llama"), **options)
-    *near, right = (np.array(likelihoods(lm, PAIRS)) for lm in (hf, sb, both(checkpoint("llama"))[1]))
+    hf, sb = small.both(checkpoint("llama"), **options)
+    *near, right = (np.array(small.likelihoods(lm, PAIRS)) for lm in (hf, sb, small.both(checkpoint("llama"))[1]))
     error_of_hf, error = (np.abs(scores - right).sum() for scores in near)
     assert error <= 1.5 * error_of_hf
 
 
 def test_a_chat_template(checkpoint):
-    hf, sb = both(checkpoint("llama"))
+    hf, sb = small.both(checkpoint("llama"))
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     hf.tokenizer.chat_template = sb.tokenizer.chat_template = template
     chat = [{"role": "user", "content": "Readability counts."}]

@@ -5,26 +5,13 @@ from hypothesis import strategies as st
 from result_files import RULER_TASKS, model_record, reported, ruler_task, text_of, write_run
 
 from sbeval.reports import load_results
-from sbeval.reports.analyse.ruler import (
-    WEIGHTED_LENGTHS,
-    absolute_effective_length,
-    apart,
-    average,
-    averaged_alike,
-    filled_by,
-    missing_tasks,
-    rate_ruler,
-    relative_effective_length,
-    ruler_scores,
-    short_name,
-    weighted_averages,
-)
+from sbeval.reports.analyse import ruler
 
 SHORT = [512, 1024, 4096]
 
 
 def test_a_task_has_one_name_whoever_runs_it():
-    assert {short_name(task) for task in ("vt", "ruler_vt", "sb_ruler_vt")} == {"vt"}
+    assert {ruler.short_name(task) for task in ("vt", "ruler_vt", "sb_ruler_vt")} == {"vt"}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +25,7 @@ def test_a_task_has_one_name_whoever_runs_it():
     ],
 )
 def test_rulers_rule_stops_at_the_first_length_below_the_threshold(scores, text):
-    assert absolute_effective_length(scores).text == text
+    assert ruler.absolute_effective_length(scores).text == text
 
 
 def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_path):
@@ -59,13 +46,13 @@ def ran(**tasks: list[str]) -> pd.DataFrame:
 
 
 def test_lines_on_one_axis_are_means_over_the_same_tasks():
-    both = averaged_alike(ran(a=["vt", "cwe", "fwe"], b=["vt", "fwe"]), ["vt", "cwe", "fwe"])
+    both = ruler.averaged_alike(ran(a=["vt", "cwe", "fwe"], b=["vt", "fwe"]), ["vt", "cwe", "fwe"])
     assert [one.tasks for one in both] == [("vt", "cwe", "fwe"), ("vt", "fwe")]
     assert [set(one.scores["setting"]) for one in both] == [{"a"}, {"a", "b"}]
     assert "did not run them all: b." in both[0].explanation
     assert both[1].explanation == "Mean over vt, fwe: the 2 of 3 tasks every model here ran."
-    assert [one.tasks for one in averaged_alike(ran(a=["vt"], b=["vt"]), ["vt"])] == [("vt",)]
-    assert averaged_alike(ran(a=["vt"], b=["cwe"]), ["vt", "cwe"]) == []
+    assert [one.tasks for one in ruler.averaged_alike(ran(a=["vt"], b=["vt"]), ["vt"])] == [("vt",)]
+    assert ruler.averaged_alike(ran(a=["vt"], b=["cwe"]), ["vt", "cwe"]) == []
 
 
 def test_one_task_alone_is_drawn_once(tmp_path):
@@ -76,7 +63,7 @@ def test_one_task_alone_is_drawn_once(tmp_path):
 
 def test_a_task_run_both_ways_counts_once(tmp_path):
     write_run(tmp_path, model_record("rope"), [ruler_task("sb_ruler_vt", 4000), ruler_task("ruler_vt", 99, seed=1)])
-    scores = ruler_scores(load_results([tmp_path]).measurements)
+    scores = ruler.ruler_scores(load_results([tmp_path]).measurements)
     assert set(scores["task"]) == {"sb_ruler_vt"}
     assert not scores["context_length_tokens"].duplicated().any()
 
@@ -85,10 +72,10 @@ def test_the_share_of_aliases_is_no_part_of_rulers_averages(tmp_path):
     names = [name for name in RULER_TASKS if "qa_" not in name]
     tasks = [ruler_task(name, 4000, lengths=SHORT) for name in (*names, "ruler_qa_squad", "qa_hotpot")]
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
-    found = rate_ruler(load_results([tmp_path / "r"]).measurements, {"demo-sb": 1024})
+    found = ruler.rate_ruler(load_results([tmp_path / "r"]).measurements, {"demo-sb": 1024})
     assert set(found.overall["tasks"]) == {12}
-    assert missing_tasks(found.scores, "demo-sb") == ("qa_squad",)
-    assert apart(found.scores) == {"demo-sb": ("ruler_qa_squad",)}
+    assert ruler.missing_tasks(found.scores, "demo-sb") == ("qa_squad",)
+    assert ruler.apart(found.scores) == {"demo-sb": ("ruler_qa_squad",)}
     summary = text_of(tmp_path / "r")
     assert "Kept apart from RULER's averages: ruler\\_qa\\_squad for demo-sb" in summary
     assert r"demo-sb ruler\_qa\_squad" in summary
@@ -99,7 +86,7 @@ def test_prompts_filled_by_unequal_rules_are_named(tmp_path):
     theirs[2]["scripts"] = "nvidia"
     for attention, task in (("rope", ours), ("stickbreaking", theirs)):
         write_run(tmp_path / "r" / attention, model_record(attention), [task])
-    assert filled_by(load_results([tmp_path / "r" / "rope"]).models) == {"sbeval": ("demo-rope",)}
+    assert ruler.filled_by(load_results([tmp_path / "r" / "rope"]).models) == {"sbeval": ("demo-rope",)}
     assert "so their scores do not compare: nvidia for demo-sb; sbeval for demo-rope." in text_of(tmp_path / "r")
 
 
@@ -113,18 +100,18 @@ def test_prompts_filled_by_unequal_rules_are_named(tmp_path):
     ],
 )
 def test_the_relative_length_starts_from_half_the_training_length_or_says_why_not(scores, trained, text, reason):
-    length = relative_effective_length(scores, trained)
+    length = ruler.relative_effective_length(scores, trained)
     assert length.text == text
     assert reason in length.reason
 
 
 def test_weighted_averages_need_all_six_lengths():
-    scores = dict(zip(WEIGHTED_LENGTHS, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], strict=True))
-    increasing, decreasing = weighted_averages(scores) or (0.0, 0.0)
+    scores = dict(zip(ruler.WEIGHTED_LENGTHS, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], strict=True))
+    increasing, decreasing = ruler.weighted_averages(scores) or (0.0, 0.0)
     assert increasing == pytest.approx((0.9 + 1.6 + 2.1 + 2.4 + 2.5 + 2.4) / 21)
     assert decreasing == pytest.approx((5.4 + 4.0 + 2.8 + 1.8 + 1.0 + 0.4) / 21)
     del scores[65536]
-    assert weighted_averages(scores) is None
+    assert ruler.weighted_averages(scores) is None
 
 
 def test_an_average_leaves_out_lengths_where_a_task_is_missing():
@@ -136,23 +123,23 @@ def test_an_average_leaves_out_lengths_where_a_task_is_missing():
             for task, length, value in rows
         ]
     )
-    means = average(scores, ["vt", "cwe"])
+    means = ruler.average(scores, ["vt", "cwe"])
     assert means["context_length_tokens"].tolist() == [4096]
     assert means["value"].tolist() == pytest.approx([0.5])
     assert means["ci95_high"].tolist() == pytest.approx([0.5 + 0.2 / 2**0.5])
 
 
-@given(st.dictionaries(st.sampled_from(WEIGHTED_LENGTHS), st.floats(0, 1), min_size=1), st.floats(0.1, 1.0))
+@given(st.dictionaries(st.sampled_from(ruler.WEIGHTED_LENGTHS), st.floats(0, 1), min_size=1), st.floats(0.1, 1.0))
 def test_a_lower_threshold_never_gives_a_shorter_length(scores, threshold):
-    order = ["<", *WEIGHTED_LENGTHS, ">"]
+    order = ["<", *ruler.WEIGHTED_LENGTHS, ">"]
 
     def rank(text: str) -> int:
         if text[0] in "<>":
             return order.index(text[0])
         return order.index(1024 * int(text.removesuffix("K")))
 
-    strict = absolute_effective_length(scores, threshold).text
-    loose = absolute_effective_length(scores, threshold / 2).text
+    strict = ruler.absolute_effective_length(scores, threshold).text
+    loose = ruler.absolute_effective_length(scores, threshold / 2).text
     assert rank(loose) >= rank(strict)
 
 

@@ -19,18 +19,7 @@ from sbeval.model_adapters.batching import BatchLimits
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test import testing
-from tests.measures.families import (
-    FAMILIES,
-    PAIRS,
-    PROMPTS,
-    answers_of,
-    documented,
-    is_right,
-    main,
-    save_tiny,
-    whole_answers,
-    whole_scores,
-)
+from tests.measures import families
 from tests.model_adapters.small import copied, likelihoods, load_lm
 
 Forward = Callable[..., Any]
@@ -157,15 +146,17 @@ def test_a_fault_is_found_and_avoided(name, checkpoint, monkeypatch):
     found = lm.session.self_test
     assert case.failed <= found.failed.keys(), str(found)
     assert (found.scoring, found.generation, found.attention) == (case.scoring, case.generation, case.attention)
-    assert answers_of(lm) == whole_answers(lm, PROMPTS)
+    assert families.answers_of(lm) == families.whole_answers(lm, families.PROMPTS)
     if case.scoring == names.REFUSED:
         with pytest.raises(UserError, match="earlier tokens do not see later ones: 0"):
-            likelihoods(lm, PAIRS)
+            likelihoods(lm, families.PAIRS)
     else:
-        assert likelihoods(lm, PAIRS) == pytest.approx(whole_scores(lm, PAIRS), abs=1e-4)
+        assert likelihoods(lm, families.PAIRS) == pytest.approx(families.whole_scores(lm, families.PAIRS), abs=1e-4)
     unaware = load_lm(folder, batch_size=8, self_test=False)
-    right = answers_of(unaware) == whole_answers(lm, PROMPTS)
-    assert not right or likelihoods(unaware, PAIRS) != pytest.approx(whole_scores(lm, PAIRS), abs=1e-4)
+    right = families.answers_of(unaware) == families.whole_answers(lm, families.PROMPTS)
+    assert not right or likelihoods(unaware, families.PAIRS) != pytest.approx(
+        families.whole_scores(lm, families.PAIRS), abs=1e-4
+    )
 
 
 def test_padding_that_long_rows_alone_show_is_found(checkpoint, monkeypatch):
@@ -177,7 +168,7 @@ def test_padding_that_long_rows_alone_show_is_found(checkpoint, monkeypatch):
 
 
 def test_a_cache_that_counts_nothing_reads_no_padding_where_rounding_hides_the_fault(tmp_path):
-    save_tiny("minimax", tmp_path)
+    families.save_tiny("minimax", tmp_path)
     lm = load_lm(tmp_path, batch_size=8, dtype="bfloat16")
     assert lm.session is not None
     assert (names.LEFT_PADDING in lm.session.self_test.failed, lm.session.self_test.generation) == (
@@ -188,7 +179,7 @@ def test_a_cache_that_counts_nothing_reads_no_padding_where_rounding_hides_the_f
 
 @pytest.mark.parametrize("seed", [107, 205])
 def test_an_expert_that_rounding_changes_is_no_fault(seed, tmp_path):
-    save_tiny("mixtral", tmp_path, seed=seed, num_local_experts=64)
+    families.save_tiny("mixtral", tmp_path, seed=seed, num_local_experts=64)
     lm = load_lm(tmp_path, batch_size=8, dtype="float16")
     assert lm.session is not None
     assert lm.session.self_test.failed == {}
@@ -201,20 +192,20 @@ def test_a_sound_model_is_run_as_before(checkpoint):
     assert lm.session.own_batches.max_rows is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_family_answers_in_a_batch_as_whole_texts_do(family, tmp_path):
     if find_spec("fla") and family in ("qwen3_next", "mamba"):
         pytest.skip("flash-linear-attention's kernels, which transformers takes on any device, need a GPU")
-    failed = FAMILIES[family][1]
-    save_tiny(family, tmp_path)
+    failed = families.FAMILIES[family][1]
+    families.save_tiny(family, tmp_path)
     lm, alone = load_lm(tmp_path, batch_size=8), load_lm(tmp_path, batch_size=1)
     assert lm.session.self_test.failed.keys() == failed, str(lm.session.self_test)
-    expected = whole_answers(lm, PROMPTS, 32)
-    assert answers_of(lm, 32) == answers_of(alone, 32) == expected
-    assert likelihoods(lm, PAIRS) == pytest.approx(whole_scores(lm, PAIRS), abs=1e-3)
+    expected = families.whole_answers(lm, families.PROMPTS, 32)
+    assert families.answers_of(lm, 32) == families.answers_of(alone, 32) == expected
+    assert likelihoods(lm, families.PAIRS) == pytest.approx(families.whole_scores(lm, families.PAIRS), abs=1e-3)
     if names.LEFT_PADDING in failed:
         unaware = load_lm(tmp_path, batch_size=8, self_test=False)
-        assert answers_of(unaware, 32) != expected, "transformers has mended it"
+        assert families.answers_of(unaware, 32) != expected, "transformers has mended it"
 
 
 def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(checkpoint, monkeypatch, caplog):
@@ -292,7 +283,7 @@ def test_a_model_that_keeps_changing_is_not_scored(checkpoint, monkeypatch):
     in_the_forward(lambda own, body, given: moved(own(body, **given), torch.randn(32) * next(calls)))(monkeypatch)
     lm = load_lm(checkpoint("llama"))
     with pytest.raises(UserError, match="the same text read again: "):
-        likelihoods(lm, PAIRS)
+        likelihoods(lm, families.PAIRS)
 
 
 def test_a_process_that_runs_alone_waits_for_nobody(checkpoint, monkeypatch):
@@ -307,7 +298,7 @@ def test_a_family_that_is_not_run_or_answers_otherwise_fails(monkeypatch):
     monkeypatch.setattr("logging.disable", lambda *_: None)
     monkeypatch.setenv("SBEVAL_CACHE", "")
     with pytest.raises(SystemExit, match=r"not run, or other answers or scores.*: lama"):
-        main()
-    assert all(map(is_right, [("x", "yes", "yes"), ("x", "refused", "yes")]))
-    assert not any(map(is_right, [("x", "off by 1 nats", "yes"), ("x", "yes", "3 of 5")]))
-    assert {"llama", "deepseek_v32", "glm_moe_dsa"} <= documented()
+        families.main()
+    assert all(map(families.is_right, [("x", "yes", "yes"), ("x", "refused", "yes")]))
+    assert not any(map(families.is_right, [("x", "off by 1 nats", "yes"), ("x", "yes", "3 of 5")]))
+    assert {"llama", "deepseek_v32", "glm_moe_dsa"} <= families.documented()
