@@ -135,8 +135,7 @@ def test_a_line_cut_off_anywhere_stops_nobody(site):
 def test_the_line_is_one_line_in_the_grammar_of_old_versions():
     assert LINE.count("\n") <= 1
     assert LINE.startswith("import ")  # what makes Python run it
-    tree = ast.parse(LINE, feature_version=OLDEST)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(ast.parse(LINE, feature_version=OLDEST)) if isinstance(node, ast.Call)]
     (inner,) = [call.args[0] for call in calls if ast.unparse(call.func) == "exec"]
     ast.parse(ast.literal_eval(inner), feature_version=OLDEST)
 
@@ -237,8 +236,7 @@ def test_ctrl_c_is_one_line_where_the_model_is_ours(wheel_python, model, said):
 
 def test_a_previous_hook_still_sees_other_errors(wheel_python):
     hook = "import sys\nsys.excepthook = lambda *what: print('seen', what[1])"
-    code = f"{hook}\nimport lm_eval\nraise ValueError('other')"
-    assert run([wheel_python, "-c", code]).stdout == "seen other\n"
+    assert run([wheel_python, "-c", f"{hook}\nimport lm_eval\nraise ValueError('other')"]).stdout == "seen other\n"
 
 
 def test_lm_eval_knows_sb_and_prints_one_sentence_for_a_missing_checkpoint(wheel_python, tmp_path):

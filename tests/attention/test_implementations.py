@@ -39,8 +39,7 @@ SHAPES = [
 def test_blockwise_equals_reference(shape: dict, attend_current: bool, small_tiles: None) -> None:
     p = problem(**shape)
     exact = outputs_and_gradients(p, impl="reference", attend_current=attend_current)
-    found = outputs_and_gradients(p, impl="blockwise", attend_current=attend_current)
-    torch.testing.assert_close(found, exact)
+    torch.testing.assert_close(outputs_and_gradients(p, impl="blockwise", attend_current=attend_current), exact)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -68,8 +68,7 @@ def declared_keys(text: str, classes: tuple[str, ...]) -> set[str]:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 keys.add(node.target.id)
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                arguments = [*node.args.args, *node.args.kwonlyargs]
-                keys.update(one.arg for one in arguments if one.arg != "self")
+                keys.update(one.arg for one in [*node.args.args, *node.args.kwonlyargs] if one.arg != "self")
                 targets = [t for n in ast.walk(node) if isinstance(n, ast.Assign) for t in n.targets]
                 keys.update(t.attr for t in targets if isinstance(t, ast.Attribute) and ast.unparse(t.value) == "self")
     return keys

@@ -71,14 +71,19 @@ def test_damaged_weights_are_one_error_before_any_evaluation_and_run_no_code(
     assert not (tmp_path / "ran").exists()
 
 
+CODE_OF_ITS_OWN = """
+import transformers
+class Config(transformers.LlamaConfig):
+    model_type = "{}"
+class Model(transformers.LlamaForCausalLM):
+    config_class = Config
+"""
+
+
 def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint, tmp_path):
     auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     folder = copied(checkpoint("llama"), tmp_path, model_type="homemade", auto_map=auto_map)
-    (folder / "own.py").write_text(
-        "import transformers\n"
-        "class Config(transformers.LlamaConfig):\n    model_type = 'homemade'\n"
-        "class Model(transformers.LlamaForCausalLM):\n    config_class = Config\n"
-    )
+    (folder / "own.py").write_text(CODE_OF_ITS_OWN.format("homemade"))
     with pytest.raises(UserError, match="it runs code of its own: read that code, and pass trust_remote_code=True if"):
         load_lm(folder)
     assert type(load_lm(folder, trust_remote_code=True).model).__name__ == "Model"
@@ -196,8 +201,7 @@ def test_how_a_model_returns_and_computes_attention_changes_no_number_on_a_cpu(
 @pytest.mark.parametrize("instead", ["sdpa", "eager"])
 def test_flex_attention_becomes_what_the_model_supports(instead, checkpoint, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("transformers.LlamaForCausalLM._supports_sdpa", instead == "sdpa")
-    lm = load_lm(copied(checkpoint("llama"), tmp_path, **FLEX))
-    assert lm.model.config._attn_implementation == instead
+    assert load_lm(copied(checkpoint("llama"), tmp_path, **FLEX)).model.config._attn_implementation == instead
     assert f"{instead} is used" in caplog.text
 
 
@@ -260,8 +264,7 @@ def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory():
 
 def test_a_tokenizer_that_panics_as_it_encodes_is_one_sentence(checkpoint, tmp_path):
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    folder = copied(checkpoint("llama"), tmp_path, "tokenizer.json", pre_tokenizer=split)
-    lm, text = load_lm(folder), "a" * 40 + "b"
+    lm, text = load_lm(copied(checkpoint("llama"), tmp_path, "tokenizer.json", pre_tokenizer=split)), "a" * 40 + "b"
     counter = TokenCounter(lm.tokenizer)
     for encode in (lm.tok_encode, counter.encode_with_offsets, lambda text: counter.count([text])):
         with pytest.raises(UserError, match=r"whose library gives up .*retry-limit-in-match over"):
@@ -270,27 +273,15 @@ def test_a_tokenizer_that_panics_as_it_encodes_is_one_sentence(checkpoint, tmp_p
         likelihoods(lm, [(text, "a")])
 
 
-FLA_STAND_IN = """
-import transformers
-
-class Config(transformers.LlamaConfig):
-    model_type = "gated_deltanet"
-
-class Model(transformers.LlamaForCausalLM):
-    config_class = Config
-
-transformers.AutoConfig.register("gated_deltanet", Config)
-transformers.AutoModelForCausalLM.register(Config, Model)
-"""
-
-
 @pytest.mark.skipif(find_spec("fla") is not None, reason="the package itself is there, which knows no such tiny model")
 def test_models_of_fla_are_baselines_where_that_package_is_installed_which_is_named_where_not(
     checkpoint, tmp_path, monkeypatch
 ):
     (tmp_path / "fla").mkdir()
     (tmp_path / "fla" / "__init__.py").write_text("")
-    (tmp_path / "fla" / "models.py").write_text(FLA_STAND_IN)
+    register = """transformers.AutoConfig.register("gated_deltanet", Config)
+transformers.AutoModelForCausalLM.register(Config, Model)"""
+    (tmp_path / "fla" / "models.py").write_text(CODE_OF_ITS_OWN.format("gated_deltanet") + register)
     folder = copied(checkpoint("llama"), tmp_path, model_type="gated_deltanet")
     with pytest.raises(UserError, match="install the package that defines it, flash-linear-attention for fla's models"):
         load_lm(folder)

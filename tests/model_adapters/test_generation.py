@@ -24,8 +24,7 @@ SETTING = {"until": ["\n"], "max_gen_toks": 6}
 def test_prefill_computes_logits_for_the_last_position_alone(architecture, checkpoint):
     lm = load_lm(checkpoint(architecture), batch_size=3)
     positions: list[int] = []
-    head = lm.model.get_output_embeddings()
-    head.register_forward_hook(lambda _module, _inputs, logits: positions.append(logits.shape[1]))
+    lm.model.get_output_embeddings().register_forward_hook(lambda _, __, logits: positions.append(logits.shape[1]))
     generated(lm, [(line, SETTING) for line in LINES])
     assert set(positions) == {1}
 
@@ -46,8 +45,7 @@ def test_padding_behind_an_answer_is_no_text(end_is_known, checkpoint, tmp_path)
     for batch_size in (1, len(LINES)):
         lm = load_lm(folder, batch_size=batch_size)
         lm.model.generation_config.eos_token_id = list(range(100, 200))  # answers of many lengths
-        setting = {"until": ["\n\n"], "max_gen_toks": 12}
-        answers.append(generated(lm, [(x, setting) for x in LINES]))
+        answers.append(generated(lm, [(x, {"until": ["\n\n"], "max_gen_toks": 12}) for x in LINES]))
     assert answers[0] == answers[1]
     assert len({len(answer) for answer in answers[0]}) > 1
 

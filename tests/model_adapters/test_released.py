@@ -79,8 +79,7 @@ def test_each_format_is_found_logged_recorded_and_run(name, tmp_path, caplog, mo
     with caplog.at_level(logging.INFO, "lm_eval"):
         lm = load_lm(folder)
     # one record each: what handles it twice is other tests' affair
-    records = dict.fromkeys(caplog.records)
-    lines = [record.getMessage() for record in records if "format" in record.getMessage()]
+    lines = [record.getMessage() for record in dict.fromkeys(caplog.records) if "format" in record.getMessage()]
     assert lines == [f"{folder} is a checkpoint of the format {format_found}"]
     assert likelihoods(lm, PAIRS) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
     assert len(generated(lm, [(PAIRS[0][0], {"until": ["\n"], "max_gen_toks": 3})])) == 1

@@ -207,8 +207,7 @@ def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_
     for name in names:
         content = (paper / "figures" / name).read_bytes()
         assert b"Fixed target" not in content
-        box = re.search(rb"/MediaBox\s*\[\s*0 0 ([\d.]+)", content)
-        widths[name] = float(box[1])
+        widths[name] = float(re.search(rb"/MediaBox\s*\[\s*0 0 ([\d.]+)", content)[1])
     assert widths["stdlib-fixed_target-nll.pdf"] == pytest.approx(234, abs=0.5)
     assert widths["needles-niah_single_1.pdf"] == pytest.approx(486, abs=0.5)
     figures, tables = ((paper / name).read_text() for name in ("figures.tex", "tables.tex"))

@@ -166,8 +166,7 @@ def test_an_interval_of_a_mean_keeps_the_longer_side_of_its_parts() -> None:
 def test_differences_may_rest_on_targets_of_their_own() -> None:
     differences, tokens = clusters(np.random.default_rng(4), 40, np.array([0.1, 0.2]))
     shared = simultaneous_band(differences, tokens)
-    repeated = simultaneous_band(differences, np.stack([tokens, tokens], axis=1))
-    assert repeated.lows == pytest.approx(shared.lows)
+    assert simultaneous_band(differences, np.stack([tokens, tokens], axis=1)).lows == pytest.approx(shared.lows)
     half = np.stack([tokens, np.where(np.arange(40) < 25, tokens, 0.0)], axis=1)
     differences[25:, 1] = 0.0
     band = simultaneous_band(differences, half)

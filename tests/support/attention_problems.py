@@ -24,8 +24,7 @@ class Problem:
     d_remainder: Tensor
 
     def to(self, dtype: torch.dtype) -> "Problem":
-        fields = {field.name: getattr(self, field.name).to(dtype) for field in dataclasses.fields(self)}
-        return Problem(**fields)
+        return Problem(**{field.name: getattr(self, field.name).to(dtype) for field in dataclasses.fields(self)})
 
     def rows(self, rows: slice) -> "Problem":
         """These positions alone, where there are as many queries as keys."""

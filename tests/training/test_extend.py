@@ -111,8 +111,7 @@ def test_packed_documents_have_the_loss_and_gradients_of_each_alone(scheme):
     window_tokens[1, 33] = 0
     alone = torch.zeros(())
     for row, start, stop in segments(window_tokens, 0):
-        tokens = window_tokens[row : row + 1, start : stop + 1]
-        alone = alone + next_token_loss(model, tokens) * (stop - start) / 400
+        alone = alone + next_token_loss(model, window_tokens[row : row + 1, start : stop + 1]) * (stop - start) / 400
     expected, expected_gradients = loss_and_gradients(model, alone)
     for whole in (document_loss(model, window_tokens, 0), bucketed_loss(model, window_tokens, 0)):
         found, gradients = loss_and_gradients(model, whole)

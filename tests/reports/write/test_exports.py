@@ -55,8 +55,7 @@ def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Pat
 
 
 def test_markdown_tables_have_as_many_cells_in_every_row(folder: Path) -> None:
-    summary = (folder / "summary.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"(?:^\|.*\|$\n?)+", summary, flags=re.MULTILINE)
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", (folder / "summary.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(blocks) >= 6
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in block.strip().splitlines()}) == 1

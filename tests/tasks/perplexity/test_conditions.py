@@ -98,8 +98,7 @@ def riffled(folder: Path, **more: Any) -> tuple[Riffles, Any]:
     texts = write_folder(folder / "texts", [60 + 3 * index for index in range(24)])
     options = {"tokenizer": str(folder / "tokenizer"), "data_path": str(texts), "context_lengths": [24, 48]}
     model = Riffles()
-    found = run_task("sb_text_riffled", model, {**options, "riffled_documents": 3, "piece_tokens": 4, **more})
-    return model, found
+    return model, run_task("sb_text_riffled", model, {**options, "riffled_documents": 3, "piece_tokens": 4, **more})
 
 
 def test_riffled_documents_hold_the_same_tokens_and_the_same_targets(tmp_path: Path) -> None:

@@ -338,8 +338,7 @@ def finished(run: dict[str, Any], file: Path) -> str:
 
 def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corpus, tmp_path):
     def at(lengths: list[int], **more: Any) -> dict[str, Any]:
-        options = metadata(corpus, **more) | {"context_lengths": lengths}
-        return run_task("sb_stdlib_fixed_target", KnownLM(), options)
+        return run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus, **more) | {"context_lengths": lengths})
 
     def rows(run: dict[str, Any], length: int) -> list[Any]:
         return [sample[f"nll@{length:07d}"] for sample in run["samples"]]

@@ -108,8 +108,7 @@ def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
     for number, text in enumerate(texts):
         (value,) = task.eval_docs[number // lengths]["references"]
         shown, replaced = found[2 * number : 2 * number + 2]
-        whole = encode(f"{text} {value}")["input_ids"]
-        assert [*shown.inputs_L.tolist(), int(shown.targets_T[-1])] == whole
+        assert [*shown.inputs_L.tolist(), int(shown.targets_T[-1])] == encode(f"{text} {value}")["input_ids"]
         for sequence in (shown, replaced):
             length = len(sequence.inputs_L)
             assert sequence.positions_T.tolist() == list(range(length - len(sequence.targets_T), length))

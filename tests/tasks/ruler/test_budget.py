@@ -188,8 +188,7 @@ def test_nvidias_documents_stand_in_one_order_for_every_question(folder, corpora
     random.Random(42).shuffle(places)
     for index in range(12):
         draft = task.generator.draft(index, 4096)
-        documents = draft.body(20).split("\n\n")
-        assert documents[places.index(0)].partition("\n")[2] == draft.documents[draft.order[0]]
+        assert draft.body(20).split("\n\n")[places.index(0)].partition("\n")[2] == draft.documents[draft.order[0]]
     assert task.config.metadata["sbeval"]["scripts"] == "nvidia"
 
 

@@ -39,8 +39,7 @@ def metadata(folder, corpora) -> dict[str, Any]:
 
 
 def evaluate(tasks: list[str], metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
-    results = evaluated(Reader(), tasks, metadata, **options)
-    return json.loads(json.dumps(results, default=handle_non_serializable))
+    return json.loads(json.dumps(evaluated(Reader(), tasks, metadata, **options), default=handle_non_serializable))
 
 
 def test_a_reader_scores_one_at_every_length_and_groups_average(metadata):
@@ -158,8 +157,7 @@ def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(me
     task = load_task("sb_ruler_qa_squad", metadata)
     each = [task.fitted.fitter(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
     assert each[0] < max(each)
-    lengths = {"context_lengths": [max(each) - 1, max(each)]}
-    task = load_task("sb_ruler_qa_squad", {**metadata, **lengths})
+    task = load_task("sb_ruler_qa_squad", {**metadata, "context_lengths": [max(each) - 1, max(each)]})
     task.build_all_requests(limit=1, rank=0, world_size=1)
     assert ([len(instance.args) for instance in task.instances], task.lengths) == ([2], (max(each),))
 

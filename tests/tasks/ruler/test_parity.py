@@ -94,8 +94,7 @@ def test_hidden_files_are_no_essays(tmp_path: Path) -> None:
 
 
 def test_essays_come_in_order_and_again_where_they_end(metadata: dict[str, Any]) -> None:
-    essays = Path(metadata["essays"])
-    words = " ".join(path.read_text() for path in sorted(essays.glob("*.txt"))).split()
+    words = " ".join(path.read_text() for path in sorted(Path(metadata["essays"]).glob("*.txt"))).split()
     for prompt, doc in read("sb_niah_single_2", {**metadata, "context_lengths": [12000]}):
         body = prompt.partition("afterwards.\n")[2].rpartition("\nWhat")[0]
         rest = re.sub(r"One of the special magic numbers for [^:]+: \d+\.", "", body).split()
