@@ -164,15 +164,10 @@ def test_pickled_weights_load_without_running_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "expected"),
     [
-        ("stickbreaking", "stickbreaking"),
-        ("gpt_base", "stickbreaking"),
-        ("stickbreaking_attn", "stickbreaking_attn"),
-        ("forgetting_transformer-project_fox", "stickbreaking_attn"),
-        ("transformer-project_fox", "stickbreaking_attn"),
-        ("forgetting_transformer", "stickbreaking_attn"),
-        ("moduleformer", "moduleformer"),
-        ("sbeval", None),
-        ("llama", None),
+        *((name, "stickbreaking") for name in ("stickbreaking", "gpt_base")),
+        *((name, "stickbreaking_attn") for name in ("stickbreaking_attn", "forgetting_transformer-project_fox")),
+        *((name, "stickbreaking_attn") for name in ("transformer-project_fox", "forgetting_transformer")),
+        *(("moduleformer", "moduleformer"), ("sbeval", None), ("llama", None)),
     ],
 )
 def test_formats_are_told_by_the_configuration_alone(model_type: str, expected: str | None, tmp_path: Path) -> None:

@@ -38,14 +38,7 @@ def tokens_of(*texts: str) -> np.ndarray:
         ([], []),
     ],
 )
-def test_documents_trained_on_are_named_and_no_others(
-    tmp_path,
-    corpus,
-    trained_on,
-    documents,
-    at_once,
-    monkeypatch,
-):
+def test_documents_trained_on_are_named_and_no_others(tmp_path, corpus, trained_on, documents, at_once, monkeypatch):
     monkeypatch.setattr(seen, "_AT_ONCE_TOKENS", at_once)
     keep_seen([tokens_of(text) for text in trained_on], corpus.tokenizer_sha256, tmp_path)
     assert seen_documents(tmp_path, corpus, range(6)) == [corpus.names[document] for document in documents]

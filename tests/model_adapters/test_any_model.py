@@ -43,14 +43,8 @@ def metadata(tmp_path, monkeypatch) -> dict[str, Any]:
     for index in range(6):
         (tmp_path / "texts" / f"{index}.txt").write_text(english()[60 * index : 60 * index + 260])
     write_labelled(tmp_path / "labelled.jsonl")
-    probes = {
-        "num_samples": 2,
-        "pairs": [2],
-        "phrases": 1,
-        "phrase_words": 4,
-        "distances": [128],
-        "examples_file": str(tmp_path / "labelled.jsonl"),
-    }
+    probes = {"num_samples": 2, "pairs": [2], "phrases": 1, "phrase_words": 4, "distances": [128]}
+    probes["examples_file"] = str(tmp_path / "labelled.jsonl")
     sizes = {"sb_mqrar": {"context_lengths": [20], "vocabulary": 100}, "sb_text_sliding": {"stride": 8}}
     lengths = {"context_lengths": [16, 32, 64], "max_length": 128}
     return {"data_path": str(tmp_path / "texts"), "targets_per_window": 8, **lengths, **probes, **sizes}

@@ -92,20 +92,11 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
         rope=RequestRope(torch.nn.Identity(), None, None),
         meter=Meter(),
         device=torch.device("cpu"),
-        mixed_precision_dtype=None,
-        max_length=1,
-        learned_positions=None,
-        truncation="left",
-        batches=BatchLimits(),
-        own_batches=BatchLimits(),
-        generation_batches=BatchLimits(),
+        **{"mixed_precision_dtype": None, "max_length": 1, "learned_positions": None, "truncation": "left"},
+        **{name: BatchLimits() for name in ("batches", "own_batches", "generation_batches")},
         slots=SlotLimits(slots=None, prompt_tokens=1),
-        draft_tokens=0,
-        batches_ahead=ahead,
-        cache_hook=Cache(None),
-        quiet=True,
+        **{"draft_tokens": 0, "batches_ahead": ahead, "cache_hook": Cache(None), "quiet": True},
     )
-
     windows = {number: window_of([5], [[target]]) for number, target in enumerate(targets)}
     answers: Answers[int, float] = Answers(session, "loglikelihood", dict(enumerate(targets)), quiet=True)
     with contextlib.suppress(Killed, KeyboardInterrupt, DoesNotFit, LookupError, OSError):

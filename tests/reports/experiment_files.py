@@ -37,15 +37,11 @@ def scheme_model(scheme: str, seed: int = 0, **changes: Any) -> ModelRecord:
     recipe = _recipe(scheme)["model"]
     scaling = recipe.get("rope_parameters")
     facts = {
-        "name": scheme,
+        **{"name": scheme, "recipe": scheme, "training_seed": seed},
         "checkpoint_sha256": f"{SCHEMES.index(scheme) * 100 + seed:064x}",
         "training_length_tokens": recipe["training_length_tokens"],
-        "sliding_window": recipe.get("sliding_window"),
+        **{key: recipe.get(key) for key in ("sliding_window", "remainder", "head_norm")},
         "rope_scaling": {key: scaling[key] for key in ("rope_type", "factor")} if scaling else None,
-        "remainder": recipe.get("remainder"),
-        "head_norm": recipe.get("head_norm"),
-        "recipe": scheme,
-        "training_seed": seed,
     }
     return model_record(recipe["attention"], **(facts | changes))
 

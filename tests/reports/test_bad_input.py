@@ -173,15 +173,9 @@ RECORD = {"name": "m", "format": "f", "training_length_tokens": 1024}
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rope_scaling", "yes"),
-        ("extrapolation", "self_extend"),
-        ("skip_threshold", "0.1"),
-        ("versions", ["torch"]),
-        ("extended_from", "parent"),
-        ("sliding_window", -1),
-        ("parameters", 10**400),
-        ("max_length", float("nan")),
-        ("attention", ["rope"]),
+        *(("rope_scaling", "yes"), ("extrapolation", "self_extend"), ("skip_threshold", "0.1")),
+        *(("extended_from", "parent"), ("sliding_window", -1), ("parameters", 10**400), ("versions", ["torch"])),
+        *(("max_length", float("nan")), ("attention", ["rope"])),
     ],
 )
 def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, field: str, value: object) -> None:

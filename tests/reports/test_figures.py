@@ -12,16 +12,7 @@ import pytest
 import vl_convert
 from altair.vegalite.v6.schema.core import load_schema
 from experiment_files import mqrar_task, write_everything
-from result_files import (
-    CURVES,
-    LENGTHS,
-    model_record,
-    perplexity_task,
-    position_task,
-    reported,
-    ruler_task,
-    write_run,
-)
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, position_task, reported, ruler_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results

@@ -81,13 +81,9 @@ def test_segments_cover_every_input_once_and_begin_at_separators(rows):
 
 
 SCHEMES = {
-    "stickbreaking": {},
+    **{attention: {} for attention in ("stickbreaking", "rope", "nope", "alibi", "fire")},
     "stickbreaking with remainder and norm": {"remainder": "head_bias", "head_norm": True},
-    "rope": {},
     "rope in a window": {"sliding_window": 40},
-    "nope": {},
-    "alibi": {},
-    "fire": {},
     "forgetting with shifts": {"key_shift": True, "value_shift": True},
 }
 

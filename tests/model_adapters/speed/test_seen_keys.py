@@ -29,10 +29,7 @@ SCANS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**STATES, "layer_types": ["mamba", "attention"], "num_local_experts": 0},
     "falcon_h1": {**STATES, "mamba_d_ssm": 32, "mamba_n_heads": 4},
     "nemotron_h": {
-        "layers_block_type": ["mamba", "attention"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 8,
-        "chunk_size": 16,
+        **{"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 8, "mamba_head_dim": 8, "chunk_size": 16},
     },
 }
 

@@ -262,13 +262,7 @@ DEFAULTS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
     ],
 )
 def test_default_lengths_that_do_not_fit_are_dropped_and_the_reason_is_named(
-    corpus,
-    tmp_path,
-    caplog,
-    task,
-    choices,
-    scored,
-    reason,
+    corpus, tmp_path, caplog, task, choices, scored, reason
 ):
     if "pretrained" in choices:
         choices = {"pretrained": str(tiny_gpt2(tmp_path / "gpt2", positions=600))}

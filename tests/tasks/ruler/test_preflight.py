@@ -30,9 +30,7 @@ def test_given_corpora_pass(corpora):
 @pytest.mark.parametrize(
     ("task", "missing"),
     [
-        ("sb_niah", "essays"),
-        ("sb_niah_forced", "essays"),
-        ("sb_niah_s*", "essays"),
+        *((task, "essays") for task in ("sb_niah", "sb_niah_forced", "sb_niah_s*")),
         ("sb_ruler", "hotpot"),
         ("sb_paper_ruler", "squad"),
         ("sb_ruler_qa_squad", "squad"),
