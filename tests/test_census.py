@@ -15,7 +15,7 @@ AT_MOST = {
     "imports in functions": 69,
     "of them of our modules": 29,
     "vague names": 161,
-    "test lines": 32465,
+    "test lines": 31645,
 }
 COUNTS = census()
 
