@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from fresh_process import run_code
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    DataCollatorWithFlattening,
-    PretrainedConfig,
-    Trainer,
-    TrainingArguments,
-)
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import sbeval
@@ -34,15 +27,15 @@ PLACES = torch.arange(12).remainder(5)[None]
 NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_attention_norm"}
 
 
-def config(**given: Any) -> PretrainedConfig:
+def config(**given: Any) -> transformers.PretrainedConfig:
     asked = {**SIZES, "no_rope_layers": [0, 0], "initializer_range": 0.3, "tie_word_embeddings": False, **given}
-    made: PretrainedConfig = AutoConfig.for_model("smollm3", **asked)
+    made: transformers.PretrainedConfig = transformers.AutoConfig.for_model("smollm3", **asked)
     return made
 
 
 def named(*, device: str = DEVICE, **given: Any) -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config(**given), attn_implementation=NAME).to(device)
+    return transformers.AutoModelForCausalLM.from_config(config(**given), attn_implementation=NAME).to(device)
 
 
 def oracle(model: Any) -> SbevalForCausalLM:
@@ -100,7 +93,7 @@ def test_packed_texts_do_not_see_each_other(said_by: str) -> None:
     given = {"position_ids": {"position_ids": places}, "cu_seq_lens_q": {"cu_seq_lens_q": lengths}}
     if said_by == "collator":
         texts = [{"input_ids": text.tolist()} for text in ids[0].split([5, 3, 4])]
-        made = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(texts)
+        made = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(texts)
         given["collator"] = {name: torch.as_tensor(made[name], device=DEVICE) for name in made if name != "input_ids"}
     found = model(ids, use_cache=False, **given[said_by]).logits
     alone = [model(text[None]).logits for text in ids[0].split([5, 3, 4])]
@@ -183,9 +176,9 @@ def test_trains_sharded_over_two_processes(tmp_path: Path) -> None:
 
 def trained(model: Any, folder: Path) -> list[float]:
     quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": "none"}
-    arguments = TrainingArguments(str(folder), max_steps=50, per_device_train_batch_size=4, **quiet)
+    arguments = transformers.TrainingArguments(str(folder), max_steps=50, per_device_train_batch_size=4, **quiet)
     rows = [{"input_ids": row, "labels": row} for row in tokens(64, 16, device="cpu")]
-    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -212,7 +205,9 @@ def test_models_whose_layers_have_positions_are_refused(kind: str) -> None:
     kind, _, how = kind.partition(" ")
     small = {**SIZES, **({"head_dim": 8} if kind == "gemma3_text" else {})}
     small |= {"position_embedding_type": "nope"} if how == "says nope" else {}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small), attn_implementation=NAME)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, **small), attn_implementation=NAME
+    )
     for layer in model.model.layers if how == "wrapped" else ():
         layer.self_attn.__class__ = Wrapped
     with pytest.raises(sbeval.UserError, match=rf"^Expected .* for attn_implementation='{NAME}', found .*: .*\.$"):
@@ -221,9 +216,9 @@ def test_models_whose_layers_have_positions_are_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "sbeval"])
 def test_models_that_look_no_attention_up_are_refused(kind: str) -> None:
-    asked = AutoConfig.for_model(kind, **SIZES, **({"attention": "nope"} if kind == "sbeval" else {}))
+    asked = transformers.AutoConfig.for_model(kind, **SIZES, **({"attention": "nope"} if kind == "sbeval" else {}))
     with pytest.raises(sbeval.UserError, match="which has another of its own: choose another"):
-        AutoModelForCausalLM.from_config(asked, attn_implementation=NAME)
+        transformers.AutoModelForCausalLM.from_config(asked, attn_implementation=NAME)
 
 
 @pytest.mark.parametrize("kind", ["jamba", "gpt2", "opt", "granitemoehybrid"])
@@ -233,8 +228,8 @@ def test_other_layers_without_positions_are_accepted(kind: str) -> None:
         "jamba": {"attn_layer_period": 1, "attn_layer_offset": 0, "use_mamba_kernels": False},
         "opt": {"ffn_dim": 32, "word_embed_proj_dim": 32},
     }
-    small = AutoConfig.for_model(kind, **SIZES, **more.get(kind, {}))
-    model = AutoModelForCausalLM.from_config(small, attn_implementation=NAME)
+    small = transformers.AutoConfig.for_model(kind, **SIZES, **more.get(kind, {}))
+    model = transformers.AutoModelForCausalLM.from_config(small, attn_implementation=NAME)
     assert model.eval().to(DEVICE)(tokens(1, 8)).logits.isfinite().all()
 
 

@@ -25,8 +25,7 @@ def members(package: str, folder: Path) -> list[str]:
 def test_a_package_s_docstring_names_each_of_its_modules_once(package: str) -> None:
     folder = PACKAGES[package]
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-    inside = members(package, folder)
-    assert sorted(ENTRY.findall(text)) == inside
+    assert sorted(ENTRY.findall(text)) == members(package, folder)
 
 
 def test_no_folder_holds_more_than_sixteen_python_files() -> None:

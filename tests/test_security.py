@@ -4,7 +4,6 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,10 @@ ALLOWED = {
 }
 
 
-def calls(source: str) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-
-
 def dangerous(source: str) -> set[str]:
     """Calls that run or unpickle what a file holds, start a shell, or write where an archive says."""
     found = set()
-    for call in calls(source):
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         name, given = ast.unparse(call.func), {word.arg: ast.unparse(word.value) for word in call.keywords}
         asked = {"shell": "True", "allow_pickle": "True", "trust_remote_code": "True", "weights_only": "False"}
         if CALLS.fullmatch(name) or any(given.get(word) == value for word, value in asked.items()):

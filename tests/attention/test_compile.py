@@ -36,9 +36,7 @@ def test_compiled_whole_gives_the_same_with_gradients(impl: str, call: str, back
     torch._dynamo.reset()
     compiled = torch.compile(stickbreaking_attention, fullgraph=True, backend=backend)
     p, options = small(), {"impl": impl, **CALLS[call]}
-    expected = outputs_and_gradients(p, **options)
-    found = outputs_and_gradients(p, compiled, **options)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(outputs_and_gradients(p, compiled, **options), outputs_and_gradients(p, **options))
 
 
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
@@ -163,8 +161,7 @@ def test_packed_sequences_of_shapes_alone_give_shapes(impl: str) -> None:
     with torch.no_grad(), mode:
         found = stickbreaking_attention(q, k, v, cu_seqlens=cu_seqlens, impl=impl)
     assert isinstance(found.output, FakeTensor)
-    assert found.output.shape == q.shape
-    assert found.remainder.shape == q.shape[:3]
+    assert (found.output.shape, found.remainder.shape) == (q.shape, q.shape[:3])
 
 
 def test_tensors_without_values_give_shapes_on_a_device_without_values() -> None:

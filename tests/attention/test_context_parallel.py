@@ -66,7 +66,6 @@ def worker(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each process found."""
     folder = tmp_path_factory.mktemp("ranks")
     run_ranks(worker, folder, processes=request.param)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
@@ -96,14 +95,12 @@ def test_gradients_are_those_of_one_process(found: list[dict[str, Any]], name: s
     out = stickbreaking_attention(q, k, v, impl="blockwise", **OPTIONS[name])
     grads = torch.autograd.grad(out.output.square().sum() + out.remainder.sum(), (q, k, v))
     for index, exact in enumerate((out.output.detach(), *grads)):
-        error = (whole(found, f"{name} grad", index) - exact).norm() / exact.norm()
-        assert error < 1e-6, index
+        assert (whole(found, f"{name} grad", index) - exact).norm() / exact.norm() < 1e-6, index
 
 
 def test_half_precision_stays_within_its_rounding(found: list[dict[str, Any]]) -> None:
     exact = stickbreaking_attention(*inputs(torch.bfloat16, 0.3), impl="blockwise").output
-    error = (whole(found, "bf16", 0).float() - exact.float()).norm() / exact.float().norm()
-    assert error < 4e-3
+    assert (whole(found, "bf16", 0).float() - exact.float()).norm() / exact.float().norm() < 4e-3
 
 
 def test_spent_sticks_ask_for_no_older_keys(found: list[dict[str, Any]]) -> None:

@@ -149,8 +149,7 @@ def test_a_view_of_a_longer_cache_gives_the_same_bits() -> None:
     for place, tensor in zip(cache, (p.k, p.v), strict=True):
         place[:, 100:640] = tensor.transpose(1, 2)
     k, v = (place[:, 100:640].transpose(1, 2) for place in cache)
-    found = stickbreaking_attention(p.q, k, v, impl="triton")
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(stickbreaking_attention(p.q, k, v, impl="triton"), expected, rtol=0, atol=0)
 
 
 @given(
@@ -170,7 +169,6 @@ def test_launch_parameters_cover_the_problem_and_fit_a_gpu(
     assert launch.block_rows >= rows
     assert launch.block_head_dim >= head_dim
     assert 1 <= launch.first_splits <= launch.splits <= MOST_SPLITS
-    tiles = -(-keys // launch.block_keys)
-    assert launch.splits <= tiles
+    assert launch.splits <= -(-keys // launch.block_keys)
     buffers_bytes = launch.num_stages * 2 * launch.block_keys * launch.block_head_dim * element_bytes
     assert buffers_bytes <= 160 * 1024

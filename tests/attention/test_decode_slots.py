@@ -28,11 +28,7 @@ def one_by_one(p: Problem, lengths: list[int], **options: object) -> list[StickB
     """The definition, on each slot's own keys."""
     return [
         stickbreaking_attention(
-            p.q[slot : slot + 1],
-            p.k[slot : slot + 1, :, :length],
-            p.v[slot : slot + 1, :, :length],
-            impl="reference",
-            **options,  # type: ignore[arg-type]
+            p.q[[slot]], p.k[[slot], :, :length], p.v[[slot], :, :length], impl="reference", **options
         )
         for slot, length in enumerate(lengths)
     ]

@@ -15,7 +15,7 @@ from sbeval.attention import stickbreaking_attention
 
 
 @pytest.mark.parametrize("attend_current", [False, True], ids=["strict", "current"])
-def test_reference_is_the_definition_written_as_loops(attend_current: bool) -> None:
+def test_reference_is_the_definition_written_as_loops(attend_current):
     p = problem(heads=2, groups=1, queries=4, keys=6, head_dim=3)
     found = stickbreaking_attention(p.q, p.k, p.v, scale=0.7, attend_current=attend_current, impl="reference")
     q_LHD = torch.cat([torch.zeros_like(p.q[0, :, :2]), p.q[0]], dim=1).transpose(0, 1)  # two older rows
@@ -35,7 +35,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 @pytest.mark.parametrize("call", CALLS)
-def test_gradients_pass_gradcheck(impl: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_pass_gradcheck(impl, call, monkeypatch):
     monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_ROWS", 4)
     monkeypatch.setattr("sbeval.attention.impl.tiles.TILE_LOGITS", 12)
     p = problem(heads=2, groups=1, queries=7 if call == "packed" else 5, keys=7, head_dim=3)
@@ -47,7 +47,7 @@ def test_gradients_pass_gradcheck(impl: str, call: str, monkeypatch: pytest.Monk
     assert torch.autograd.gradcheck(attend, inputs)
 
 
-def test_the_definition_has_forward_mode_derivatives() -> None:
+def test_the_definition_has_forward_mode_derivatives():
     p = problem(queries=9)
     tangents = (p.d_output, torch.ones_like(p.k), p.v.flip(0))
 
@@ -64,7 +64,7 @@ def test_the_definition_has_forward_mode_derivatives() -> None:
 
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
-def test_a_forward_mode_derivative_that_does_not_exist_is_refused_and_not_zero(impl: str, which: str) -> None:
+def test_a_forward_mode_derivative_that_does_not_exist_is_refused_and_not_zero(impl, which):
     p = problem(queries=9, dtype=torch.float32)
     inputs = {name: getattr(p, name) for name in "qkv"}
 
@@ -100,9 +100,7 @@ def weights_of(p: Problem, impl: str, differentiable: bool) -> Tensor:
 
 @pytest.mark.parametrize(("impl", "dtype", "differentiable"), WAYS)
 @pytest.mark.parametrize("logit", [-9.0, -0.3, 0.0, 2.0, 40.0])
-def test_equal_logits_give_the_newer_key_at_least_the_older_ones_weight(
-    impl: str, dtype: torch.dtype, differentiable: bool, logit: float
-) -> None:
+def test_equal_logits_give_the_newer_key_at_least_the_older_ones_weight(impl, dtype, differentiable, logit):
     p = problem(heads=1, queries=1, keys=70, head_dim=70, dtype=dtype)
     p.q.fill_(logit / 70**0.5)
     weights = weights_of(dataclasses.replace(p, k=torch.ones_like(p.k)), impl, differentiable)
@@ -121,9 +119,7 @@ EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float16)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("size", [1e2, 3e4], ids=["1e4", "inf"])
 @pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
-def test_extreme_logits_take_all_or_nothing(
-    impl: str, dtype: torch.dtype, size: float, skip_threshold: float | None
-) -> None:
+def test_extreme_logits_take_all_or_nothing(impl, dtype, size, skip_threshold):
     p = problem(queries=2, keys=700, dtype=dtype)  # for which the decode kernels run
     options = {"scale": 1.0, "impl": impl, "skip_threshold": skip_threshold}
     p.q.fill_(size)
@@ -142,7 +138,7 @@ def test_extreme_logits_take_all_or_nothing(
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("size", [1e2, 3e4], ids=["1e4", "inf"])
-def test_where_all_logits_are_huge_each_row_takes_its_newest_key(impl: str, dtype: torch.dtype, size: float) -> None:
+def test_where_all_logits_are_huge_each_row_takes_its_newest_key(impl, dtype, size):
     p = problem(heads=1, queries=70, dtype=dtype)
     p.q.fill_(size)
     p.k.fill_(size if dtype == torch.float16 or size < 1e3 else 3e38)
@@ -153,7 +149,7 @@ def test_where_all_logits_are_huge_each_row_takes_its_newest_key(impl: str, dtyp
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("sign", [1.0, -1.0, None], ids=["all-huge", "all-tiny", "mixed"])
-def test_gradients_of_extreme_logits_are_finite(impl: str, sign: float | None) -> None:
+def test_gradients_of_extreme_logits_are_finite(impl, sign):
     p = problem(heads=1, queries=70, dtype=torch.float32)
     p.q.fill_(100.0)
     p.k.copy_(100.0 * (p.k.sign() if sign is None else torch.full_like(p.k, sign)))
@@ -168,9 +164,7 @@ def test_gradients_of_extreme_logits_are_finite(impl: str, sign: float | None) -
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("skip_threshold", [None, 1e-3], ids=["plain", "skip"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(
-    impl: str, dtype: torch.dtype, skip_threshold: float | None
-) -> None:
+def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(impl, dtype, skip_threshold):
     p = problem(heads=1, queries=ROWS, dtype=dtype)
     clean = outputs_and_gradients(p, impl=impl, skip_threshold=skip_threshold)
     p.q[:, :, 30] = torch.nan
@@ -189,9 +183,7 @@ def test_a_query_that_is_not_a_number_stays_so_and_spoils_no_other_row(
     [*((impl, ROWS, ROWS, None) for impl in IMPLEMENTATIONS), *(("triton", 3, 600, skip) for skip in (None, 1e-3))],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-def test_what_is_not_a_number_spoils_the_rows_that_see_it_alone(
-    impl: str, queries: int, keys: int, skip_threshold: float | None, dtype: torch.dtype
-) -> None:
+def test_what_is_not_a_number_spoils_the_rows_that_see_it_alone(impl, queries, keys, skip_threshold, dtype):
     p = problem(heads=2, queries=queries, keys=keys, dtype=dtype, logit_scale=0.1 if keys > queries else 1.0)
     options = {"impl": impl, "skip_threshold": skip_threshold}
     clean = stickbreaking_attention(p.q, p.k, p.v, **options)
@@ -206,7 +198,7 @@ def test_what_is_not_a_number_spoils_the_rows_that_see_it_alone(
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("logit", [12.0, 25.0, 60.0])
-def test_a_few_large_logits_among_small_ones_are_right(impl: str, logit: float) -> None:
+def test_a_few_large_logits_among_small_ones_are_right(impl, logit):
     # products of eight 1 + e overflow fp32 in some rows and not in others
     p = problem(heads=1, queries=150, dtype=torch.float16, logit_scale=0.2)
     p.q[..., 0] = 4.0
@@ -214,8 +206,7 @@ def test_a_few_large_logits_among_small_ones_are_right(impl: str, logit: float) 
     p.k[:, :, 40:49, 0] = logit
     p.k[:, :, 90, 0] = logit
     exact = outputs_and_gradients(p.to(torch.float64), impl="reference")
-    found = outputs_and_gradients(p, impl=impl)
-    torch.testing.assert_close(found, exact, atol=6e-3, rtol=6e-3, check_dtype=False)
+    torch.testing.assert_close(outputs_and_gradients(p, impl=impl), exact, atol=6e-3, rtol=6e-3, check_dtype=False)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -223,9 +214,7 @@ def test_a_few_large_logits_among_small_ones_are_right(impl: str, logit: float) 
 @pytest.mark.parametrize(
     ("rows", "large", "small"), [(40, 25.0, -25.0), (40, 5.0, -25.0), (22, 25.0, 0.0)], ids=["inf", "product", "masked"]
 )
-def test_infinity_times_nothing_is_no_gap_in_the_weights(
-    impl: str, attend_current: bool, rows: int, large: float, small: float
-) -> None:
+def test_infinity_times_nothing_is_no_gap_in_the_weights(impl, attend_current, rows, large, small):
     # 2^logit of two neighbours, or the product of both, is infinite; it is 0 of all others, or of masked keys alone
     p = problem(heads=1, queries=rows, dtype=torch.float16)
     p.q.fill_(1.0)
@@ -237,7 +226,7 @@ def test_infinity_times_nothing_is_no_gap_in_the_weights(
 
 
 @pytest.mark.parametrize("impl", ["blockwise", "triton"])
-def test_a_long_row_of_keys_with_one_logit_leaves_as_much_of_the_stick_as_the_formula_says(impl: str) -> None:
+def test_a_long_row_of_keys_with_one_logit_leaves_as_much_of_the_stick_as_the_formula_says(impl):
     # 1 + e of such keys rounds in one direction, thousands of times
     keys, dtype = 16384, torch.float32 if impl == "blockwise" else torch.float16
     q = torch.full((1, 1, 1, 16), 2.0, dtype=dtype, device=DEVICE, requires_grad=True)

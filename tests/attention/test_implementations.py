@@ -39,15 +39,13 @@ SHAPES = [
 def test_blockwise_equals_reference(shape: dict, attend_current: bool, small_tiles: None) -> None:
     p = problem(**shape)
     exact = outputs_and_gradients(p, impl="reference", attend_current=attend_current)
-    found = outputs_and_gradients(p, impl="blockwise", attend_current=attend_current)
-    torch.testing.assert_close(found, exact)
+    torch.testing.assert_close(outputs_and_gradients(p, impl="blockwise", attend_current=attend_current), exact)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 def test_kernels_meet_the_error_budget(shape: dict, dtype: torch.dtype) -> None:
-    low = problem(**shape, dtype=dtype)
-    assert_kernels_within_budget(low)
+    assert_kernels_within_budget(problem(**shape, dtype=dtype))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter's bf16 products are wrong, so bf16 needs a GPU")
@@ -55,8 +53,7 @@ def test_kernels_meet_the_error_budget(shape: dict, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("fewest_pairs", [0, 2**62], ids=["copy-engine", "pointers"])
 def test_kernels_meet_the_budget_in_bf16(head_dim: int, fewest_pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "FEWEST_PAIRS_TO_COPY", fewest_pairs)
-    low = problem(queries=700, keys=900, head_dim=head_dim, dtype=torch.bfloat16)
-    assert_kernels_within_budget(low)
+    assert_kernels_within_budget(problem(queries=700, keys=900, head_dim=head_dim, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])
@@ -250,8 +247,7 @@ def test_heads_may_lie_billions_of_numbers_apart(head_dim: int) -> None:
 
     far = [apart(x) for x in (near.q, near.k, near.v)]
     expected = stickbreaking_attention(near.q, near.k, near.v)
-    found = stickbreaking_attention(*far)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(stickbreaking_attention(*far), expected, rtol=0, atol=0)
     for together in zip(
         *(_gradients(tensors, near.d_output) for tensors in (far, (near.q, near.k, near.v))), strict=True
     ):

@@ -98,8 +98,7 @@ def test_kernels_without_atomics_agree_over_many_older_keys(without_atomics: boo
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_no_older_keys_leave_the_whole_stick(impl: str) -> None:
-    p = problem(queries=3, keys=0, dtype=torch.float32)
-    found = outputs_and_gradients(p, impl=impl, causal=False)
+    found = outputs_and_gradients(problem(queries=3, keys=0, dtype=torch.float32), impl=impl, causal=False)
     assert (found["output"] == 0).all()
     assert (found["remainder"] == 1).all()
     assert (found["dq"] == 0).all()

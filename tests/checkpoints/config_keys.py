@@ -68,8 +68,7 @@ def declared_keys(text: str, classes: tuple[str, ...]) -> set[str]:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 keys.add(node.target.id)
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                arguments = [*node.args.args, *node.args.kwonlyargs]
-                keys.update(one.arg for one in arguments if one.arg != "self")
+                keys.update(one.arg for one in [*node.args.args, *node.args.kwonlyargs] if one.arg != "self")
                 targets = [t for n in ast.walk(node) if isinstance(n, ast.Assign) for t in n.targets]
                 keys.update(t.attr for t in targets if isinstance(t, ast.Attribute) and ast.unparse(t.value) == "self")
     return keys
@@ -89,8 +88,7 @@ def keys_of(folder: Path, source: Source) -> dict[str, str]:
     for commit in git("log", "--reverse", "--format=%H", *source.revisions, "--", *globs).split():
         for path in git("ls-tree", "-r", "--name-only", commit).splitlines():
             if any(Path(path).match(pattern) for pattern in source.paths):
-                text = git("show", f"{commit}:{path}")
-                for key in sorted(declared_keys(text, source.classes)):
+                for key in sorted(declared_keys(git("show", f"{commit}:{path}"), source.classes)):
                     first.setdefault(key, commit)
     return first
 

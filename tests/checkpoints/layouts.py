@@ -176,8 +176,7 @@ def dolomite_logits(
             rows[:, :, place].repeat(1, group, 1) if kv == "tile" else rows[:, :, place].repeat_interleave(group, 1)
             for place in (group, group + 1)
         )
-        kind = block.get("sequence_mixer_type", config["model_type"])
-        if "stickbreaking" in kind:
+        if "stickbreaking" in block.get("sequence_mixer_type", config["model_type"]):
             heads, stick = stick_breaking(q, k, v, scale)
             rests = {"value": v, "head_bias": t.get(f"{h}.{a}.head_bias", 0.0)}
             heads = heads + stick * rests.get(remainder, 0.0)
@@ -200,8 +199,7 @@ def dolomite_logits(
             x = x + torch.stack(rows) * residual
             continue
         inner = affine(normed(x, f"{h}.ln_2"), t, f"{h}.{m}.c_fc")
-        alternate = mlp.get("use_interleaved_weights", interleaved)
-        inner = gated(inner, mlp["activation_function"], interleaved=alternate)
+        inner = gated(inner, mlp["activation_function"], interleaved=mlp.get("use_interleaved_weights", interleaved))
         x = x + affine(inner, t, f"{h}.{m}.c_proj") * residual
     head = t.get("lm_head.weight", t["transformer.wte.weight"])
     return normed(x, "transformer.ln_f") @ head.T / (config.get("m_width") or 1.0)

@@ -51,8 +51,7 @@ def test_each_generation_gives_its_layouts_logits(case: str, tmp_path: Path) -> 
     fields, generation, kv, remainder = CASES[case]
     config, tensors = dolomite(**fields)
     loaded = load_checkpoint(save(tmp_path, config, tensors))
-    assert loaded.format == f"dolomite:{generation}"
-    assert loaded.training_length_tokens == 64
+    assert (loaded.format, loaded.training_length_tokens) == (f"dolomite:{generation}", 64)
     expected = dolomite_logits(config, tensors, kv=kv, remainder=remainder)
     assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-4)
 

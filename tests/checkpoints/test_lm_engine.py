@@ -137,32 +137,18 @@ def test_layers_with_other_windows_are_refused(tmp_path: Path) -> None:
 
 
 SB: dict[str, Any] = {"head_bias": True, "head_norm": True, "kv_heads": 2}
+BASE: dict[str, Any] = {**SB, "model_type": "gpt_base"}
+SOFTMAX = {"model_type": "gpt_dolomite", "flat": True, "mixer": "softmax", "activation": "gelu_pytorch_tanh"}
+IN_ONE_LAYER = {"layers": (1,), "shared": 8, "shared_expert_gating": True, "normalized_topk": False}
+EVERY_EXPERT = {"chosen": EXPERTS, "use_interleaved_weights": True, "shared": 8}
 MIXTURES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "moe_stickbreaking A4": (SB, {}, "tile", "head_bias", "A4 mixture"),
     "moe_stickbreaking A1, shared": ({}, {"shared": 16}, "interleave", "value", "A1 mixture"),
     "moe_stickbreaking, balanced": (SB, {"use_aux_free_moe": True}, "tile", "head_bias", "A4 mixture"),
-    "moe_dolomite": (
-        {"model_type": "gpt_dolomite", "flat": True, "mixer": "softmax", "activation": "gelu_pytorch_tanh"},
-        {"chosen": 1},
-        "interleave",
-        "",
-        "softmax mixture",
-    ),
+    "moe_dolomite": (SOFTMAX, {"chosen": 1}, "interleave", "", "softmax mixture"),
     "C": ({**SB, "model_type": "gpt_dolomite"}, {"chosen": 3}, "interleave", "head_bias", "C mixture"),
-    "C'', in one layer": (
-        {**SB, "model_type": "gpt_base", "m_residual": 0.4},
-        {"layers": (1,), "shared": 8, "shared_expert_gating": True, "normalized_topk": False},
-        "interleave",
-        "head_bias",
-        "C'' mixture",
-    ),
-    "C'', every expert": (
-        {**SB, "model_type": "gpt_base", "activation": "geglu"},
-        {"chosen": EXPERTS, "use_interleaved_weights": True, "shared": 8},
-        "interleave",
-        "head_bias",
-        "C'' mixture",
-    ),
+    "C'', in one layer": ({**BASE, "m_residual": 0.4}, IN_ONE_LAYER, "interleave", "head_bias", "C'' mixture"),
+    "C'', every expert": ({**BASE, "activation": "geglu"}, EVERY_EXPERT, "interleave", "head_bias", "C'' mixture"),
 }
 
 
@@ -176,8 +162,7 @@ def test_each_generation_s_mixtures_give_their_layouts_logits(case: str, tmp_pat
     found = loaded.model(tokens()).logits[0]
     assert_close(found, dolomite_logits(config, tensors, kv=kv, remainder=remainder), rtol=2e-5, atol=2e-5)
     loaded.model.save_pretrained(tmp_path / "ours")
-    again = load_checkpoint(tmp_path / "ours")
-    assert_equal_but_for_rounding(again.model(tokens()).logits[0], found)
+    assert_equal_but_for_rounding(load_checkpoint(tmp_path / "ours").model(tokens()).logits[0], found)
 
 
 @torch.no_grad()

@@ -71,11 +71,8 @@ def test_own_checkpoints_keep_their_facts(tmp_path: Path) -> None:
     parent = {"name": "parent", "sha256": "ab", "training_length_tokens": 20}
     model = own(tmp_path, extended_from=parent, attention="alibi")
     loaded = load_checkpoint(tmp_path, dtype="bfloat16")
-    assert loaded.format == "sbeval"
-    assert loaded.attention == "alibi"
-    assert loaded.training_length_tokens == 40
-    assert loaded.extended_from == parent
-    assert loaded.model.dtype == torch.bfloat16
+    assert (loaded.format, loaded.attention, loaded.training_length_tokens) == ("sbeval", "alibi", 40)
+    assert (loaded.extended_from, loaded.model.dtype) == (parent, torch.bfloat16)
     assert not loaded.model.training
     with torch.no_grad():
         assert_equal_but_for_rounding(load_checkpoint(tmp_path).model(tokens()).logits, model(tokens()).logits)
@@ -167,23 +164,17 @@ def test_pickled_weights_load_without_running_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "expected"),
     [
-        ("stickbreaking", "stickbreaking"),
-        ("gpt_base", "stickbreaking"),
-        ("stickbreaking_attn", "stickbreaking_attn"),
-        ("forgetting_transformer-project_fox", "stickbreaking_attn"),
-        ("transformer-project_fox", "stickbreaking_attn"),
-        ("forgetting_transformer", "stickbreaking_attn"),
-        ("moduleformer", "moduleformer"),
-        ("sbeval", None),
-        ("llama", None),
+        *((name, "stickbreaking") for name in ("stickbreaking", "gpt_base")),
+        *((name, "stickbreaking_attn") for name in ("stickbreaking_attn", "forgetting_transformer-project_fox")),
+        *((name, "stickbreaking_attn") for name in ("transformer-project_fox", "forgetting_transformer")),
+        *(("moduleformer", "moduleformer"), ("sbeval", None), ("llama", None)),
     ],
 )
 def test_formats_are_told_by_the_configuration_alone(model_type: str, expected: str | None, tmp_path: Path) -> None:
     assert released_format(tmp_path) == (None, {})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     known, config = released_format(tmp_path)
-    assert (known.model_types[0] if known else None) == expected
-    assert config == {"model_type": model_type}
+    assert (known.model_types[0] if known else None, config) == (expected, {"model_type": model_type})
     assert released_format(tmp_path / "nothing") == (None, {})
 
 
@@ -201,8 +192,7 @@ def test_weights_lie_where_products_of_matrices_want_them_wherever_the_file_has_
         save_file(load_file(path), path, metadata={"format": "pt", "note": note})
         with safe_open(path, framework="pt") as file:
             places |= {file.get_tensor(name).data_ptr() % 64 for name in file.keys()}  # noqa: SIM118  (no mapping)
-        model = load_checkpoint(tmp_path).model
-        assert {weight.data_ptr() % 64 for weight in model.parameters()} == {0}
+        assert {weight.data_ptr() % 64 for weight in load_checkpoint(tmp_path).model.parameters()} == {0}
     assert places != {0}, "the files had their tensors there already"
 
 

@@ -114,8 +114,7 @@ def test_only_what_is_missing_is_added(
     (tmp_path / "run.yaml").write_text("model: hf\noutput_path: out\n")
     chosen = vars(parse(arguments))
     assert (chosen["model"], chosen.get("log_samples", False)) == (model, log_samples)
-    assert chosen.get("batch_size") == batch_size
-    assert chosen["tasks"] == ["tiny"]
+    assert (chosen.get("batch_size"), chosen["tasks"]) == (batch_size, ["tiny"])
 
 
 @pytest.mark.parametrize(
@@ -135,8 +134,7 @@ def test_the_longest_length_becomes_max_length(options: list[str], max_length: i
     common = ["--tasks", "tiny", "--model_args", f"pretrained={tmp_path}", *options]
     found = parse(common).model_args
     assert (found["pretrained"], found.get("max_length")) == (str(tmp_path), max_length)
-    given = parse([*common[:3], f"{common[3]},max_length=99", *options]).model_args
-    assert given["max_length"] == 99
+    assert parse([*common[:3], f"{common[3]},max_length=99", *options]).model_args["max_length"] == 99
 
 
 @pytest.mark.parametrize("key", ["1", "true"])

@@ -32,8 +32,7 @@ ACTING = r"'\x1b]0;title\x07\u202eth\udcff\x9bgir'"
 
 def started(body: str, *arguments: str | bytes) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", BODY.format(body=body), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    return process
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def ended(body: str, *arguments: str | bytes) -> tuple[int, list[str]]:

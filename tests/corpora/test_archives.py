@@ -1,6 +1,5 @@
 import io
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,13 @@ def archive_of(*names: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarFile:
 
 
 @pytest.fixture(params=["with a filter", "Python before 3.11.4"])
-def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def python(request, monkeypatch) -> None:
     if request.param != "with a filter":
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
 
 
 @pytest.mark.usefixtures("python")
-def test_files_are_written_below_the_folder(tmp_path: Path) -> None:
+def test_files_are_written_below_the_folder(tmp_path):
     unpack(archive_of("one", "two/three"), tmp_path / "new")
     assert (tmp_path / "new" / "two" / "three").read_text() == (tmp_path / "new" / "one").read_text() == "hello"
 
@@ -35,9 +34,7 @@ def test_files_are_written_below_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "archive", [archive_of("fine", "../out"), archive_of("/out"), archive_of("link", kind=tarfile.SYMTYPE)]
 )
-def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_written(
-    tmp_path: Path, archive: tarfile.TarFile
-) -> None:
+def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_written(tmp_path, archive):
     with pytest.raises(UserError, match="Expected an archive of files below one folder"):
         unpack(archive, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,5 @@
 """Documents a model was trained on are known by their tokens, however its training text was cut."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from corpus_problems import corpus_of, random_text, tiny_tokenizer
@@ -14,13 +12,13 @@ TEXTS = [random_text(400, seed) for seed in range(6)]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_open", {})
 
 
 @pytest.fixture
-def corpus(cache: None) -> TokenizedCorpus:
+def corpus(cache) -> TokenizedCorpus:
     return tokenize_corpus(corpus_of(TEXTS), tiny_tokenizer(), Layout((0,)))
 
 
@@ -40,22 +38,13 @@ def tokens_of(*texts: str) -> np.ndarray:
         ([], []),
     ],
 )
-def test_documents_trained_on_are_named_and_no_others(
-    tmp_path: Path,
-    corpus: TokenizedCorpus,
-    trained_on: list[str],
-    documents: list[int],
-    at_once: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_documents_trained_on_are_named_and_no_others(tmp_path, corpus, trained_on, documents, at_once, monkeypatch):
     monkeypatch.setattr(seen, "_AT_ONCE_TOKENS", at_once)
     keep_seen([tokens_of(text) for text in trained_on], corpus.tokenizer_sha256, tmp_path)
     assert seen_documents(tmp_path, corpus, range(6)) == [corpus.names[document] for document in documents]
 
 
-def test_a_model_has_seen_what_its_parent_has_and_a_very_long_text_keeps_fewer_spans(
-    tmp_path: Path, corpus: TokenizedCorpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_has_seen_what_its_parent_has_and_a_very_long_text_keeps_fewer_spans(tmp_path, corpus, monkeypatch):
     (child := tmp_path / "child").mkdir()
     keep_seen([tokens_of(TEXTS[0])], corpus.tokenizer_sha256, tmp_path)
     keep_seen([tokens_of(TEXTS[1])], corpus.tokenizer_sha256, child, parent=tmp_path)
@@ -67,13 +56,13 @@ def test_a_model_has_seen_what_its_parent_has_and_a_very_long_text_keeps_fewer_s
     assert seen_documents(child, corpus, range(6)) == corpus.names
 
 
-def test_where_nothing_is_recorded_nothing_is_said(tmp_path: Path, corpus: TokenizedCorpus) -> None:
+def test_where_nothing_is_recorded_nothing_is_said(tmp_path, corpus):
     assert seen_documents(tmp_path, corpus, range(6)) is None
     keep_seen([tokens_of(*TEXTS)], "another tokenizer's", tmp_path)
     assert seen_documents(tmp_path, corpus, range(6)) is None
 
 
-def test_a_run_of_less_than_an_epoch_has_seen_what_it_read(tmp_path: Path, corpus: TokenizedCorpus) -> None:
+def test_a_run_of_less_than_an_epoch_has_seen_what_it_read(tmp_path, corpus):
     tokens, none = tokens_of(*TEXTS), np.empty((0, 1), np.uint16)
     windows = TrainingWindows(tokens, none, length_tokens=100, windows=5, seed=0)
     keep_seen(windows.visited(), corpus.tokenizer_sha256, tmp_path)

@@ -50,8 +50,7 @@ def test_each_document_is_its_encoding_then_a_separator(batch_characters: int, m
     expected = [token for text in TEXTS for token in [*tokenizer.encode(text), EOS, 7]]
     assert corpus.tokens(0, corpus.total_tokens).tolist() == expected
     for index, text in enumerate(TEXTS):
-        own = corpus.tokens(int(corpus.starts[index]), int(corpus.stops[index]))
-        assert own.tolist() == tokenizer.encode(text)
+        assert corpus.tokens(int(corpus.starts[index]), int(corpus.stops[index])).tolist() == tokenizer.encode(text)
     for start in range(0, corpus.total_tokens, 37):
         stop = min(start + 50, corpus.total_tokens)
         assert corpus.tokens(start, stop).tolist() == expected[start:stop]

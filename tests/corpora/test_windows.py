@@ -21,7 +21,7 @@ from sbeval.corpora.windows import (
 
 
 @given(tokens=st.integers(0, 200), length=st.integers(1, 64), start=st.integers(0, 9))
-def test_rolling_is_lm_evals_cut(tokens: int, length: int, start: int) -> None:
+def test_rolling_is_lm_evals_cut(tokens, length, start):
     text = list(range(start, start + tokens))
     expected = [
         ([*context, *targets][:-1], targets)
@@ -39,7 +39,7 @@ def test_rolling_is_lm_evals_cut(tokens: int, length: int, start: int) -> None:
 
 
 @given(blocks=st.integers(1, 4), power=st.integers(0, 5))
-def test_disjoint_windows_score_every_target_once_at_every_length(blocks: int, power: int) -> None:
+def test_disjoint_windows_score_every_target_once_at_every_length(blocks, power):
     longest = 2**power
     for length in (2**k for k in range(power + 1)):
         windows = disjoint_windows(10, 10 + blocks * longest, length)
@@ -48,15 +48,14 @@ def test_disjoint_windows_score_every_target_once_at_every_length(blocks: int, p
 
 
 @given(before=st.integers(0, 2), power=st.integers(0, 4), stride_power=st.integers(0, 4))
-def test_sliding_scores_every_target_once_with_full_windows(before: int, power: int, stride_power: int) -> None:
+def test_sliding_scores_every_target_once_with_full_windows(before, power, stride_power):
     longest, length, stride = 16, 2**power, 2 ** min(power, stride_power)
     region, start = 5, 5 + before * longest
     windows = sliding_windows(start, start + longest, length, stride=stride, region=region)
     assert all(window.stop - window.start == length and window.start >= region for window in windows)
     scored = [target for w in windows for target in range(w.stop - w.scored, w.stop)]
     assert scored == list(range(start, start + longest))
-    later = windows if before else windows[1:]
-    assert all(window.scored == stride for window in later)
+    assert all(window.scored == stride for window in (windows if before else windows[1:]))
 
 
 @given(
@@ -66,9 +65,7 @@ def test_sliding_scores_every_target_once_with_full_windows(before: int, power: 
     limit=st.integers(1, 3),
     seed=st.integers(0, 5),
 )
-def test_target_blocks_have_the_longest_context_inside_their_document(
-    sizes: list[int], longest: int, targets: int, limit: int, seed: int
-) -> None:
+def test_target_blocks_have_the_longest_context_inside_their_document(sizes, longest, targets, limit, seed):
     bounds = np.cumsum([0, *sizes])
     starts, stops = bounds[:-1], bounds[1:]
     options = {"longest": longest, "targets": targets, "blocks_per_document": limit, "seed": seed}
@@ -83,7 +80,7 @@ def test_target_blocks_have_the_longest_context_inside_their_document(
     assert blocks == document_target_blocks(starts, stops, **options)
 
 
-def test_position_bins_cover_every_position_once() -> None:
+def test_position_bins_cover_every_position_once():
     for length in (1, 2, 3, 100, 1024, 1030, 65536):
         bins = position_bins(length)
         sizes = [last - first + 1 for first, last in bins]
@@ -100,9 +97,7 @@ def test_position_bins_cover_every_position_once() -> None:
     data=st.data(),
     lead_in=st.booleans(),
 )
-def test_own_document_targets_are_those_whose_inputs_are_all_of_their_document(
-    sizes: list[int], length: int, data: st.DataObject, lead_in: bool
-) -> None:
+def test_own_document_targets_are_those_whose_inputs_are_all_of_their_document(sizes, length, data, lead_in):
     starts = np.cumsum([0, *sizes])
     total = int(starts[-1])
     length = min(length, total)
@@ -115,12 +110,11 @@ def test_own_document_targets_are_those_whose_inputs_are_all_of_their_document(
         if lead_in and begin not in starts:
             inputs.append(document_of[begin - 1])
         expected += all(document == document_of[target] for document in inputs)
-    window = Window(begin, begin + length, scored)
-    assert own_document_targets(window, starts, lead_in=lead_in) == expected
+    assert own_document_targets(Window(begin, begin + length, scored), starts, lead_in=lead_in) == expected
 
 
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8), data=st.data())
-def test_every_scored_target_counts_for_its_document(sizes: list[int], data: st.DataObject) -> None:
+def test_every_scored_target_counts_for_its_document(sizes, data):
     starts = np.cumsum([0, *sizes])
     document_of = np.repeat(np.arange(len(sizes)), sizes)
     ends = data.draw(st.lists(st.tuples(st.integers(0, int(starts[-1])), st.integers(0, int(starts[-1]))), max_size=5))
@@ -132,7 +126,7 @@ def test_every_scored_target_counts_for_its_document(sizes: list[int], data: st.
 
 
 @given(total=st.integers(0, 5000), longest=st.integers(64, 1024), targets=st.integers(1, 64))
-def test_target_blocks_of_a_stream_have_the_longest_context_before_them(total: int, longest: int, targets: int) -> None:
+def test_target_blocks_of_a_stream_have_the_longest_context_before_them(total, longest, targets):
     blocks = list(stream_target_blocks(total, longest=longest, targets=targets))
     assert len(blocks) == max(0, total - targets) // longest
     for start, stop in blocks:

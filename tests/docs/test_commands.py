@@ -39,11 +39,7 @@ def pages() -> list[Path]:
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     every = [ROOT / "docs" / path for path in listed if (ROOT / "docs" / path).is_file()]
     every += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in dict.fromkeys(every) if not is_elsewhere(page)]
-
-
-def is_elsewhere(page: Path) -> bool:
-    return any(page.is_relative_to(ROOT / name) for name in WITH_THEIR_OWN)
+    return [page for page in dict.fromkeys(every) if not any(page.is_relative_to(ROOT / own) for own in WITH_THEIR_OWN)]
 
 
 def blocks() -> Iterator[Block]:
@@ -57,8 +53,7 @@ def test_commands_that_need_nothing_run(tmp_path: Path) -> None:
     (tmp_path / "sbeval" / "demo" / "checkpoints").symlink_to(ROOT / "sbeval" / "demo" / "checkpoints")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     page = (ROOT / "docs/guides/sweeps.md").read_text()
-    sweep = re.search(r"as `sweep.yaml`:\n\n```yaml\n(.*?)^```", page, re.M | re.S)
-    (tmp_path / "sweep.yaml").write_text(sweep[1])
+    (tmp_path / "sweep.yaml").write_text(re.search(r"as `sweep.yaml`:\n\n```yaml\n(.*?)^```", page, re.M | re.S)[1])
     # README's commands find what make installs by themselves
     (tmp_path / ".venv").symlink_to(sys.prefix)
     folders = os.environ["PATH"].split(os.pathsep)

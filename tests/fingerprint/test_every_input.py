@@ -126,7 +126,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
 }
 
 
-def test_a_file_of_factors_counts_by_its_content(tmp_path: Path) -> None:
+def test_a_file_of_factors_counts_by_its_content(tmp_path):
     def inputs() -> Any:
         return run_inputs({"model_args": {"extrapolation": f"longrope:{tmp_path / 'factors.json'}"}})
 
@@ -176,7 +176,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("case", [*READ, *UNREAD])
-def test_every_file_that_a_task_may_read_counts(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_that_a_task_may_read_counts(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text, *files = (READ | UNREAD)[case]
     put("tasks/t.yaml", text.format(here=tmp_path))(tmp_path)
@@ -196,9 +196,7 @@ def test_every_file_that_a_task_may_read_counts(case: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("place", ["here", "output", "model"])
-def test_in_a_folder_where_a_run_writes_a_task_reads_the_files_its_code_names(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_folder_where_a_run_writes_a_task_reads_the_files_its_code_names(place, tmp_path, monkeypatch):
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / ("" if place == "here" else "cwd"))
     put("utils.py", "READS = '.json'\n")(tmp_path)
@@ -216,7 +214,7 @@ def test_in_a_folder_where_a_run_writes_a_task_reads_the_files_its_code_names(
         assert parts.changes(before, run_inputs(config).parts) == counted.get(name)
 
 
-def test_a_link_that_leads_to_another_folder_of_the_data_changes_them(tmp_path: Path) -> None:
+def test_a_link_that_leads_to_another_folder_of_the_data_changes_them(tmp_path):
     for name in ("one/rows", "two/rows", "one/zero/rows"):
         put(name, name)(tmp_path)
     hashes = set()
@@ -227,7 +225,7 @@ def test_a_link_that_leads_to_another_folder_of_the_data_changes_them(tmp_path: 
     assert len(hashes) == 4
 
 
-def test_code_compiled_among_its_task_s_data_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_compiled_among_its_task_s_data_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     put("t.yaml", f"task: t\ndata_dir: {tmp_path}\ndoc_to_text: !function utils.f")(tmp_path)
     put("utils.py", "def f(doc): pass\n")(tmp_path)
@@ -244,7 +242,7 @@ def said(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> st
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory) -> Path:
     """A folder with inputs and the complete results of a sweep over them."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
@@ -256,7 +254,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def inputs(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def inputs(made, tmp_path, monkeypatch) -> Path:
     """A copy of that folder at another place."""
     folder = Path(shutil.copytree(made, tmp_path / "elsewhere"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
@@ -273,9 +271,7 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", [*OF_THE_MODEL, *OF_THE_TASKS, *SETTINGS])
-def test_a_change_is_named_by_a_sweep_and_one_of_the_model_by_the_response_cache(
-    change: str, inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_change_is_named_by_a_sweep_and_one_of_the_model_by_the_response_cache(change, inputs, capsys):
     database = SqliteDict(":memory:", autocommit=True)
     for _ in range(2 if change in OF_THE_MODEL else 0):
         stamp(database, adapter_settings(inputs))
@@ -292,9 +288,7 @@ def test_a_change_is_named_by_a_sweep_and_one_of_the_model_by_the_response_cache
 
 
 @pytest.mark.parametrize("package", ["sbeval", "lm_eval", "transformers", "tokenizers", "torch"])
-def test_another_version_is_named_by_a_sweep(
-    package: str, inputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_is_named_by_a_sweep(package, inputs, capsys, monkeypatch):
     version = parts.installed_version
     monkeypatch.setattr(parts, "installed_version", lambda name: "0.0.7" if name == package else version(name))
     assert f"{package} was {version(package)} and is 0.0.7" in said(inputs, capsys)
@@ -318,7 +312,7 @@ UNCHANGED: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", UNCHANGED)
-def test_what_no_number_rests_on_makes_none_anew(change: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_number_rests_on_makes_none_anew(change, inputs, capsys):
     database = SqliteDict(":memory:", autocommit=True)
     stamp(database, adapter_settings(inputs))
     UNCHANGED[change](inputs)
@@ -326,7 +320,7 @@ def test_what_no_number_rests_on_makes_none_anew(change: str, inputs: Path, caps
     stamp(database, adapter_settings(inputs))
 
 
-def test_checkpoint_and_text_under_other_names_are_the_same(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_and_text_under_other_names_are_the_same(inputs, capsys):
     for name, other in (("ckpt", "trained"), ("texts", "corpus"), ("adapter", "lora"), ("tasks", "mine")):
         (inputs / name).rename(inputs / other)
     changes = {"checkpoint.pretrained": str(inputs / "trained"), "metadata.data_path": "corpus", "model.peft": "lora"}
@@ -334,7 +328,7 @@ def test_checkpoint_and_text_under_other_names_are_the_same(inputs: Path, capsys
     assert "one/r: complete" in said(inputs, capsys, **changes)
 
 
-def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs, capsys):
     shutil.rmtree(inputs / "results")
     launcher = inputs / "launcher.py"
     launcher.write_text(
@@ -343,16 +337,13 @@ def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs: Path, capsy
         f"runpy.run_path({sweep_over(inputs).launcher[1]!r}, run_name='__main__')\n"
     )
     python, _, behaviour = sweep_over(inputs).launcher
-    changed = sweep_over(inputs).changed(launcher=(python, str(launcher), behaviour))
-    (failure,) = run_sweep(changed)
+    (failure,) = run_sweep(sweep_over(inputs).changed(launcher=(python, str(launcher), behaviour)))
     assert failure.reason == "it ended well, but what it depends on changed while it ran (config.json changed)"
     assert len(list((inputs / "results").rglob("results_*.json"))) == 1
     assert "not run: its folder holds results of other settings (config.json changed)" in said(inputs, capsys)
 
 
-def test_what_changes_after_the_last_look_is_named_by_the_next_sweep(
-    inputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changes_after_the_last_look_is_named_by_the_next_sweep(inputs, capsys, monkeypatch):
     shutil.rmtree(inputs / "results")
 
     def look_and_change(config: Any) -> Any:
@@ -367,7 +358,7 @@ def test_what_changes_after_the_last_look_is_named_by_the_next_sweep(
     assert "not run: its folder holds results of other settings (config.json changed)" in said(inputs, capsys)
 
 
-def test_results_of_an_earlier_version_are_named_and_stay(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_an_earlier_version_are_named_and_stay(inputs, capsys):
     (inputs / "results/one/r/inputs.json").rename(inputs / "results/one/r/weights.json")
     before = sorted((inputs / "results").rglob("*"))
     assert "no record (inputs.json) of what they were measured on" in said(inputs, capsys)
@@ -376,7 +367,7 @@ def test_results_of_an_earlier_version_are_named_and_stay(inputs: Path, capsys: 
     assert sorted((inputs / "results").rglob("*")) == before
 
 
-def test_an_input_that_cannot_be_read_is_one_sentence(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_input_that_cannot_be_read_is_one_sentence(inputs, capsys):
     if os.geteuid() == 0:
         (inputs / "ckpt/tokenizer.model").unlink()
         (inputs / "ckpt/tokenizer.model").symlink_to("/proc/self/mem")
@@ -385,14 +376,14 @@ def test_an_input_that_cannot_be_read_is_one_sentence(inputs: Path, capsys: pyte
     assert "Expected to read what the run depends on" in said(inputs, capsys)
 
 
-def test_a_hub_model_is_complete_also_without_its_revision(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_model_is_complete_also_without_its_revision(inputs, capsys):
     settings = {"checkpoint.pretrained": "someone/new", "checkpoint.label": "new"}
     assert run_sweep(sweep_over(inputs, **settings)) == []
     put("hub/models--someone--new/refs/main", "1" * 40)(inputs)
     assert "new/r: complete" in said(inputs, capsys, **settings)
 
 
-def test_a_model_given_as_an_object_is_known_by_every_value(inputs: Path) -> None:
+def test_a_model_given_as_an_object_is_known_by_every_value(inputs):
     import torch
 
     from sbeval.model_adapters.record import _tensors_sha256
@@ -404,14 +395,14 @@ def test_a_model_given_as_an_object_is_known_by_every_value(inputs: Path) -> Non
     assert _tensors_sha256(model) != before
 
 
-def test_a_file_whose_name_is_no_text_is_named_and_printed(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_whose_name_is_no_text_is_named_and_printed(inputs, capsys):
     Path(os.fsdecode(os.fsencode(inputs) + b"/ckpt/tok\xff.model")).write_bytes(b"1")
     assert "tok\\udcff.model is new" in said(inputs, capsys)
     Path(os.fsdecode(os.fsencode(inputs) + b"/ckpt/w\xff.bin")).write_bytes(b"1")
     assert "weights changed" in said(inputs, capsys)
 
 
-def test_the_record_is_readable(made: Path) -> None:
+def test_the_record_is_readable(made):
     record = json.loads((made / "results/one/r/inputs.json").read_text())
     assert {"weights", "peft: weights", "metadata.data_path", "own.yaml", "torch"} <= record["parts"].keys()
     assert str(made) not in json.dumps(record)

@@ -41,13 +41,8 @@ LETTERS = " .abcdefghijklmnopqrstuvwxyz"
 # small enough that every layout has rows for it
 SPECIAL = ("<s>", "</s>", "<pad>")
 SIZES: dict[str, Any] = {
-    "vocab_size": layouts.VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
+    **{"vocab_size": layouts.VOCAB, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128},
 }
 _IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 _UNSTEADY = ("command", "tokens_per_second", "name")
@@ -62,9 +57,9 @@ class Evaluated(NamedTuple):
     named_by: str
 
 
-def _foreign(made: Callable[[], tuple[dict[str, Any], dict[str, torch.Tensor]]]) -> Callable[[Path], None]:
+def _foreign(made: Callable[..., layouts.Made], **fields: Any) -> Callable[[Path], None]:
     def save(folder: Path) -> None:
-        config, tensors = made()
+        config, tensors = made(**fields)
         layouts.save(folder, {**config, **_IDS}, tensors)
 
     return save
@@ -96,25 +91,22 @@ def _moduleformer() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return {**config, "block_size": 96, "history_length": 32}, tensors
 
 
+_HEADS = {"head_bias": True, "head_norm": True}
 LAYOUTS: dict[str, Callable[[Path], None]] = {
-    "dolomite A": _foreign(lambda: layouts.dolomite(kv_heads=2, n_positions=128)),
-    "dolomite C": _foreign(lambda: layouts.dolomite(model_type="gpt_dolomite", head_bias=True, head_norm=True)),
-    "dolomite C''": _foreign(
-        lambda: layouts.dolomite(model_type="gpt_base", head_bias=True, head_norm=True, attention_multiplier=0.4)
-    ),
+    "dolomite A": _foreign(layouts.dolomite, kv_heads=2, n_positions=128),
+    "dolomite C": _foreign(layouts.dolomite, model_type="gpt_dolomite", **_HEADS),
+    "dolomite C''": _foreign(layouts.dolomite, model_type="gpt_base", **_HEADS, attention_multiplier=0.4),
     "dolomite softmax": _foreign(
-        lambda: layouts.dolomite(model_type="gpt_dolomite", mixer="softmax", flat=True, rope_theta=5000.0)
+        layouts.dolomite, model_type="gpt_dolomite", mixer="softmax", flat=True, rope_theta=5000.0
     ),
-    "dolomite mixture": _foreign(
-        lambda: layouts.with_experts(*layouts.dolomite(kv_heads=2, head_bias=True, head_norm=True), shared=16)
-    ),
+    "dolomite mixture": _foreign(lambda: layouts.with_experts(*layouts.dolomite(kv_heads=2, **_HEADS), shared=16)),
     "lm-engine": _foreign(
-        lambda: test_lm_engine.lm_engine(mixer={"attention_gate": True, "sliding_window": 20}, mlp=test_lm_engine.MOE)
+        test_lm_engine.lm_engine, mixer={"attention_gate": True, "sliding_window": 20}, mlp=test_lm_engine.MOE
     ),
-    "fla": _foreign(lambda: layouts.fla(qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=2, tied=False)),
-    "fla forgetting": _foreign(lambda: test_forgetting.fla_forgetting(kv_heads=2, qkv_bias=True)),
-    "fox": _foreign(lambda: test_forgetting.fox(use_rope=True, **test_forgetting.PRO)),
-    "fox softmax": _foreign(lambda: test_forgetting.fox(model_type="transformer-project_fox", window_size=20)),
+    "fla": _foreign(layouts.fla, qkv_bias=True, qk_norm=True, attend_current=False, kv_heads=2, tied=False),
+    "fla forgetting": _foreign(test_forgetting.fla_forgetting, kv_heads=2, qkv_bias=True),
+    "fox": _foreign(test_forgetting.fox, use_rope=True, **test_forgetting.PRO),
+    "fox softmax": _foreign(test_forgetting.fox, model_type="transformer-project_fox", window_size=20),
     "moduleformer": _foreign(_moduleformer),
     "stickbreaking": _of_transformers(
         lambda: SbevalConfig(attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES)
@@ -128,16 +120,7 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
 }
 ADAPTER = "llama with an adapter"
 _METHODS = (
-    "awq",
-    "bitsandbytes",
-    "compressed-tensors",
-    "exl2",
-    "fp8",
-    "gptq",
-    "hqq",
-    "modelopt",
-    "quark",
-    "torchao",
+    *("awq", "bitsandbytes", "compressed-tensors", "exl2", "fp8", "gptq", "hqq", "modelopt", "quark", "torchao"),
     7,
 )
 KEYS: dict[str, list[Any]] = {
@@ -221,8 +204,7 @@ def compare(before: Evaluated, after: Evaluated, changes: list[Change], warnings
 
 
 def _damage_weights(folder: Path, rng: Random) -> None:
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
-    file = rng.choice(files)
+    file = rng.choice(sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]))
     raw = file.read_bytes()
     kind = rng.choice(["header", "bytes", "other", "shape", "missing"])
     if kind == "other" or (file.suffix == ".bin" and kind != "bytes"):
@@ -261,7 +243,6 @@ def _fuzz_adapter(rng: Random, folder: Path) -> str:
 
 
 def fuzz(layout: str, rng: Random, folder: Path) -> str:
-    """One damaged checkpoint of a layout."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if layout == ADAPTER:
         return _fuzz_adapter(rng, folder)

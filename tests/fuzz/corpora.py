@@ -60,15 +60,13 @@ def _write(kind: str, folder: Path, texts: list[Any], rng: Random | None) -> Pat
 def _read(path: Path) -> tuple[str, list[Any]]:
     """Returns the corpus's hash and its tokens."""
     corpus = local_corpus(path)
-    tokenizer = small_tokenizer(53)
-    documents = encode_documents(list(corpus.documents()), tokenizer, Layout(separator=(1,)))
+    documents = encode_documents(list(corpus.documents()), small_tokenizer(53), Layout(separator=(1,)))
     return corpus_sha256(corpus), [
         [value.tolist() if hasattr(value, "tolist") else value for value in document] for document in documents
     ]
 
 
 def fuzz(what: str, rng: Random, folder: Path) -> str:
-    """One damaged corpus."""
     if what == "arrays":
         return _fuzz_arrays(rng, folder)
     (folder / "before").mkdir()

@@ -38,15 +38,7 @@ from tests.fuzz.mutations import (
     same_kind,
 )
 from tests.fuzz.outcomes import Silent
-from tests.reports.result_files import (
-    CURVES,
-    model_record,
-    ordinary_task,
-    perplexity_task,
-    position_task,
-    ruler_task,
-    write_run,
-)
+from tests.reports import result_files
 
 LENGTHS = [256, 1024, 4096]
 SPAN = {"alias": "sb_span", "attention_span@0001024,none": [[0, 0, 3.0, 9.0, 20.0, 0.1], [0, 1, None, None, None, 0.5]]}
@@ -59,16 +51,16 @@ def undamaged() -> tuple[Path, Numbers, frozenset[str]]:
     """Writes two runs once, and reads them."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-")) / "results"
     for scheme in ("stickbreaking", "rope"):
-        curve = CURVES[scheme][:3]
+        curve = result_files.CURVES[scheme][:3]
         tasks = [
-            perplexity_task("stream", curve, lengths=LENGTHS, documents=24),
-            perplexity_task("fixed_target", curve, lengths=LENGTHS, documents=24),
-            position_task(CURVES[scheme], longest=4096),
-            ruler_task("sb_niah_single_1", 2000, lengths=LENGTHS, depths=4, repeats=2),
-            ordinary_task("hellaswag", "acc", 0.5, samples=10),
+            result_files.perplexity_task("stream", curve, lengths=LENGTHS, documents=24),
+            result_files.perplexity_task("fixed_target", curve, lengths=LENGTHS, documents=24),
+            result_files.position_task(result_files.CURVES[scheme], longest=4096),
+            result_files.ruler_task("sb_niah_single_1", 2000, lengths=LENGTHS, depths=4, repeats=2),
+            result_files.ordinary_task("hellaswag", "acc", 0.5, samples=10),
             ("sb_span", SPAN, TaskRecord(family="span", protocol="span", lengths=LENGTHS).to_json(), []),
         ]
-        write_run(folder / scheme, model_record(scheme), tasks)
+        result_files.write_run(folder / scheme, result_files.model_record(scheme), tasks)
     numbers, notes = _read(folder)
     return folder, numbers, frozenset(notes)
 
@@ -97,7 +89,6 @@ def _read(folder: Path) -> tuple[Numbers, set[str]]:
 
 
 def fuzz(what: str, rng: Random, folder: Path) -> str:
-    """One damaged file of two runs."""
     source, before, known = undamaged()
     copy = shutil.copytree(source, folder / "results")
     changes: list[Change] | None = None

@@ -120,10 +120,6 @@ def _sweep(file: Path, tree: Tree | None) -> Any:
     return [dataclasses.asdict(run)["config"] for run in plan(load_sweep(file))]
 
 
-def _configuration(file: Path, tree: Tree | None) -> Any:
-    return asked(vars(parse(["--config", str(file)])))
-
-
 def _extension(file: Path, tree: Tree | None) -> Any:
     return Extension.read(tree, place="the extension", source="the command line").model_dump(mode="json")
 
@@ -143,7 +139,7 @@ def _metadata(kind: type[TaskOptions]) -> Callable[[Path, Tree | None], Any]:
 FILES: dict[str, tuple[Tree, Callable[[Path, Tree | None], Any]]] = {
     "recipe": (RECIPE, _recipe),
     "sweep": (SWEEP, _sweep),
-    "configuration": (CONFIGURATION, _configuration),
+    "configuration": (CONFIGURATION, lambda file, tree: asked(vars(parse(["--config", str(file)])))),
 }
 MAPPINGS: dict[str, tuple[Tree, Callable[[Path, Tree | None], Any]]] = {
     "extension": (EXTENSION, _extension),
@@ -154,7 +150,6 @@ NAMES = [*FILES, *MAPPINGS]
 
 
 def fuzz(what: str, rng: Random, folder: Path) -> str:
-    """One damaged file or mapping of settings."""
     tree, read = {**FILES, **MAPPINGS}[what]
     file = folder / "settings.yaml"
     file.write_text(yaml.safe_dump(tree), encoding="utf-8")

@@ -219,7 +219,6 @@ def _evaluation(rng: Random) -> list[str]:
 
 
 def typed(what: str, rng: Random) -> Typed:
-    """Returns what one case types."""
     if what in OTHER:
         usual, options, flags = OTHER[what]
         words = [what, *rng.choice(usual).split()]

@@ -49,27 +49,23 @@ LAYOUTS: dict[str, Any] = {
 
 def check_as_loaded(folder: Path) -> Description:
     found, loaded = describe(folder), load_checkpoint(folder)
-    assert found.format == loaded.format
-    assert found.attention == loaded.attention
+    assert (found.format, found.attention) == (loaded.format, loaded.attention)
     assert found.training_length_tokens == loaded.training_length_tokens
     assert found.sizes.parameters == sum(parameter.numel() for parameter in loaded.model.parameters())
-    held = [parameter.nbytes for parameter in loaded.model.parameters()]
-    assert found.sizes.weight_bytes == sum(held)
+    assert found.sizes.weight_bytes == sum(parameter.nbytes for parameter in loaded.model.parameters())
     assert found.dtype == str(loaded.model.dtype).removeprefix("torch.")
     return found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_released_format_is_described_as_it_loads(layout: str, tmp_path: Path) -> None:
-    found = check_as_loaded(save(tmp_path, *LAYOUTS[layout]()))
-    assert found.format == layout.partition(",")[0]
+    assert check_as_loaded(save(tmp_path, *LAYOUTS[layout]())).format == layout.partition(",")[0]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_model_of_the_family_is_described_as_it_loads(variant: str, tmp_path: Path) -> None:
     small_model(**VARIANTS[variant]).save_pretrained(tmp_path)
-    found = check_as_loaded(tmp_path)
-    assert found.training_length_from == "training_length_tokens in config.json"
+    assert check_as_loaded(tmp_path).training_length_from == "training_length_tokens in config.json"
 
 
 def test_a_model_of_transformers_is_described_as_it_loads(tmp_path: Path) -> None:
@@ -136,8 +132,7 @@ def sparse_checkpoint(folder: Path, config: Any) -> int:
 @pytest.mark.parametrize("name", ["3b", "moe-6.5b"])
 def test_gigabytes_of_weights_are_described_without_being_read(name: str, tmp_path: Path) -> None:
     describe(shipped_checkpoints()[0])  # what imports take
-    config = preset(name)
-    size = sparse_checkpoint(tmp_path, config)
+    size = sparse_checkpoint(tmp_path, preset(name))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = describe(tmp_path)
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

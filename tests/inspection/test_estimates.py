@@ -91,8 +91,7 @@ def test_tasks_alone_are_counted_and_no_time_is_made_up(text: Path) -> None:
     [
         ({"measure": True}, "--tasks"),
         ({"memory": "lots"}, "--memory"),
-        ({"lengths": "4096,many"}, "--lengths"),
-        ({"lengths": "0"}, "--lengths"),
+        *(({"lengths": lengths}, "--lengths") for lengths in ("4096,many", "0")),
         ({"dtype": "float17"}, "--dtype"),
         ({"tasks": "sb_text_stream", "limit": -1.0}, "--limit"),
     ],
@@ -123,18 +122,10 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.Captu
     assert inspected(*words, "--json") == 0
     written, complaints = capfd.readouterr()
     assert complaints == ""
-    facts = (
-        "sbeval; recognised by",
-        "stickbreaking",
-        "4,328,640 parameters",
-        "1,024 tokens, from",
-        "65,536",
-        "80.0 Gi",
-    )
-    assert [fact for fact in facts if fact not in text] == []
+    said = ("sbeval; recognised by", "stickbreaking", "4,328,640 parameters", "1,024 tokens, from", "65,536", "80.0 Gi")
+    assert [fact for fact in said if fact not in text] == []
     found = json.loads(written)
-    assert found["checkpoint"]["format"] == "sbeval"
-    assert found["checkpoint"]["problems"] == []
+    assert (found["checkpoint"]["format"], found["checkpoint"]["problems"]) == ("sbeval", [])
     assert found["memory"]["room"]["memory_bytes"] == 80 * 2**30
     assert [one["length_tokens"] for one in found["memory"]["needs"]] == [1024, 4096, 16384, 65536]
     assert found["tasks"] is None

@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from source_tree import ROOT
 
 from sbeval.errors import UserError
+from sbeval.inspection import memory
 from sbeval.inspection.description import describe
-from sbeval.inspection.memory import (
-    KEPT_FREE,
-    Sizes,
-    longest_tokens,
-    needs,
-    read_memory,
-    sizes_of,
-    text_bytes,
-    window_bytes,
-)
 from sbeval.model_adapters.decoding.schedule import slot_bytes
 from sbeval.models import SbevalForCausalLM, preset
 from tests.models.small import VARIANTS, small_model
@@ -28,9 +19,9 @@ DEVICES = st.sampled_from(["cpu", "cuda"])
 TOKENS = st.integers(1, 2**21)
 
 
-def sizes(name: str) -> Sizes:
+def sizes(name: str) -> memory.Sizes:
     with torch.device("meta"):
-        found = sizes_of(SbevalForCausalLM(preset(name)).bfloat16())
+        found = memory.sizes_of(SbevalForCausalLM(preset(name)).bfloat16())
     return found
 
 
@@ -39,7 +30,7 @@ SIZES = {name: sizes(name) for name in ("350m", "moe-6.5b")}
 
 @given(name=st.sampled_from(sorted(SIZES)), tokens=TOKENS, more=TOKENS, device=DEVICES)
 def test_a_longer_window_and_a_longer_text_take_no_less(name: str, tokens: int, more: int, device: str) -> None:
-    shorter, longer = (needs(SIZES[name], length, device=device) for length in (tokens, tokens + more))
+    shorter, longer = (memory.needs(SIZES[name], length, device=device) for length in (tokens, tokens + more))
     assert shorter.all_targets <= longer.all_targets
     assert shorter.generation <= longer.generation
     assert shorter.last_targets <= shorter.all_targets
@@ -47,10 +38,10 @@ def test_a_longer_window_and_a_longer_text_take_no_less(name: str, tokens: int, 
 
 @given(name=st.sampled_from(sorted(SIZES)), gibibytes=st.integers(1, 4096), device=DEVICES)
 def test_the_longest_length_is_the_last_that_fits(name: str, gibibytes: int, device: str) -> None:
-    room = gibibytes * 2**30 * (1 - KEPT_FREE) - SIZES[name].weight_bytes
-    window, text = longest_tokens(SIZES[name], gibibytes * 2**30, device)
-    of_text = lambda length: needs(SIZES[name], length, device=device).generation  # noqa: E731
-    for longest, takes in ((window, lambda n: window_bytes(SIZES[name], n, n, device)), (text, of_text)):
+    room = gibibytes * 2**30 * (1 - memory.KEPT_FREE) - SIZES[name].weight_bytes
+    window, text = memory.longest_tokens(SIZES[name], gibibytes * 2**30, device)
+    of_text = lambda length: memory.needs(SIZES[name], length, device=device).generation  # noqa: E731
+    for longest, takes in ((window, lambda n: memory.window_bytes(SIZES[name], n, n, device)), (text, of_text)):
         assert longest == 0 or takes(longest) <= room
         assert takes(longest + 1) > room - 1
 
@@ -59,12 +50,12 @@ def test_the_longest_length_is_the_last_that_fits(name: str, gibibytes: int, dev
 @pytest.mark.parametrize("tokens", [1, 64, 130])
 def test_a_text_s_keys_take_what_the_adapter_s_slots_do(variant: str, tokens: int) -> None:
     model = small_model(**VARIANTS[variant])
-    found = sizes_of(model)
+    found = memory.sizes_of(model)
     if any(getattr(module, "looks_back", False) for module in model.modules()):
         # no slots: its cache holds more than keys and values of head_dim
-        assert text_bytes(found, tokens) > slot_bytes(model, -(-tokens // 64) * 64)
+        assert memory.text_bytes(found, tokens) > slot_bytes(model, -(-tokens // 64) * 64)
         return
-    assert text_bytes(found, tokens) == slot_bytes(model, -(-tokens // 64) * 64)
+    assert memory.text_bytes(found, tokens) == slot_bytes(model, -(-tokens // 64) * 64)
 
 
 def peaks_measured() -> dict[tuple[str, str], set[int]]:
@@ -81,9 +72,8 @@ def peaks_measured() -> dict[tuple[str, str], set[int]]:
 def test_a_window_s_memory_is_within_a_tenth_of_what_a_gpu_measured(question: str, model: str) -> None:
     folder = ROOT / "sbeval/demo/checkpoints/stickbreaking"
     found = sizes("3b") if question == "large" else describe(folder).sizes
-    estimated = window_bytes(found, 65536, 65536, "cuda") / 2**20
-    measured = peaks_measured()[question, model]
-    assert all(abs(estimated - peak) < 0.1 * peak for peak in measured)
+    estimated = memory.window_bytes(found, 65536, 65536, "cuda") / 2**20
+    assert all(abs(estimated - peak) < 0.1 * peak for peak in peaks_measured()[question, model])
 
 
 @pytest.mark.parametrize(
@@ -91,10 +81,10 @@ def test_a_window_s_memory_is_within_a_tenth_of_what_a_gpu_measured(question: st
     [("80GiB", 80 * 2**30), ("24 GB", 24 * 10**9), ("512M", 512 * 2**20), ("1.5TiB", 3 * 2**39), ("4096", 4096)],
 )
 def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
-    assert read_memory(text) == size
+    assert memory.read_memory(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "80 GiBs", "1e9", "0", "80gib", "nan", "9" * 400 + "GiB"])
 def test_what_is_no_size_is_one_sentence(text: str) -> None:
     with pytest.raises(UserError, match="--memory"):
-        read_memory(text)
+        memory.read_memory(text)

@@ -56,8 +56,7 @@ def test_a_large_file_is_read_once_for_all(file: Path, read: list[str], monkeypa
     for _ in range(3):
         another_process(monkeypatch)
         found.add(file_sha256(file))
-    assert found == {true_sha256(file)}
-    assert read == [file.name]
+    assert (found, read) == ({true_sha256(file)}, [file.name])
 
 
 @pytest.mark.parametrize("place", [0, 1, BYTES // 2, BYTES - 1])

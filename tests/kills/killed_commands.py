@@ -184,10 +184,6 @@ def _caches(work: Path) -> list[str]:
     return _evaluation("sb_text_stream,sb_text_long,sb_ruler_vt,sb_copy", metadata, 1)
 
 
-def _checkpoint(work: Path) -> None:
-    shutil.copytree(CHECKPOINT, work / "checkpoint")
-
-
 def _inspect(work: Path) -> list[str]:
     return ["inspect", f"{work}/checkpoint", "--tasks", "sb_flipflop", "--metadata", '{"context_lengths": [256]}']
 
@@ -225,6 +221,9 @@ COMMANDS = {
         Command(
             "lm_eval", lambda work: ["lm_eval", "--model", "sb", "--log_samples", *_run(work)[1:]], text, scores("out")
         ),
-        Command("inspect", _inspect, _checkpoint, whole("checkpoint")),  # its own files are a cache
+        # its own files are a cache
+        Command(
+            "inspect", _inspect, lambda work: shutil.copytree(CHECKPOINT, work / "checkpoint"), whole("checkpoint")
+        ),
     )
 }

@@ -32,13 +32,7 @@ _AS_SBEVAL = Path(__file__).with_name("as_sbeval.py")
 
 
 class Kills:
-    """Kills of one command.
-
-    Args:
-        command: what to kill.
-        folder: for all work.
-        seed: of the moments.
-    """
+    """Kills of one command, with all work in a folder, at moments by a seed."""
 
     def __init__(self, command: Command, folder: Path, seed: int) -> None:
         self.command, self.folder, self.random = command, folder, random.Random(seed)
@@ -55,7 +49,6 @@ class Kills:
         shutil.rmtree(self.work)
 
     def kill(self, times: int) -> None:
-        """Kills that many times."""
         while self.counts["kills"] < times:
             self._begin()
             for _ in range(min(KILLS_OF_A_FOLDER, times - self.counts["kills"])):

@@ -22,7 +22,6 @@ NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 
 
 def census() -> dict[str, int]:
-    """Returns each count by its name."""
     files = modules()
     trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in files.items()}
     imports = {name: imported(tree, files) - {name} for name, tree in trees.items()}
@@ -31,7 +30,7 @@ def census() -> dict[str, int]:
         "product files": len(files),
         "product lines": sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files.values()),
         "lines of code": sum(lines_of_code(file, trees[name]) for name, file in files.items()),
-        "modules with one importer": sum(importers[name] == 1 for name in files if not is_package(files[name])),
+        "modules with one importer": sum(importers[name] == 1 for name in files if files[name].stem != "__init__"),
         "circles of files": len(circles(imports)),
         "circles of rooms": len(circles(rooms_of(imports))),
         "imports in functions": sum(sum(1 for _ in imports_in_functions(tree)) for tree in trees.values()),
@@ -45,11 +44,6 @@ def census() -> dict[str, int]:
             len(file.read_text(encoding="utf-8").splitlines()) for file in (ROOT / "tests").rglob("*.py")
         ),
     }
-
-
-def is_package(file: Path) -> bool:
-    """Whether a file is a package's `__init__.py`."""
-    return file.stem == "__init__"
 
 
 def targets(node: ast.stmt, files: dict[str, Path]) -> set[str]:

@@ -40,50 +40,36 @@ INDEXED = {"o_lora_rank": 16, "o_groups": 2, "index_n_heads": 2, "index_head_dim
 _SLIDING = ["sliding_attention", "full_attention"] * 2
 COMPRESSED = ["compressed_sparse_attention", "heavily_compressed_attention"]
 DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "llama": ({}, set()),
-    "qwen3": ({}, set()),
-    "mistral": ({"sliding_window": 16}, set()),
-    "phi3": ({}, set()),
-    "gemma3_text": ({"sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 6}, set()),
-    "qwen3_moe": ({"num_experts": 4, **EXPERTS}, set()),
-    "gpt_oss": ({"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2}, set()),
-    "glm4_moe": (GROUPED, set()),
-    "deepseek_v3": ({"q_lora_rank": 16, **LATENT, **GROUPED}, set()),
-    "llama4_text": ({"num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 16}, set()),
-    "qwen3_next": (
-        {"num_experts": 4, "head_dim": 32, "shared_expert_intermediate_size": 32, **DELTA, **EXPERTS},
-        set(),
-    ),
-    "lfm2": ({"layer_types": ["conv", "conv", "full_attention", "conv"], "block_ff_dim": 48}, set()),
-    "mamba": ({"state_size": 8}, {names.SEVERAL}),
-    "falcon_h1": ({**SSM, "mamba_d_ssm": 32, "mamba_n_heads": 4}, set()),
-    "granitemoehybrid": (
-        {**SSM, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4, "shared_intermediate_size": 32},
-        set(),
-    ),
-    "nemotron_h": (
-        {"layers_block_type": ["mamba", "attention", "mamba", "mlp"], "mamba_num_heads": 8, "mamba_head_dim": 8},
-        set(),
-    ),
-    "minimax": (
-        {"num_local_experts": 4, "block_size": 8, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
-        {names.SEVERAL, names.LENGTH, names.LEFT_PADDING},
-    ),
-    "deepseek_v4": (
-        {
-            **{
-                "q_lora_rank": 16,
-                "n_routed_experts": 4,
-                "num_key_value_heads": 1,
-                "head_dim": 16,
-                **INDEXED,
-                **EXPERTS,
-            },
-            **{"sliding_window": 16, "layer_types": ["sliding_attention", *COMPRESSED, COMPRESSED[0]]},
-        },
-        {names.LEFT_PADDING},
-    ),
+FAMILIES: dict[str, dict[str, Any]] = {
+    **{family: {} for family in ("llama", "qwen3", "phi3")},
+    "mistral": {"sliding_window": 16},
+    "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 6},
+    "qwen3_moe": {"num_experts": 4, **EXPERTS},
+    "gpt_oss": {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": GROUPED,
+    "deepseek_v3": {"q_lora_rank": 16, **LATENT, **GROUPED},
+    "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 16},
+    "qwen3_next": {"num_experts": 4, "head_dim": 32, "shared_expert_intermediate_size": 32, **DELTA, **EXPERTS},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_ff_dim": 48},
+    "mamba": {"state_size": 8},
+    "falcon_h1": {**SSM, "mamba_d_ssm": 32, "mamba_n_heads": 4},
+    "granitemoehybrid": SSM
+    | {"layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4, "shared_intermediate_size": 32},
+    "nemotron_h": {
+        **{"layers_block_type": ["mamba", "attention", "mamba", "mlp"], "mamba_num_heads": 8, "mamba_head_dim": 8},
+    },
+    "minimax": {
+        **{"num_local_experts": 4, "block_size": 8, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+    },
+    "deepseek_v4": {
+        **{"q_lora_rank": 16, "n_routed_experts": 4, "num_key_value_heads": 1, "head_dim": 16, **INDEXED, **EXPERTS},
+        **{"sliding_window": 16, "layer_types": ["sliding_attention", *COMPRESSED, COMPRESSED[0]]},
+    },
+}
+# the checks of the self-test that find something in a family, where any does
+FAILED: dict[str, set[str]] = {
+    **{"mamba": {names.SEVERAL}, "deepseek_v4": {names.LEFT_PADDING}},
+    "minimax": {names.SEVERAL, names.LENGTH, names.LEFT_PADDING},
 }
 
 _KINDS = (
@@ -129,25 +115,15 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{"swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8, "head_dim": 16, "q_lora_rank": 16},
         "shared_experts_intermediate_size": 32,
     },
-    "gemma3n_text": {
-        **_BY_LAYER,
-        "num_kv_shared_layers": 2,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.0] * 4,
-    },
+    "gemma3n_text": _BY_LAYER | {"num_kv_shared_layers": 2, "laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 4},
     "gemma4_text": {**_BY_LAYER, "num_kv_shared_layers": 2},
     "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16},
     "qwen4_exp_text": {
         **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 16, "head_dim": 32},
-        **{
-            "indexer_compress_ratio": 4,
-            "ple_layer_ids": [3],
-            "eos_token_id": 1,
-            "ngram_vocab_size_base": 512,
-            "hc_lowrank": 8,
-        },
+        **{"indexer_compress_ratio": 4, "ple_layer_ids": [3], "eos_token_id": 1, "ngram_vocab_size_base": 512},
+        "hc_lowrank": 8,
     },
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
 }
@@ -172,7 +148,7 @@ def tiny_config(family: str, vocabulary: int) -> Any:
     """Returns a configuration of few and small layers, with every kind of layer of the default one."""
     sizes: dict[str, Any] = {**SIZES, "num_hidden_layers": 4}
     if family in FAMILIES:
-        sizes |= FAMILIES[family][0]
+        sizes |= FAMILIES[family]
     else:
         default = transformers.AutoConfig.for_model(family)
         default.allow_global_per_layer_attribute_access = True
@@ -264,7 +240,6 @@ def compared(family: str, folder: Path) -> list[str]:
 
 
 def names_no_attention(lm: StickBreakingLM) -> bool:
-    """Whether no module of a model is called attention."""
     kinds = {type(module).__name__.lower() for module in lm.model.modules()}
     return not any("attention" in kind or "mla" in kind for kind in kinds)
 

@@ -56,8 +56,7 @@ def run(row: str, workers: str, tests: list[str]) -> tuple[int, int, float]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    last = ended.stdout.strip().rpartition("\n")[2]
-    counts = {kind: int(number) for number, kind in COUNTS.findall(last)}
+    counts = {kind: int(number) for number, kind in COUNTS.findall(ended.stdout.strip().rpartition("\n")[2])}
     failed = counts.get("failed", 0) + counts.get("error", 0)
     if ended.returncode:
         print(ended.stdout)

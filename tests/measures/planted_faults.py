@@ -187,18 +187,10 @@ FAULTS = {
 }
 
 
-def product_files() -> list[Path]:
-    """Every Python file of the product."""
-    return sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
-
-
 def place_of(fault: Fault) -> Path:
-    """The one file that holds the fault's code.
-
-    Raises:
-        LookupError: the code stands nowhere, or more than once.
-    """
-    places = [file for file in product_files() for _ in range(file.read_text(encoding="utf-8").count(fault.code))]
+    """The one file that holds the fault's code, once."""
+    files = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+    places = [file for file in files for _ in range(file.read_text(encoding="utf-8").count(fault.code))]
     if len(places) != 1:
         raise LookupError(f"expected the code in one place, found it in {len(places)}: {fault.code}")
     return places[0]

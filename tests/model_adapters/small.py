@@ -24,50 +24,41 @@ from sbeval.scoring.requests import TokenLogprobsRequest
 TEXT = "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex.\n"
 Checkpoints = Callable[..., Path]  # the folder of an architecture, by name
 SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128},
 }
+
+
+def _small(config: Any, **fields: Any) -> Callable[[int], Any]:
+    return lambda vocabulary: config(vocab_size=vocabulary, **{**SIZES, **fields})
+
+
 ARCHITECTURES: dict[str, Callable[[int], Any]] = {
-    "llama": lambda v: transformers.LlamaConfig(vocab_size=v, **SIZES),
-    "qwen3": lambda v: transformers.Qwen3Config(vocab_size=v, tie_word_embeddings=True, **SIZES),
-    "gemma2": lambda v: transformers.Gemma2Config(
-        vocab_size=v, final_logit_softcapping=0.5, sliding_window=16, query_pre_attn_scalar=8, **SIZES
+    "llama": _small(transformers.LlamaConfig),
+    "qwen3": _small(transformers.Qwen3Config, tie_word_embeddings=True),
+    "gemma2": _small(
+        transformers.Gemma2Config, final_logit_softcapping=0.5, sliding_window=16, query_pre_attn_scalar=8
     ),
-    "gemma3": lambda v: transformers.Gemma3TextConfig(
-        vocab_size=v, sliding_window=16, query_pre_attn_scalar=8, **{**SIZES, "num_hidden_layers": 6}
+    "gemma3": _small(transformers.Gemma3TextConfig, sliding_window=16, query_pre_attn_scalar=8, num_hidden_layers=6),
+    "granite": _small(
+        transformers.GraniteConfig, logits_scaling=0.25, embedding_multiplier=3.0, attention_multiplier=0.5
     ),
-    "granite": lambda v: transformers.GraniteConfig(
-        vocab_size=v, logits_scaling=0.25, embedding_multiplier=3.0, attention_multiplier=0.5, **SIZES
-    ),
-    "cohere": lambda v: transformers.CohereConfig(vocab_size=v, logit_scale=0.3, **SIZES),
-    "mistral": lambda v: transformers.MistralConfig(vocab_size=v, sliding_window=16, **SIZES),
+    "cohere": _small(transformers.CohereConfig, logit_scale=0.3),
+    "mistral": _small(transformers.MistralConfig, sliding_window=16),
     "gpt_neox": lambda v: transformers.GPTNeoXConfig(
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         vocab_size=v,
         **{name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "head_dim")},
     ),
-    "stickbreaking": lambda v: SbevalConfig(
-        vocab_size=v, attention="stickbreaking", remainder="value", logits_divisor=0.5, **SIZES
-    ),
-    "rope": lambda v: SbevalConfig(vocab_size=v, attention="rope", training_length_tokens=32, **SIZES),
-    "mixture beside rope": lambda v: SbevalConfig(
-        vocab_size=v,
-        num_experts=4,
-        num_experts_per_token=2,
+    "stickbreaking": _small(SbevalConfig, attention="stickbreaking", remainder="value", logits_divisor=0.5),
+    "rope": _small(SbevalConfig, attention="rope", training_length_tokens=32),
+    "mixture beside rope": _small(
+        SbevalConfig,
+        **{"num_experts": 4, "num_experts_per_token": 2},
         layer_overrides=[{}, {"attention": "rope", "num_experts": None, "num_experts_per_token": None}],
-        **SIZES,
     ),
-    "forgetting": lambda v: SbevalConfig(
-        vocab_size=v, attention="forgetting", key_shift=True, value_shift=True, **SIZES
-    ),
-    "gated exclusive": lambda v: SbevalConfig(
-        vocab_size=v, attention="rope", attention_gate=True, exclusive_self_attention=True, **SIZES
-    ),
+    "forgetting": _small(SbevalConfig, attention="forgetting", key_shift=True, value_shift=True),
+    "gated exclusive": _small(SbevalConfig, attention="rope", attention_gate=True, exclusive_self_attention=True),
     "gpt2": lambda v: transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=2, n_head=4, n_positions=128),
 }
 
@@ -151,13 +142,11 @@ def likelihoods(lm: Any, pairs: Sequence[tuple[str, str]]) -> list[float]:
 def copied(folder: Path, place: Path, file: str = "config.json", **changes: Any) -> Path:
     """A copy of a checkpoint in whose configuration, or another file, these keys are changed."""
     copy = shutil.copytree(folder, place / "copy")
-    content = json.loads((copy / file).read_text())
-    (copy / file).write_text(json.dumps({**content, **changes}))
+    (copy / file).write_text(json.dumps({**json.loads((copy / file).read_text()), **changes}))
     return copy
 
 
 def t5(folder: Path) -> Path:
-    """A small encoder-decoder model."""
     tokenizer = tiny_tokenizer(adds_bos=False)
     torch.manual_seed(0)
     config = transformers.T5Config(

@@ -26,7 +26,7 @@ from sbeval import plugin
 from sbeval.errors import UserError
 from sbeval.model_adapters.backend import Backend
 from sbeval.tasks.perplexity import longppl
-from tests.model_adapters.small import Checkpoints, copied, english, t5
+from tests.model_adapters.small import copied, english, t5
 
 plugin.complete_imports()
 PERPLEXITY = [f"sb_text_{protocol}" for protocol in ("fixed_target", "position", "rolling", "stream", "sliding")]
@@ -36,28 +36,22 @@ CANCELLED = ("change", "gain", "stderr")  # differences of numbers a hundred tim
 
 
 @pytest.fixture
-def metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def metadata(tmp_path, monkeypatch) -> dict[str, Any]:
     """Short documents, so that windows hold targets of several, and small probes."""
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "texts").mkdir()
     for index in range(6):
         (tmp_path / "texts" / f"{index}.txt").write_text(english()[60 * index : 60 * index + 260])
     write_labelled(tmp_path / "labelled.jsonl")
-    probes = {
-        "num_samples": 2,
-        "pairs": [2],
-        "phrases": 1,
-        "phrase_words": 4,
-        "distances": [128],
-        "examples_file": str(tmp_path / "labelled.jsonl"),
-    }
+    probes = {"num_samples": 2, "pairs": [2], "phrases": 1, "phrase_words": 4, "distances": [128]}
+    probes["examples_file"] = str(tmp_path / "labelled.jsonl")
     sizes = {"sb_mqrar": {"context_lengths": [20], "vocabulary": 100}, "sb_text_sliding": {"stride": 8}}
     lengths = {"context_lengths": [16, 32, 64], "max_length": 128}
     return {"data_path": str(tmp_path / "texts"), "targets_per_window": 8, **lengths, **probes, **sizes}
 
 
 @pytest.fixture
-def server(checkpoint: Checkpoints) -> Iterator[CompletionsServer]:
+def server(checkpoint) -> Iterator[CompletionsServer]:
     for package in ("tenacity", "aiohttp"):
         pytest.importorskip(package, reason="lm-eval[api] brings it")
     with completions_server(checkpoint("rope", adds_bos=True)) as running:
@@ -95,9 +89,7 @@ def differing(found: Any, expected: Any, path: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("tasks", [PERPLEXITY, RECALL], ids=["perplexity", "recall"])
 @pytest.mark.parametrize("architecture", ["llama", "stickbreaking"])
-def test_hf_gives_the_numbers_of_sb(
-    architecture: str, tasks: list[str], checkpoint: Checkpoints, metadata: dict[str, Any]
-) -> None:
+def test_hf_gives_the_numbers_of_sb(architecture, tasks, checkpoint, metadata):
     folder = checkpoint(architecture, adds_bos=architecture == "llama")
     metadata |= LONG if tasks is RECALL else {}
     arguments = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", "batch_size": 3, "max_length": 1100}
@@ -106,9 +98,7 @@ def test_hf_gives_the_numbers_of_sb(
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"num_concurrent": 3, "batch_size": 2}], ids=str)
-def test_a_completions_server_gives_the_numbers_of_sb(
-    options: dict[str, int], server: CompletionsServer, checkpoint: Checkpoints, metadata: dict[str, Any]
-) -> None:
+def test_a_completions_server_gives_the_numbers_of_sb(options, server, checkpoint, metadata):
     folder = checkpoint("rope", adds_bos=True)
     tasks = [*PERPLEXITY, "sb_mqrar"]
     expected = numbers(get_model("sb")(str(folder), device="cpu", dtype="float32"), tasks, metadata, folder)
@@ -116,14 +106,11 @@ def test_a_completions_server_gives_the_numbers_of_sb(
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[type[LLM], Callable[..., Any]]:
-    engine = install_vllm(monkeypatch)
-    return engine, importlib.import_module("lm_eval.models.vllm_causallms").VLLM
+def vllm(monkeypatch) -> tuple[type[LLM], Callable[..., Any]]:
+    return install_vllm(monkeypatch), importlib.import_module("lm_eval.models.vllm_causallms").VLLM
 
 
-def test_vllm_is_called_as_lm_eval_calls_it_and_gives_the_numbers_of_sb(
-    vllm: tuple[type[LLM], Callable[..., Any]], checkpoint: Checkpoints, metadata: dict[str, Any]
-) -> None:
+def test_vllm_is_called_as_lm_eval_calls_it_and_gives_the_numbers_of_sb(vllm, checkpoint, metadata):
     folder, (engine, load) = checkpoint("rope"), vllm
     expected = numbers(get_model("sb")(str(folder), device="cpu", dtype="float32"), PERPLEXITY, metadata, folder)
     lm = load(str(folder), max_model_len=66, dtype="float32")
@@ -136,9 +123,7 @@ def test_vllm_is_called_as_lm_eval_calls_it_and_gives_the_numbers_of_sb(
         numbers(lm, ["sb_text_stream"], metadata, folder)
 
 
-def test_longppl_needs_sums_over_key_tokens_and_the_other_targets(
-    checkpoint: Checkpoints, metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_longppl_needs_sums_over_key_tokens_and_the_other_targets(checkpoint, metadata, monkeypatch):
     monkeypatch.setattr(longppl, "LEAST_LOGPROB_NATS", -99.0)  # which a model that knows nothing seldom exceeds
     folder, lengths = checkpoint("llama"), {"context_lengths": [8, 64]}
     arguments = {"pretrained": str(folder), "device": "cpu", "dtype": "float32"}
@@ -179,34 +164,28 @@ def shorter(choice: Choice) -> None:
     ],
 )
 def test_a_server_that_does_something_else_with_a_prompt_is_named(
-    change: Any, spoil: Any, tells_usage: bool, sentence: str, server: CompletionsServer, metadata: dict[str, Any]
-) -> None:
+    change, spoil, tells_usage, sentence, server, metadata
+):
     server.change, server.spoil, server.tells_usage = change, spoil or server.spoil, tells_usage
     with pytest.raises(UserError, match=rf"Expected local-completions at http.*{sentence}.*: with --use_cache FILE"):
         numbers(over(server), ["sb_text_stream"], metadata, Path(server.arguments["tokenizer"]))
 
 
-def test_a_server_that_makes_tokens_of_its_own_of_a_text_is_named(
-    server: CompletionsServer, metadata: dict[str, Any]
-) -> None:
+def test_a_server_that_makes_tokens_of_its_own_of_a_text_is_named(server, metadata):
     with pytest.raises(UserError, match=r"puts one of its own before them \('<s>'\)"):
         numbers(
             over(server, tokenized_requests=False), ["sb_text_stream"], metadata, Path(server.arguments["tokenizer"])
         )
 
 
-def test_another_tokenizer_than_the_server_s_is_named(
-    server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_another_tokenizer_than_the_server_s_is_named(server, metadata, tmp_path):
     byte_level_bpe(["of other text"], 290, adds_bos=True, pad_token="<pad>").save_pretrained(tmp_path / "other")
     with pytest.raises(UserError, match=r"makes \d+ tokens of a text where the server counts \d+: name"):
         numbers(over(server, tokenizer=str(tmp_path / "other")), ["sb_text_stream"], metadata, tmp_path / "other")
     assert len(server.asked) == 1
 
 
-def test_a_run_that_failed_goes_on_after_what_was_answered(
-    server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="lm_eval.sbeval")
     folder, tasks = Path(server.arguments["tokenizer"]), ["sb_text_stream", "sb_text_position"]
     expected = numbers(over(server), tasks, metadata, folder)
@@ -228,9 +207,7 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(
 
 
 @pytest.mark.parametrize("value", [float("nan"), 3.5])
-def test_what_is_no_log_probability_is_asked_for_again(
-    value: float, server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_is_no_log_probability_is_asked_for_again(value, server, metadata, tmp_path):
     folder, kept = Path(server.arguments["tokenizer"]), {"use_cache": str(tmp_path / "answers")}
     expected, server.spoil = numbers(over(server), ["sb_text_stream"], metadata, folder), lambda of: told(of, value)
     with contextlib.suppress(UserError):
@@ -242,9 +219,7 @@ def test_what_is_no_log_probability_is_asked_for_again(
         assert bool(server.asked) is asks
 
 
-def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
-    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(checkpoint, metadata, tmp_path):
     made = []
     for name, dtype in (("rope", "float32"), ("llama", "float32"), ("rope", "bfloat16"), ("rope", "float32")):
         lm = get_model("hf")(str(checkpoint(name)), device="cpu", dtype=dtype, batch_size=len(made) + 1)
@@ -256,7 +231,7 @@ def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(
     assert not made[3]
 
 
-def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint: Checkpoints) -> None:
+def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint):
     lm, asked = get_model("hf")(str(checkpoint("rope")), device="cpu"), []
     lm.cache_hook = SimpleNamespace(dbdict=SimpleNamespace(get=asked.append))
     names = ["nothing", *[*inspect.signature(type(lm).__init__).parameters][2:-1], "attn_implementation"]
@@ -273,9 +248,7 @@ def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint: 
     }
 
 
-def test_answers_of_a_model_in_memory_are_those_of_its_weights_now(
-    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_answers_of_a_model_in_memory_are_those_of_its_weights_now(checkpoint, metadata, tmp_path):
     folder = checkpoint("rope")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     lm = get_model("hf")(model, tokenizer=str(folder), device="cpu")
@@ -288,9 +261,7 @@ def test_answers_of_a_model_in_memory_are_those_of_its_weights_now(
 
 
 @pytest.mark.parametrize("more", [{}, {"auto_map": {"AutoConfig": "conf.C"}}], ids=["unknown", "of its own code"])
-def test_a_tokenizer_may_lie_beside_a_configuration_that_nobody_knows(
-    more: dict[str, Any], server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_tokenizer_may_lie_beside_a_configuration_that_nobody_knows(more, server, metadata, tmp_path):
     server.tokenizer.save_pretrained(tmp_path / "new")
     (tmp_path / "new" / "config.json").write_text(json.dumps({"model_type": "brand_new", **more}))
     (tmp_path / "new" / "conf.py").write_text("raise SystemExit")
@@ -298,9 +269,7 @@ def test_a_tokenizer_may_lie_beside_a_configuration_that_nobody_knows(
     numbers(over(server, **options), ["sb_text_stream"], metadata, tmp_path / "new")
 
 
-def test_a_request_that_fails_is_one_sentence_without_the_address_s_key(
-    server: CompletionsServer, metadata: dict[str, Any]
-) -> None:
+def test_a_request_that_fails_is_one_sentence_without_the_address_s_key(server, metadata):
     address, server.fails_at = server.arguments["base_url"].replace("http://", "http://me:KEY@"), (3,)
     lm = over(server, base_url=address)
     with pytest.raises(UserError, match=r"local-completions at http://127.* found \w+Error \(500") as refused:
@@ -309,9 +278,7 @@ def test_a_request_that_fails_is_one_sentence_without_the_address_s_key(
     assert [*recorded["inputs"]] == ["tokenizer"]
 
 
-def test_requests_that_fail_side_by_side_are_one_sentence(
-    server: CompletionsServer, metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_requests_that_fail_side_by_side_are_one_sentence(server, metadata, tmp_path):
     server.fails_at = range(3, 99)
     arguments = ",".join(f"{key}={value}" for key, value in (server.arguments | {"num_concurrent": 3}).items())
     options = ["--tasks", "sb_text_stream", "--metadata", json.dumps(metadata), "--output_path", tmp_path / "results"]
@@ -325,9 +292,7 @@ def test_requests_that_fail_side_by_side_are_one_sentence(
     assert "Traceback" not in ended.stderr
 
 
-def test_the_least_model_that_scores_tokens_is_enough_whatever_its_name(
-    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_least_model_that_scores_tokens_is_enough_whatever_its_name(checkpoint, metadata, tmp_path):
     members = {
         "eot_token_id": 0,
         "tok_encode": lambda self, string, **_: [1],
@@ -340,15 +305,13 @@ def test_the_least_model_that_scores_tokens_is_enough_whatever_its_name(
     assert found[0]["sb_text_stream"]["nll@0000064,none"] == pytest.approx(2)
 
 
-def test_recall_by_sglang_generate_is_refused(server: CompletionsServer, metadata: dict[str, Any]) -> None:
+def test_recall_by_sglang_generate_is_refused(server, metadata):
     lm = get_model("sglang-generate")(**server.arguments)
     with pytest.raises(UserError, match="found sglang-generate, of which lm-eval turns that round: use local-"):
         numbers(lm, ["sb_mqrar"], metadata, Path(server.arguments["tokenizer"]))
 
 
-def test_windows_that_a_backend_would_cut_are_refused(
-    server: CompletionsServer, vllm: tuple[Any, Callable[..., Any]], checkpoint: Checkpoints, metadata: dict[str, Any]
-) -> None:
+def test_windows_that_a_backend_would_cut_are_refused(server, vllm, checkpoint, metadata):
     folder = checkpoint("rope")
     loads: dict[int, Callable[[int], Any]] = {  # by what has to be asked for beyond a window
         0: lambda length: get_model("hf")(str(folder), device="cpu", dtype="float32", max_length=length),
@@ -363,8 +326,8 @@ def test_windows_that_a_backend_would_cut_are_refused(
 
 
 def test_pieces_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_shorter_inputs(
-    checkpoint: Checkpoints, metadata: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    checkpoint, metadata, tmp_path, caplog
+):
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     folder = copied(checkpoint("llama"), tmp_path, rope_parameters=rope)
     for task, said in (("sb_text_fixed_target", False), ("sb_text_position", True)):
@@ -372,13 +335,13 @@ def test_pieces_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_short
         assert ("first pieces are read as shorter ones" in caplog.text) is said
 
 
-def test_an_encoder_is_refused(tmp_path: Path, metadata: dict[str, Any]) -> None:
+def test_an_encoder_is_refused(tmp_path, metadata):
     lm = get_model("hf")(str(t5(tmp_path / "t5")), device="cpu")
     with pytest.raises(UserError, match="Expected a causal language model to score windows of tokens, found seq2seq"):
         numbers(lm, ["sb_text_stream"], metadata, tmp_path / "t5")
 
 
-def test_a_half_precision_model_s_sums_are_float32s(checkpoint: Checkpoints, metadata: dict[str, Any]) -> None:
+def test_a_half_precision_model_s_sums_are_float32s(checkpoint, metadata):
     folder, run = checkpoint("llama"), {"device": "cpu", "dtype": "bfloat16"}
     hf = get_model("hf")(str(folder), **run)
     found = numbers(hf, ["sb_text_rolling"], metadata, folder)
@@ -389,7 +352,7 @@ def test_a_half_precision_model_s_sums_are_float32s(checkpoint: Checkpoints, met
     assert hf.softmax_dtype is None
 
 
-def test_a_run_records_its_backend_and_its_checkpoint(checkpoint: Checkpoints, metadata: dict[str, Any]) -> None:
+def test_a_run_records_its_backend_and_its_checkpoint(checkpoint, metadata):
     records = {}
     for name in ("hf", "sb"):
         lm = get_model(name)(str(checkpoint("rope")), device="cpu", dtype="float32")

@@ -25,7 +25,7 @@ from sbeval.inspection.description import describe
 from sbeval.model_adapters.loading import in_template
 from sbeval.model_adapters.options import check_early, check_shared_arguments
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
-from tests.model_adapters.small import Checkpoints, copied, instances, likelihoods, load_lm, save_lora, t5
+from tests.model_adapters.small import copied, instances, likelihoods, load_lm, save_lora, t5
 
 
 def prompts(task: str, *texts: str, **setting: Any) -> list[Instance]:
@@ -36,7 +36,7 @@ def prompts(task: str, *texts: str, **setting: Any) -> list[Instance]:
 @pytest.mark.parametrize(
     ("name", "message"), [("nothing", "no such folder: {}: correct the path\\.$"), (".", "the folder {}")]
 )
-def test_a_folder_that_is_none_or_holds_no_checkpoint_is_named(name: str, message: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_none_or_holds_no_checkpoint_is_named(name, message, tmp_path):
     with pytest.raises(UserError, match=message.format(tmp_path / name)):
         load_lm(tmp_path / name)
 
@@ -54,8 +54,8 @@ class Dangerous:
 @pytest.mark.parametrize("damage", ["a missing shard", "a pickle with code", "a truncated pickle"])
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
 def test_damaged_weights_are_one_error_before_any_evaluation_and_run_no_code(
-    architecture: str, damage: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+    architecture, damage, checkpoint, tmp_path
+):
     folder = shutil.copytree(checkpoint(architecture), tmp_path / "copy")
     tensors, pickled = load_file(folder / "model.safetensors"), folder / "pytorch_model.bin"
     (folder / "model.safetensors").unlink()
@@ -71,14 +71,19 @@ def test_damaged_weights_are_one_error_before_any_evaluation_and_run_no_code(
     assert not (tmp_path / "ran").exists()
 
 
-def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint: Checkpoints, tmp_path: Path) -> None:
+CODE_OF_ITS_OWN = """
+import transformers
+class Config(transformers.LlamaConfig):
+    model_type = "{}"
+class Model(transformers.LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint, tmp_path):
     auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     folder = copied(checkpoint("llama"), tmp_path, model_type="homemade", auto_map=auto_map)
-    (folder / "own.py").write_text(
-        "import transformers\n"
-        "class Config(transformers.LlamaConfig):\n    model_type = 'homemade'\n"
-        "class Model(transformers.LlamaForCausalLM):\n    config_class = Config\n"
-    )
+    (folder / "own.py").write_text(CODE_OF_ITS_OWN.format("homemade"))
     with pytest.raises(UserError, match="it runs code of its own: read that code, and pass trust_remote_code=True if"):
         load_lm(folder)
     assert type(load_lm(folder, trust_remote_code=True).model).__name__ == "Model"
@@ -103,9 +108,7 @@ def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint: 
     ids=str,
 )
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
-def test_what_a_run_cannot_load_is_not_recommended_by_inspect(
-    architecture: str, change: dict[str, Any], message: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_what_a_run_cannot_load_is_not_recommended_by_inspect(architecture, change, message, checkpoint, tmp_path):
     method = str(change.get("quantization_config", {}).get("quant_method")).replace("-", "_")
     if importlib.util.find_spec(method):
         pytest.skip("its package is here")
@@ -119,9 +122,7 @@ def test_what_a_run_cannot_load_is_not_recommended_by_inspect(
     ("architecture", "change"),
     [("llama", {"model_type": "gemma3"}), ("qwen3", {"model_type": "qwen3_moe", "num_experts": 10**9})],
 )
-def test_what_no_file_could_hold_is_refused_before_it_takes_memory(
-    architecture: str, change: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_what_no_file_could_hold_is_refused_before_it_takes_memory(architecture, change, checkpoint, tmp_path):
     folder = copied(checkpoint(architecture), tmp_path, **change)
     for load in (load_lm, load_checkpoint):
         with pytest.raises(UserError, match=f"found a {change['model_type']} of [0-9,]{{10,}} numbers"):
@@ -130,8 +131,8 @@ def test_what_no_file_could_hold_is_refused_before_it_takes_memory(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float8_e4m3fn])
 def test_a_quantisation_that_nobody_knows_is_passed_over_where_weights_are_in_floating_point(
-    dtype: torch.dtype, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+    dtype, checkpoint, tmp_path
+):
     folder = copied(checkpoint("llama"), tmp_path, quantization_config={"quant_method": "exl2"})
     tensors, file = load_file(folder / "model.safetensors"), folder / "model.safetensors"
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(dtype)
@@ -144,9 +145,7 @@ def test_a_quantisation_that_nobody_knows_is_passed_over_where_weights_are_in_fl
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool])
 @pytest.mark.parametrize("save", [save_file, torch.save])
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
-def test_weights_that_are_whole_numbers_are_not_cast(
-    architecture: str, save: Any, dtype: torch.dtype, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_weights_that_are_whole_numbers_are_not_cast(architecture, save, dtype, checkpoint, tmp_path):
     folder = copied(checkpoint(architecture), tmp_path)
     tensors, file = load_file(folder / "model.safetensors"), folder / "model.safetensors"
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(dtype)
@@ -157,7 +156,7 @@ def test_weights_that_are_whole_numbers_are_not_cast(
             load(folder)
 
 
-def test_masks_and_positions_may_be_whole_numbers(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_masks_and_positions_may_be_whole_numbers(checkpoint, tmp_path):
     folder = copied(checkpoint("gpt2"), tmp_path)
     tensors = load_file(folder / "model.safetensors")
     others = {"position_ids": torch.arange(128), "h.0.relative_attention_bias": torch.arange(8)}
@@ -167,7 +166,7 @@ def test_masks_and_positions_may_be_whole_numbers(checkpoint: Checkpoints, tmp_p
         load_lm(folder)
 
 
-def test_what_lies_beside_the_weights_of_a_checkpoint_is_not_counted(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_what_lies_beside_the_weights_of_a_checkpoint_is_not_counted(checkpoint, tmp_path):
     folder = copied(checkpoint("gpt2"), tmp_path)
     (folder / "pytorch_model.bin").symlink_to("nowhere")
     load_lm(folder)
@@ -191,8 +190,8 @@ FLEX = {"attn_implementation": "flex_attention"}
     [("llama", FLEX), *((architecture, {"return_dict": False}) for architecture in ("llama", "gpt2", "rope", "t5"))],
 )
 def test_how_a_model_returns_and_computes_attention_changes_no_number_on_a_cpu(
-    architecture: str, change: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+    architecture, change, checkpoint, tmp_path
+):
     whole = t5(tmp_path / "t5") if architecture == "t5" else checkpoint(architecture)
     lm, pair = load_lm(copied(whole, tmp_path, **change)), [("Beautiful is", " better")]
     assert likelihoods(lm, pair) == likelihoods(load_lm(whole), pair)
@@ -200,16 +199,13 @@ def test_how_a_model_returns_and_computes_attention_changes_no_number_on_a_cpu(
 
 
 @pytest.mark.parametrize("instead", ["sdpa", "eager"])
-def test_flex_attention_becomes_what_the_model_supports(
-    instead: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_flex_attention_becomes_what_the_model_supports(instead, checkpoint, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("transformers.LlamaForCausalLM._supports_sdpa", instead == "sdpa")
-    lm = load_lm(copied(checkpoint("llama"), tmp_path, **FLEX))
-    assert lm.model.config._attn_implementation == instead
+    assert load_lm(copied(checkpoint("llama"), tmp_path, **FLEX)).model.config._attn_implementation == instead
     assert f"{instead} is used" in caplog.text
 
 
-def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint, tmp_path):
     save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj")
     refused = [{"r": 10**9}, {"rank_pattern": {"q_proj": 10**9}}]
     for place, change in enumerate([*refused, {"rank_pattern": {"no_layer": 64}}, {"alpha_pattern": {}}]):
@@ -236,9 +232,7 @@ def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint: 
         ("\ud800", "surrogates not allowed"),
     ],
 )
-def test_a_missing_or_broken_chat_template_is_one_sentence(
-    template: Any, message: str, checkpoint: Checkpoints
-) -> None:
+def test_a_missing_or_broken_chat_template_is_one_sentence(template, message, checkpoint):
     lm = load_lm(checkpoint("llama"))
     lm.tokenizer.chat_template = template
     with pytest.raises(UserError, match=message):
@@ -250,7 +244,7 @@ def test_a_missing_or_broken_chat_template_is_one_sentence(
     assert lm.apply_chat_template([{"role": "user", "content": "a"}]) == "a!"
 
 
-def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory() -> None:
+def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory():
     before, inside, left = resource.getrlimit(resource.RLIMIT_AS), threading.Event(), threading.Event()
 
     def write(lm: None, first: bool) -> str:
@@ -268,10 +262,9 @@ def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory() -> N
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-def test_a_tokenizer_that_panics_as_it_encodes_is_one_sentence(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_tokenizer_that_panics_as_it_encodes_is_one_sentence(checkpoint, tmp_path):
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    folder = copied(checkpoint("llama"), tmp_path, "tokenizer.json", pre_tokenizer=split)
-    lm, text = load_lm(folder), "a" * 40 + "b"
+    lm, text = load_lm(copied(checkpoint("llama"), tmp_path, "tokenizer.json", pre_tokenizer=split)), "a" * 40 + "b"
     counter = TokenCounter(lm.tokenizer)
     for encode in (lm.tok_encode, counter.encode_with_offsets, lambda text: counter.count([text])):
         with pytest.raises(UserError, match=r"whose library gives up .*retry-limit-in-match over"):
@@ -280,27 +273,15 @@ def test_a_tokenizer_that_panics_as_it_encodes_is_one_sentence(checkpoint: Check
         likelihoods(lm, [(text, "a")])
 
 
-FLA_STAND_IN = """
-import transformers
-
-class Config(transformers.LlamaConfig):
-    model_type = "gated_deltanet"
-
-class Model(transformers.LlamaForCausalLM):
-    config_class = Config
-
-transformers.AutoConfig.register("gated_deltanet", Config)
-transformers.AutoModelForCausalLM.register(Config, Model)
-"""
-
-
 @pytest.mark.skipif(find_spec("fla") is not None, reason="the package itself is there, which knows no such tiny model")
 def test_models_of_fla_are_baselines_where_that_package_is_installed_which_is_named_where_not(
-    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    checkpoint, tmp_path, monkeypatch
+):
     (tmp_path / "fla").mkdir()
     (tmp_path / "fla" / "__init__.py").write_text("")
-    (tmp_path / "fla" / "models.py").write_text(FLA_STAND_IN)
+    register = """transformers.AutoConfig.register("gated_deltanet", Config)
+transformers.AutoModelForCausalLM.register(Config, Model)"""
+    (tmp_path / "fla" / "models.py").write_text(CODE_OF_ITS_OWN.format("gated_deltanet") + register)
     folder = copied(checkpoint("llama"), tmp_path, model_type="gated_deltanet")
     with pytest.raises(UserError, match="install the package that defines it, flash-linear-attention for fla's models"):
         load_lm(folder)
@@ -311,7 +292,7 @@ def test_models_of_fla_are_baselines_where_that_package_is_installed_which_is_na
 
 
 @pytest.mark.parametrize(("files", "lacks"), [("model.s*", "a model's weights"), ("tokenizer*", "a tokenizer")])
-def test_what_a_checkpoint_lacks_is_named(files: str, lacks: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_what_a_checkpoint_lacks_is_named(files, lacks, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     for file in folder.glob(files):
         file.unlink()
@@ -319,16 +300,14 @@ def test_what_a_checkpoint_lacks_is_named(files: str, lacks: str, checkpoint: Ch
         load_lm(folder)
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint, tmp_path):
     model = json.loads((checkpoint("llama") / "tokenizer.json").read_text())["model"]
     model["vocab"]["xyz"] = 100_000
     with pytest.raises(UserError, match="the model's 302 embeddings, found ids up to 100000"):
         load_lm(copied(checkpoint("llama"), tmp_path, "tokenizer.json", model=model))
 
 
-def test_added_tokens_without_an_embedding_are_a_warning(
-    checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_added_tokens_without_an_embedding_are_a_warning(checkpoint, tmp_path, caplog):
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
@@ -369,15 +348,13 @@ def test_added_tokens_without_an_embedding_are_a_warning(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_wrong_argument_is_named(options: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
+def test_a_wrong_argument_is_named(options, message, checkpoint):
     with pytest.raises(UserError, match=message):
         load_lm(checkpoint("llama"), **options)
 
 
 @pytest.mark.parametrize("truncation", ["left", True, False, None])
-def test_long_prompts_are_cut_on_the_left_with_a_warning(
-    truncation: Any, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_long_prompts_are_cut_on_the_left_with_a_warning(truncation, checkpoint, caplog):
     lm = load_lm(checkpoint("llama"), truncation=truncation, max_length=64)
     text = "Beautiful is better than ugly. " * 20
     kept = lm.tok_decode(lm.tok_encode(text)[-56:])
@@ -388,7 +365,7 @@ def test_long_prompts_are_cut_on_the_left_with_a_warning(
     assert long == short
 
 
-def test_cut_tokens_are_recorded_with_the_sample(checkpoint: Checkpoints) -> None:
+def test_cut_tokens_are_recorded_with_the_sample(checkpoint):
     lm = load_lm(checkpoint("llama"), max_length=64)
     text = "Beautiful is better than ugly. " * 20
     short, long = requests = prompts("hellaswag", "Beautiful", text)
@@ -408,9 +385,7 @@ def test_cut_tokens_are_recorded_with_the_sample(checkpoint: Checkpoints) -> Non
         ("sb_span", {}, "of sb_span to fit into max_length=64", "to generate of sb_span to fit"),
     ],
 )
-def test_long_texts_are_an_error_where_asked_and_in_our_own_tasks(
-    task: str, options: dict[str, Any], context: str, prompt: str, checkpoint: Checkpoints
-) -> None:
+def test_long_texts_are_an_error_where_asked_and_in_our_own_tasks(task, options, context, prompt, checkpoint):
     lm = load_lm(checkpoint("llama"), max_length=64, **options)
     needed = len(lm.tok_encode("ab" * 200 + "ugly")) - 1
     with pytest.raises(UserError, match=rf"{context}.* pass max_length={needed} in"):
@@ -429,32 +404,32 @@ def test_long_texts_are_an_error_where_asked_and_in_our_own_tasks(
         ({"until": ["x", 7]}, "until to be text, a list of texts or null, found 7 in it"),
     ],
 )
-def test_wrong_generation_arguments_are_named(setting: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
+def test_wrong_generation_arguments_are_named(setting, message, checkpoint):
     with pytest.raises(UserError, match=message):
         load_lm(checkpoint("llama"), max_length=64).generate_until(prompts("t", "a", **setting), disable_tqdm=True)
 
 
 def test_another_softmax_dtype_is_said_to_do_nothing_and_a_continuation_beyond_max_length_is_an_error(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+    checkpoint, caplog
+):
     lm = load_lm(checkpoint("llama"), softmax_dtype="float64", max_length=64)
     assert "softmax_dtype is not used" in caplog.text
     with pytest.raises(UserError, match="continuations of at most max_length=64 tokens, found one of 99"):
         likelihoods(lm, [("a", "b" * 99)])
 
 
-def test_no_line_of_the_log_acts_on_a_terminal_once_a_model_is_loaded(checkpoint: Checkpoints) -> None:
+def test_no_line_of_the_log_acts_on_a_terminal_once_a_model_is_loaded(checkpoint):
     logging.setLogRecordFactory(logging.LogRecord)
     load_lm(checkpoint("llama"))
     record = logging.getLogger("lm_eval").makeRecord("lm_eval", logging.INFO, "", 1, "a %s\n", ("\x1b[2J",), None)
     assert record.getMessage() == "a \\x1b[2J\n"
 
 
-def test_the_device_that_lm_eval_names_by_default_is_never_refused() -> None:
+def test_the_device_that_lm_eval_names_by_default_is_never_refused():
     check_shared_arguments({"device": "cuda:0"})
 
 
-def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text(checkpoint, tmp_path):
     shutil.copytree(checkpoint("llama"), tmp_path / "1000")
     assert model_tokenizer({"pretrained": str(tmp_path), "subfolder": 1000}, "a task")
     check_shared_arguments(given := {"subfolder": 1000})
@@ -471,7 +446,7 @@ def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text(checkpoint: Checkpoi
         (["config.json"], {"tokenizer": "elsewhere"}),
     ],
 )
-def test_checkpoint_files_may_lie_as_hf_takes_them(files: list[str], arguments: dict[str, str], tmp_path: Path) -> None:
+def test_checkpoint_files_may_lie_as_hf_takes_them(files, arguments, tmp_path):
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("{}")

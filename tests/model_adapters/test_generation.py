@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,24 +16,23 @@ from sbeval.model_adapters import scoring
 from sbeval.model_adapters.decoding import texts as texts_module
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import LINES as ALL_LINES
-from tests.model_adapters.small import Checkpoints, generated, instances, load_lm, tiny_tokenizer
+from tests.model_adapters.small import generated, instances, load_lm, tiny_tokenizer
 
 LINES = ALL_LINES[:6]
 SETTING = {"until": ["\n"], "max_gen_toks": 6}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "stickbreaking", "rope"])
-def test_prefill_computes_logits_for_the_last_position_alone(architecture: str, checkpoint: Checkpoints) -> None:
+def test_prefill_computes_logits_for_the_last_position_alone(architecture, checkpoint):
     lm = load_lm(checkpoint(architecture), batch_size=3)
     positions: list[int] = []
-    head = lm.model.get_output_embeddings()
-    head.register_forward_hook(lambda _module, _inputs, logits: positions.append(logits.shape[1]))
+    lm.model.get_output_embeddings().register_forward_hook(lambda _, __, logits: positions.append(logits.shape[1]))
     generated(lm, [(line, SETTING) for line in LINES])
     assert set(positions) == {1}
 
 
 @pytest.mark.parametrize("end_is_known", [True, False])
-def test_padding_behind_an_answer_is_no_text(end_is_known: bool, checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_padding_behind_an_answer_is_no_text(end_is_known, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "copy")
     plain = json.loads((folder / "tokenizer.json").read_text())
     for token in plain["added_tokens"]:
@@ -49,8 +47,7 @@ def test_padding_behind_an_answer_is_no_text(end_is_known: bool, checkpoint: Che
     for batch_size in (1, len(LINES)):
         lm = load_lm(folder, batch_size=batch_size)
         lm.model.generation_config.eos_token_id = list(range(100, 200))  # answers of many lengths
-        setting = {"until": ["\n\n"], "max_gen_toks": 12}
-        answers.append(generated(lm, [(x, setting) for x in LINES]))
+        answers.append(generated(lm, [(x, {"until": ["\n\n"], "max_gen_toks": 12}) for x in LINES]))
     assert answers[0] == answers[1]
     assert len({len(answer) for answer in answers[0]}) > 1
 
@@ -66,26 +63,21 @@ def test_a_stop_sequence_ends_at_its_last_token_however_often_one_looks(every: i
     assert next(end for end in ends if end is not None) == first
 
 
-def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint: Checkpoints) -> None:
+def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(checkpoint):
     lm = load_lm(checkpoint("llama"), batch_size=2)
-    twice = [(line, SETTING) for line in [*LINES, *LINES[:2]]]
-    found = generated(lm, twice)
+    found = generated(lm, [(line, SETTING) for line in [*LINES, *LINES[:2]]])
     assert found[-2:] == found[:2]
     assert lm.session.meter.tokens == sum(len(lm.tok_encode(line)) for line in LINES)
 
     sampled = [(LINES[0], {**SETTING, "do_sample": True, "temperature": 2.0})] * 4
     torch.manual_seed(0)
-    texts = generated(lm, sampled)
-    assert len(set(texts)) > 1
+    assert len(set(generated(lm, sampled))) > 1
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
-def test_prompts_encoded_together_are_those_encoded_alone(
-    add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_encoded_together_are_those_encoded_alone(add_bos_token, checkpoint, monkeypatch):
     monkeypatch.setattr(tokenizers_module, "_ENCODED_TOGETHER", 2)
-    folder = checkpoint("llama", adds_bos=True)
-    lm = load_lm(folder, add_bos_token=add_bos_token)
+    lm = load_lm(checkpoint("llama", adds_bos=True), add_bos_token=add_bos_token)
     texts = [*LINES[:3], f"<s>{LINES[3]}", ""]
     together = texts_module.encode_prompts(lm, texts, quiet=True)
     assert together == [texts_module.encode_prompts(lm, [text], quiet=True)[0] for text in texts]
@@ -95,9 +87,7 @@ def test_prompts_encoded_together_are_those_encoded_alone(
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
-def test_contexts_and_continuations_encoded_together_are_those_of_hf(
-    add_bos_token: bool | None, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contexts_and_continuations_encoded_together_are_those_of_hf(add_bos_token, checkpoint, monkeypatch):
     folder = checkpoint("llama", adds_bos=True)
     pairs = [
         *((LINES[0], f" {line}") for line in LINES[:3]),
@@ -118,7 +108,7 @@ def test_contexts_and_continuations_encoded_together_are_those_of_hf(
     assert len(found[0]) == len(pairs)
 
 
-def test_no_stop_sequence_may_be_written_as_null(checkpoint: Checkpoints) -> None:
+def test_no_stop_sequence_may_be_written_as_null(checkpoint):
     lm = load_lm(checkpoint("llama"))
     answers = [
         generated(lm, [(LINES[0], {**setting, "max_gen_toks": 6})])

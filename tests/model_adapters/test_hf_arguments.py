@@ -1,8 +1,5 @@
 """Arguments of `hf` that users know mean the same with `sb`."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import peft
 import pytest
@@ -13,18 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
+from tests.model_adapters import small
 from tests.model_adapters.small import LINES as ALL_LINES
-from tests.model_adapters.small import (
-    Checkpoints,
-    both,
-    generated,
-    instances,
-    likelihoods,
-    load_lm,
-    save_lora,
-    t5,
-    tiny_tokenizer,
-)
 
 LINES = ALL_LINES[:8]
 PAIRS = [*((line[:9], line[9:]) for line in LINES), ("", "There should be one"), ("and", " o")]
@@ -32,51 +19,51 @@ PROMPTS = [(line, {"until": ["e"], "max_gen_toks": 6}) for line in LINES]
 
 
 def assert_equal(hf: HFLM, sb: StickBreakingLM, rel: float = 1e-5) -> None:
-    assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=rel)
-    rolling = instances("loglikelihood_rolling", [("\n".join(LINES),)])
+    assert small.likelihoods(sb, PAIRS) == pytest.approx(small.likelihoods(hf, PAIRS), rel=rel)
+    rolling = small.instances("loglikelihood_rolling", [("\n".join(LINES),)])
     assert sb.loglikelihood_rolling(rolling) == pytest.approx(hf.loglikelihood_rolling(rolling), rel=rel)
-    written, wanted = (generated(lm, PROMPTS) for lm in (sb, hf))
-    assert written == wanted
+    assert small.generated(sb, PROMPTS) == small.generated(hf, PROMPTS)
 
 
-def test_a_lora_adapter(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    hf, sb = both(checkpoint("llama"), peft=save_lora(tmp_path, checkpoint("llama"), "q_proj", "v_proj", seed=1))
+def test_a_lora_adapter(checkpoint, tmp_path):
+    hf, sb = small.both(
+        checkpoint("llama"), peft=small.save_lora(tmp_path, checkpoint("llama"), "q_proj", "v_proj", seed=1)
+    )
     assert_equal(hf, sb)
-    plain = both(checkpoint("llama"))[1]
-    assert likelihoods(sb, PAIRS[:1]) != pytest.approx(likelihoods(plain, PAIRS[:1]), rel=1e-3)
+    plain = small.both(checkpoint("llama"))[1]
+    assert small.likelihoods(sb, PAIRS[:1]) != pytest.approx(small.likelihoods(plain, PAIRS[:1]), rel=1e-3)
 
 
-def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    adapter = save_lora(tmp_path, checkpoint("llama"), "q_proj")
+def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint, tmp_path):
+    adapter = small.save_lora(tmp_path, checkpoint("llama"), "q_proj")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     del weights[min(weights)]
     save_file(weights, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UserError, match=f"all its weights at peft={tmp_path}, found some missing"):
-        load_lm(checkpoint("llama"), peft=adapter)
+        small.load_lm(checkpoint("llama"), peft=adapter)
 
 
-def test_a_learned_prompt(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_learned_prompt(checkpoint, tmp_path):
     base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
     torch.manual_seed(1)
-    config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
-    prompted = peft.get_peft_model(base, config)
+    prompted = peft.get_peft_model(base, peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
     with torch.no_grad():
         prompted.prompt_encoder["default"].embedding.weight.normal_(0, 1)
     prompted.save_pretrained(tmp_path / "prompt")
-    hf, sb = both(checkpoint("llama"), peft=str(tmp_path / "prompt"))
-    assert likelihoods(sb, PAIRS) == pytest.approx(likelihoods(hf, PAIRS), rel=1e-5)
+    hf, sb = small.both(checkpoint("llama"), peft=str(tmp_path / "prompt"))
+    assert small.likelihoods(sb, PAIRS) == pytest.approx(small.likelihoods(hf, PAIRS), rel=1e-5)
 
 
-def test_an_encoder_decoder_model(tmp_path: Path) -> None:
-    t5(tmp_path / "t5")
-    assert_equal(*both(tmp_path / "t5", max_length=64))
+def test_an_encoder_decoder_model(tmp_path):
+    small.t5(tmp_path / "t5")
+    assert_equal(*small.both(tmp_path / "t5", max_length=64))
     with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
-        load_lm(tmp_path / "t5", extrapolation="log_length")
+        small.load_lm(tmp_path / "t5", extrapolation="log_length")
 
 
-def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
+def test_a_model_that_is_loaded_already(checkpoint):
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
-    assert_equal(*both(model, tokenizer=tiny_tokenizer(adds_bos=False)))
+    assert_equal(*small.both(model, tokenizer=small.tiny_tokenizer(adds_bos=False)))
 
 
 @pytest.mark.parametrize(
@@ -84,39 +71,31 @@ def test_a_model_that_is_loaded_already(checkpoint: Checkpoints) -> None:
     [
         {"revision": "main", "trust_remote_code": True},
         {"parallelize": True, "device": "cuda" if torch.cuda.is_available() else "cpu"},
-        {"device_map": "auto"},
-        {"add_bos_token": True},
         {"batch_size": "auto:2", "max_batch_size": 4},
-        {"tokenizer": "same folder"},
-        {"attn_implementation": "eager"},
-        {"max_length": 30},
-        {"prefix_token_id": 5},
-        {"logits_cache": False},
+        *({"device_map": "auto"}, {"add_bos_token": True}, {"tokenizer": "same folder"}, {"max_length": 30}),
+        *({"attn_implementation": "eager"}, {"prefix_token_id": 5}, {"logits_cache": False}),
         {"think_end_token": "e", "enable_thinking": False},
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_other_arguments(
-    options: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_arguments(options, checkpoint, tmp_path, monkeypatch):
     folder = checkpoint("llama")
     monkeypatch.chdir(tmp_path)  # some make a folder for what does not fit into memory
     if "tokenizer" in options:
         options = {"tokenizer": str(folder)}
-    assert_equal(*both(folder, **options))
+    assert_equal(*small.both(folder, **options))
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}], ids=str)
-def test_half_precision_is_near(options: dict[str, Any], checkpoint: Checkpoints) -> None:
-    hf, sb = both(checkpoint("llama"), **options)
-    exact = both(checkpoint("llama"))[1]
-    *near, right = (np.array(likelihoods(lm, PAIRS)) for lm in (hf, sb, exact))
+def test_half_precision_is_near(options, checkpoint):
+    hf, sb = small.both(checkpoint("llama"), **options)
+    *near, right = (np.array(small.likelihoods(lm, PAIRS)) for lm in (hf, sb, small.both(checkpoint("llama"))[1]))
     error_of_hf, error = (np.abs(scores - right).sum() for scores in near)
     assert error <= 1.5 * error_of_hf
 
 
-def test_a_chat_template(checkpoint: Checkpoints) -> None:
-    hf, sb = both(checkpoint("llama"))
+def test_a_chat_template(checkpoint):
+    hf, sb = small.both(checkpoint("llama"))
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     hf.tokenizer.chat_template = sb.tokenizer.chat_template = template
     chat = [{"role": "user", "content": "Readability counts."}]

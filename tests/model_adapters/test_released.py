@@ -55,7 +55,7 @@ def direct_scores(model: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("order", ["tile", "interleave"])
-def test_scores_are_the_loaded_models_and_kv_expand_reaches_it(order: Any, tmp_path: Path) -> None:
+def test_scores_are_the_loaded_models_and_kv_expand_reaches_it(order, tmp_path):
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
     found = likelihoods(load_lm(folder, kv_expand=order), PAIRS)
     assert found == pytest.approx(direct_scores(load_checkpoint(folder, kv_expand=order).model), rel=1e-5)
@@ -72,17 +72,14 @@ FORMATS: dict[str, tuple[Any, str, int | None, str]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_format_is_found_logged_recorded_and_run(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_format_is_found_logged_recorded_and_run(name, tmp_path, caplog, monkeypatch):
     make, format_found, length, attention = FORMATS[name]
     folder = folder_with_tokenizer(tmp_path / "released", *make())
     monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
     with caplog.at_level(logging.INFO, "lm_eval"):
         lm = load_lm(folder)
     # one record each: what handles it twice is other tests' affair
-    records = dict.fromkeys(caplog.records)
-    lines = [record.getMessage() for record in records if "format" in record.getMessage()]
+    lines = [record.getMessage() for record in dict.fromkeys(caplog.records) if "format" in record.getMessage()]
     assert lines == [f"{folder} is a checkpoint of the format {format_found}"]
     assert likelihoods(lm, PAIRS) == pytest.approx(direct_scores(load_checkpoint(folder).model), rel=1e-5)
     assert len(generated(lm, [(PAIRS[0][0], {"until": ["\n"], "max_gen_toks": 3})])) == 1
@@ -92,7 +89,7 @@ def test_each_format_is_found_logged_recorded_and_run(
     assert record["kernels"] == ("blockwise" if attention == "stickbreaking" else "sdpa")
 
 
-def test_a_released_checkpoint_has_the_dtype_asked_for_and_takes_a_lora_adapter(tmp_path: Path) -> None:
+def test_a_released_checkpoint_has_the_dtype_asked_for_and_takes_a_lora_adapter(tmp_path):
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
     plain = likelihoods(load_lm(folder), PAIRS)
     assert load_lm(folder, dtype="bfloat16").get_model_info()["sbeval"]["dtype"] == "bfloat16"
@@ -105,7 +102,7 @@ def test_a_released_checkpoint_has_the_dtype_asked_for_and_takes_a_lora_adapter(
     assert found != pytest.approx(plain, rel=1e-3)
 
 
-def test_arguments_without_a_meaning_for_the_format_are_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_arguments_without_a_meaning_for_the_format_are_refused(checkpoint, tmp_path):
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
     with pytest.raises(UserError, match="found load_in_8bit with the format dolomite:C"):
         load_lm(folder, load_in_8bit=True)
@@ -117,7 +114,7 @@ COMMITS = {"main": "a" * 40, "trained-longer": "b" * 40}
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     """huggingface_hub's cache, without a network behind it."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -144,7 +141,6 @@ def retrained(folder: Path, parent: Path) -> Path:
 
 
 def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]:
-    """Folders by revision."""
     if kind == "dolomite":
         return {
             name: folder_with_tokenizer(place / name, *dolomite(**GROUPED), seed) for seed, name in enumerate(COMMITS)
@@ -153,9 +149,7 @@ def versions(kind: str, checkpoint: Checkpoints, place: Path) -> dict[str, Path]
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "dolomite", "adapter"])
-def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(
-    kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path
-) -> None:
+def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(kind, checkpoint, cache, tmp_path):
     if kind == "adapter":
         for seed, revision in enumerate(COMMITS):
             save_lora(tmp_path / revision, checkpoint("llama"), "q_proj", seed=seed)
@@ -173,7 +167,7 @@ def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "dolomite"])
-def test_a_revision_is_the_one_asked_for(kind: str, checkpoint: Checkpoints, cache: Path, tmp_path: Path) -> None:
+def test_a_revision_is_the_one_asked_for(kind, checkpoint, cache, tmp_path):
     folders = versions(kind, checkpoint, tmp_path)
     for revision, folder in folders.items():
         keep(cache, "someone/small", revision, folder)

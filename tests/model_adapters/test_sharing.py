@@ -43,9 +43,7 @@ def model_inputs(lm: StickBreakingLM, pairs: list[tuple[str, str]]) -> dict[tupl
 @pytest.mark.parametrize(
     "architecture", ["llama", "gemma2", "gpt2", "granite", "mistral", "stickbreaking", "rope", "llama by length"]
 )
-def test_inputs_score_as_they_do_apart(
-    architecture: str, pairs: list[tuple[str, str]], batch_size: int, checkpoint: Checkpoints
-) -> None:
+def test_inputs_score_as_they_do_apart(architecture, pairs, batch_size, checkpoint):
     name, by_length, _ = architecture.partition(" by length")
     options = {"rope_scaling": "dynamic:4", "training_length": 32} if by_length else {}  # which share nothing
     lm = load(checkpoint, name, batch_size=batch_size, **options)
@@ -56,7 +54,7 @@ def test_inputs_score_as_they_do_apart(
 
 
 @pytest.mark.parametrize(("architecture", "shares"), [("llama", True), ("stickbreaking", True), ("mistral", False)])
-def test_what_inputs_share_is_read_once(architecture: str, shares: bool, checkpoint: Checkpoints) -> None:
+def test_what_inputs_share_is_read_once(architecture, shares, checkpoint):
     lm = load(checkpoint, architecture)
     for pairs in (ONE_CONTEXT[:5], SAME_EXAMPLES[:12]):
         inputs = model_inputs(lm, pairs)
@@ -70,7 +68,7 @@ def test_what_inputs_share_is_read_once(architecture: str, shares: bool, checkpo
 
 
 @pytest.mark.parametrize("fails", ["prefix", "rest"])
-def test_without_memory_for_a_prefix_inputs_run_whole_and_none_twice(fails: str, checkpoint: Checkpoints) -> None:
+def test_without_memory_for_a_prefix_inputs_run_whole_and_none_twice(fails, checkpoint):
     lm = load(checkpoint, "llama")
     expected = scores(lm, SAME_EXAMPLES)
     whole = sum(map(len, model_inputs(lm, SAME_EXAMPLES)))
@@ -101,9 +99,7 @@ def test_without_memory_for_a_prefix_inputs_run_whole_and_none_twice(fails: str,
     st.integers(0, 12),
     st.randoms(use_true_random=False),
 )
-def test_groups_share_their_prefix_and_are_worth_it(
-    inputs: list[list[int]], prefix_tokens: int, saved_tokens: int, random: Any
-) -> None:
+def test_groups_share_their_prefix_and_are_worth_it(inputs, prefix_tokens, saved_tokens, random):
     scored_from = [random.randrange(len(own)) for own in inputs]
     groups = shared_prefixes(inputs, scored_from, Worthwhile(prefix_tokens, saved_tokens))
     members = [index for group in groups for index in group.members]
@@ -125,9 +121,7 @@ def asked(corpus: TokenizedCorpus) -> list[Instance]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox", "stickbreaking", "rope"])
-def test_nested_windows_are_run_once_and_score_as_they_do_apart(
-    architecture: str, checkpoint: Checkpoints, corpus: TokenizedCorpus
-) -> None:
+def test_nested_windows_are_run_once_and_score_as_they_do_apart(architecture, checkpoint, corpus):
     requests = asked(corpus)
     alone = load_lm(checkpoint(architecture))
     expected = [alone.token_logprobs([request], disable_tqdm=True)[0] for request in requests]
@@ -144,7 +138,7 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(
         assert float(one) == pytest.approx(float(other), rel=1e-5)
 
 
-def test_frequencies_that_depend_on_length_share_no_window(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
+def test_frequencies_that_depend_on_length_share_no_window(checkpoint, corpus):
     options = {"rope_scaling": "dynamic:2", "training_length": 24}
     requests = asked(corpus)
     lm, alone = (load_lm(checkpoint("rope"), **options) for _ in range(2))
@@ -162,7 +156,7 @@ def test_frequencies_that_depend_on_length_share_no_window(checkpoint: Checkpoin
     ),
     st.booleans(),
 )
-def test_every_request_finds_exactly_its_targets(drawn: list[tuple[str, int, int, int, int]], nested: bool) -> None:
+def test_every_request_finds_exactly_its_targets(drawn, nested):
     requests = {
         TokenLogprobsRequest(f"{text}:{start}:{start + length}", length, lead_in, min(scored, length))
         for text, start, length, lead_in, scored in drawn

@@ -10,7 +10,7 @@ from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.model_adapters.session import GPU_BATCH_TOKENS, Session
 from sbeval.models.attention import StickBreakingMixer
-from tests.model_adapters.small import Checkpoints, load_lm
+from tests.model_adapters.small import load_lm
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,7 @@ from tests.model_adapters.small import Checkpoints, load_lm
         ("llama", {}, None),
     ],
 )
-def test_stick_breaking_skips_by_default_and_the_run_records_it(
-    checkpoint: Checkpoints, architecture: str, given: dict[str, Any], in_force: float | None
-) -> None:
+def test_stick_breaking_skips_by_default_and_the_run_records_it(checkpoint, architecture, given, in_force):
     lm = load_lm(checkpoint(architecture), batch_size=1, **given)
     mixers = [module for module in lm.model.modules() if isinstance(module, StickBreakingMixer)]
     assert bool(mixers) == (architecture == "stickbreaking")
@@ -36,7 +34,7 @@ def test_stick_breaking_skips_by_default_and_the_run_records_it(
     assert lm.get_model_info()["sbeval"]["skip_threshold"] == in_force
 
 
-def test_a_threshold_for_the_reference_is_refused(checkpoint: Checkpoints) -> None:
+def test_a_threshold_for_the_reference_is_refused(checkpoint):
     with pytest.raises(UserError, match="reference, which visits every key"):
         load_lm(checkpoint("stickbreaking"), kernels="reference", skip_threshold=1e-5)
 
@@ -55,9 +53,7 @@ class OnGpu:
 
 @pytest.mark.parametrize("tokens", [None, 300])
 @pytest.mark.parametrize("batch_size", ["auto", 5])
-def test_on_a_gpu_tokens_of_slots_are_limited_where_the_user_limits_a_batch(
-    batch_size: int | str, tokens: int | None, checkpoint: Checkpoints
-) -> None:
+def test_on_a_gpu_tokens_of_slots_are_limited_where_the_user_limits_a_batch(batch_size, tokens, checkpoint):
     lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", batch_size=batch_size, max_batch_tokens=tokens)
     session = Session.of(OnGpu(lm), lm.options)
     assert session.slots.max_tokens == tokens

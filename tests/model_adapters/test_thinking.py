@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from sbeval.model_adapters.decoding.texts import answer_text
 from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import Answer
-from tests.model_adapters.small import LINES, Checkpoints, instances, load_lm, tiny_tokenizer
+from tests.model_adapters.small import LINES, instances, load_lm, tiny_tokenizer
 
 PROMPTS = [LINES[0], LINES[-3], LINES[2] + "\n" + LINES[3]]
 BUDGET, ANSWER = 24, 6
@@ -41,9 +41,7 @@ def asked(lm: StickBreakingLM, prefix: str = "") -> tuple[list[str], list[dict[s
 
 @pytest.mark.parametrize("prefix", ["", "The answer is"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "stickbreaking"])
-def test_answers_follow_a_thinking_that_ended_or_was_cut(
-    name: str, prefix: str, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_answers_follow_a_thinking_that_ended_or_was_cut(name, prefix, checkpoint, caplog):
     plain = load_lm(checkpoint(name))
     thoughts = [continued(plain, plain.tok_encode(prompt), BUDGET) for prompt in PROMPTS]
     end = plain.tokenizer.decode(thoughts[0][3])  # so the first prompt's thinking ends by itself
@@ -74,9 +72,7 @@ def test_answers_follow_a_thinking_that_ended_or_was_cut(
     assert (f"{sum(cuts)} of 3 answers were asked for before the model had ended" in caplog.text) == any(cuts)
 
 
-def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(checkpoint, caplog):
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
     (first,) = continued(lm, lm.tok_encode(PROMPTS[0]), 1)
     lm.session.thinking.end_tokens.add(first)  # type: ignore[union-attr, attr-defined]
@@ -88,9 +84,7 @@ def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(
     assert "of 3 answers were asked for again: the model had ended its text" in caplog.text
 
 
-def test_answers_of_a_response_cache_are_counted_and_logged_as_those_generated(
-    checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_answers_of_a_response_cache_are_counted_and_logged_as_those_generated(checkpoint, tmp_path):
     seen = []
     for _ in range(2):
         lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
@@ -137,16 +131,14 @@ MERGED = byte_tokenizer(("\u010a", "\u010a"), (">", "\u010a\u010a"))
         (byte_tokenizer(spaces=True), "Ah.", "It is", [], "Ah.\n</t>\n\nIt is"),
     ],
 )
-def test_between_thinking_and_answer_stands_what_the_model_would_write(
-    tokenizer: Any, written: str, beginning: str, until: list[str], text: str
-) -> None:
+def test_between_thinking_and_answer_stands_what_the_model_would_write(tokenizer, written, beginning, until, text):
     lm: Any = SimpleNamespace(tokenizer=tokenizer, chat_template_args={}, think_end_token="</t>", eot_token_id=0)
     lm.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
     ids = tokenizer.encode(written, add_special_tokens=False)
     assert tokenizer.decode(Thinking.of(lm, 60).ended(ids, beginning, until)[1]) == text
 
 
-def test_an_end_that_is_a_special_token_is_not_left_out_before_the_answer_is_read(checkpoint: Checkpoints) -> None:
+def test_an_end_that_is_a_special_token_is_not_left_out_before_the_answer_is_read(checkpoint):
     end = tiny_tokenizer(adds_bos=False).eos_token
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token=end)
     a, b = lm.tok_encode("Now")[-1], lm.tok_encode("better")[-1]
@@ -161,20 +153,17 @@ def begun_by_a_template(lm: StickBreakingLM) -> Instance:
     return instances("generate_until", [(text, {"until": [], "max_gen_toks": 4})])[0]
 
 
-def begun_by_a_task(lm: StickBreakingLM) -> Instance:
+def begun_by_a_task(key: str, lm: StickBreakingLM) -> Instance:
     asked = instances("generate_until", [("Beautiful is", {"until": [], "max_gen_toks": 4})])[0]
-    asked.doc = {"answer_prefix": " is"}
+    asked.doc = {key: " is"}
     return asked
 
 
-def begun_by_a_task_of_others(lm: StickBreakingLM) -> Instance:
-    asked = begun_by_a_task(lm)
-    asked.doc = {"gen_prefix": " is"}
-    return asked
+OF_TASKS = [partial(begun_by_a_task, key) for key in ("answer_prefix", "gen_prefix")]  # our own, and others'
 
 
-@pytest.mark.parametrize("made", [begun_by_a_template, begun_by_a_task, begun_by_a_task_of_others])
-def test_answers_that_the_prompt_begins_are_not_thought_about(made: Any, checkpoint: Checkpoints) -> None:
+@pytest.mark.parametrize("made", [begun_by_a_template, *OF_TASKS])
+def test_answers_that_the_prompt_begins_are_not_thought_about(made, checkpoint):
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
     with pytest.raises(UserError, match=r"found such as begin it in .*: leave thinking_tokens out for them"):
         lm.generate_until([made(lm)])
@@ -182,9 +171,7 @@ def test_answers_that_the_prompt_begins_are_not_thought_about(made: Any, checkpo
     assert len(plain.generate_until([made(plain)])) == 1
 
 
-def test_scores_behind_prompts_to_think_are_warned_of(
-    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scores_behind_prompts_to_think_are_warned_of(checkpoint, caplog):
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
     lm.tokenizer.chat_template = "{{ messages[0].content }}"
     lm.apply_chat_template([{"role": "user", "content": "Beautiful"}])
@@ -193,14 +180,14 @@ def test_scores_behind_prompts_to_think_are_warned_of(
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, None), ({"thinking_tokens": BUDGET}, BUDGET)])
-def test_tasks_of_other_budgets_are_refused(given: dict[str, Any], found: int | None, checkpoint: Checkpoints) -> None:
+def test_tasks_of_other_budgets_are_refused(given, found, checkpoint):
     setting = {"until": [], "max_gen_toks": 4, "answer_prefix": "", "thinking_tokens": 60}
     lm = load_lm(checkpoint("llama"), **given, **({"think_end_token": "</x>"} if given else {}))
     with pytest.raises(UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: na"):
         lm.generate_until(instances("generate_until", [("Beautiful", setting)]))
 
 
-def test_cut_answers_are_said_of_chats_alone(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_answers_are_said_of_chats_alone(checkpoint, caplog):
     lm = load_lm(checkpoint("llama"), batch_size=4)
     asked(lm)
     assert "were cut at their budget" not in caplog.text
@@ -223,6 +210,6 @@ def test_cut_answers_are_said_of_chats_alone(checkpoint: Checkpoints, caplog: py
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_thinking_without_room_or_end_is_named(options: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
+def test_thinking_without_room_or_end_is_named(options, message, checkpoint):
     with pytest.raises(UserError, match=message):
         asked(load_lm(checkpoint("llama"), **{"thinking_tokens": BUDGET, "think_end_token": "</x>", **options}))

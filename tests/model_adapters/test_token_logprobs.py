@@ -1,8 +1,5 @@
 """The request types of our own tasks: log-probabilities of the tokens of windows, and of targets inside a sequence."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,7 @@ from lm_eval.api.instance import Instance
 from sbeval.corpora import TokenizedCorpus, resolve_tokens
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest, keep_sequences, resolve_sequence
-from tests.model_adapters.small import Checkpoints, instances, load_lm, windows
+from tests.model_adapters.small import instances, load_lm, windows
 
 WINDOWS = [(0, 40, 40), (7, 16, 3), (90, 300, 7), (200, 40, 1), (50, 16, 16)]  # start, context length, scored
 
@@ -21,11 +18,10 @@ def requests_for(corpus: TokenizedCorpus, places: list[tuple[int, int, int]] = W
     return instances("token_logprobs", windows(corpus, places))
 
 
-def test_each_window_is_its_lead_in_and_its_tokens(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
+def test_each_window_is_its_lead_in_and_its_tokens(checkpoint, corpus):
     lm = load_lm(checkpoint("llama"))
     requests = requests_for(corpus)
-    found = lm.token_logprobs(requests, disable_tqdm=True)
-    for result, instance in zip(found, requests, strict=True):
+    for result, instance in zip(lm.token_logprobs(requests, disable_tqdm=True), requests, strict=True):
         request = TokenLogprobsRequest(*instance.args)
         tokens = resolve_tokens(request.key)
         inputs = torch.tensor([[request.lead_in, *tokens[:-1].tolist()]])
@@ -36,15 +32,14 @@ def test_each_window_is_its_lead_in_and_its_tokens(checkpoint: Checkpoints, corp
         assert float(result) == pytest.approx(float(expected.sum()), rel=1e-6)
 
 
-def test_a_request_made_twice_runs_once(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
+def test_a_request_made_twice_runs_once(checkpoint, corpus):
     lm = load_lm(checkpoint("llama"))
-    twice = requests_for(corpus, [(3, 20, 5), (3, 20, 5)])
-    first, second = lm.token_logprobs(twice, disable_tqdm=True)
+    first, second = lm.token_logprobs(requests_for(corpus, [(3, 20, 5), (3, 20, 5)]), disable_tqdm=True)
     assert lm.session.meter.tokens == 20
     np.testing.assert_array_equal(first.logprobs, second.logprobs)
 
 
-def test_out_of_memory_halves_the_batch_and_loses_nothing(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
+def test_out_of_memory_halves_the_batch_and_loses_nothing(checkpoint, corpus):
     requests = requests_for(corpus, [(start, 24, 24) for start in range(9)])
     expected = load_lm(checkpoint("llama"), max_batch_tokens=24).token_logprobs(requests, disable_tqdm=True)
     lm = load_lm(checkpoint("llama"))
@@ -67,12 +62,12 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(checkpoint: Checkpoint
         lm.token_logprobs(requests, disable_tqdm=True)
 
 
-def test_more_tokens_than_learned_positions_is_an_error(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
+def test_more_tokens_than_learned_positions_is_an_error(checkpoint, corpus):
     with pytest.raises(UserError, match=r"at most 128 tokens, .* learned positions, found .* 300"):
         load_lm(checkpoint("gpt2")).token_logprobs(requests_for(corpus), disable_tqdm=True)
 
 
-def test_a_run_is_recorded(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> None:
+def test_a_run_is_recorded(checkpoint, corpus):
     lm = load_lm(checkpoint("llama"), training_length=77, max_length=512)
     lm.token_logprobs(requests_for(corpus), disable_tqdm=True)
     record = lm.get_model_info()["sbeval"]
@@ -85,7 +80,7 @@ def test_a_run_is_recorded(checkpoint: Checkpoints, corpus: TokenizedCorpus) -> 
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path))
 
 
@@ -99,11 +94,10 @@ def make_sequences() -> list[TargetSequence]:
     return [*made, several_at_one_place]
 
 
-def test_a_sequence_comes_back_as_it_was_kept() -> None:
+def test_a_sequence_comes_back_as_it_was_kept():
     sequences = make_sequences()
     for sequence, request in zip(sequences, keep_sequences(sequences), strict=True):
-        found = resolve_sequence(request.key)
-        assert all((a == b).all() for a, b in zip(found, sequence, strict=True))
+        assert all((a == b).all() for a, b in zip(resolve_sequence(request.key), sequence, strict=True))
         assert request.inputs == len(sequence.inputs_L)
     with pytest.raises(UserError, match="Expected token sequences in"):
         resolve_sequence("0" * 32 + ":0")
@@ -111,9 +105,7 @@ def test_a_sequence_comes_back_as_it_was_kept() -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "stickbreaking"])
 @pytest.mark.parametrize("max_batch_tokens", [1, 4096])
-def test_targets_are_scored_at_their_positions(
-    checkpoint: Callable[..., Path], architecture: str, max_batch_tokens: int
-) -> None:
+def test_targets_are_scored_at_their_positions(checkpoint, architecture, max_batch_tokens):
     folder = checkpoint(architecture)
     lm = load_lm(folder, max_batch_tokens=max_batch_tokens)
     sequences = make_sequences()

@@ -24,7 +24,7 @@ from sbeval.scoring.scorer import PendingScores, TokenScorer
 
 @settings(max_examples=100, deadline=None)
 @given(tokens=st.lists(st.integers(0, 9), max_size=30), max_length=st.integers(1, 12))
-def test_rolling_windows_are_those_of_lm_eval(tokens: list[int], max_length: int) -> None:
+def test_rolling_windows_are_those_of_lm_eval(tokens, max_length):
     cuts = get_rolling_token_windows(tokens, prefix_token=77, max_seq_len=max_length, context_len=1)
     expected = [((context + targets)[:-1], [targets]) for context, targets in map(make_disjoint_window, cuts)]
     found = rolling_windows(tokens, lead_in=77, max_length=max_length)
@@ -92,20 +92,11 @@ def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], d
         rope=RequestRope(torch.nn.Identity(), None, None),
         meter=Meter(),
         device=torch.device("cpu"),
-        mixed_precision_dtype=None,
-        max_length=1,
-        learned_positions=None,
-        truncation="left",
-        batches=BatchLimits(),
-        own_batches=BatchLimits(),
-        generation_batches=BatchLimits(),
+        **{"mixed_precision_dtype": None, "max_length": 1, "learned_positions": None, "truncation": "left"},
+        **{name: BatchLimits() for name in ("batches", "own_batches", "generation_batches")},
         slots=SlotLimits(slots=None, prompt_tokens=1),
-        draft_tokens=0,
-        batches_ahead=ahead,
-        cache_hook=Cache(None),
-        quiet=True,
+        **{"draft_tokens": 0, "batches_ahead": ahead, "cache_hook": Cache(None), "quiet": True},
     )
-
     windows = {number: window_of([5], [[target]]) for number, target in enumerate(targets)}
     answers: Answers[int, float] = Answers(session, "loglikelihood", dict(enumerate(targets)), quiet=True)
     with contextlib.suppress(Killed, KeyboardInterrupt, DoesNotFit, LookupError, OSError):
@@ -129,7 +120,7 @@ RUNS: dict[str, tuple[list[int], int, Callable[[int], tuple[list[int], int]]]] =
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 @pytest.mark.parametrize("name", RUNS)
-def test_windows_are_scored_once_in_order_and_what_was_begun_before_a_run_ends_is_done(name: str, ahead: int) -> None:
+def test_windows_are_scored_once_in_order_and_what_was_begun_before_a_run_ends_is_done(name, ahead):
     targets, rows, ending = RUNS[name]
     done, most = ending(ahead)
     events, results, meter = run(targets, ahead, rows)
@@ -138,7 +129,7 @@ def test_windows_are_scored_once_in_order_and_what_was_begun_before_a_run_ends_i
     assert meter.tokens == len(done) or name == "no memory to read scores"
 
 
-def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model() -> None:
+def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model():
     held = [True]
 
     def results() -> Generator[int, None, None]:
@@ -161,19 +152,18 @@ def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model() -> No
     assert not held
 
 
-def test_scores_that_are_not_finite_keep_no_later_batch_from_being_done() -> None:
+def test_scores_that_are_not_finite_keep_no_later_batch_from_being_done():
     events, results, _ = run([4, 2, 66, 3, 98], 3)
-    assert list(results) == [4, 2, 3]
-    assert events[-1] == "4 started, 3 done"
+    assert (list(results), events[-1]) == ([4, 2, 3], "4 started, 3 done")
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_an_error_in_the_scores_ends_the_run(ahead: int) -> None:
+def test_an_error_in_the_scores_ends_the_run(ahead):
     with pytest.raises(UserError, match="not finite"):
         run([4, 66, 2, 3], ahead)
 
 
-def test_pending_scores_are_of_the_cpu() -> None:
+def test_pending_scores_are_of_the_cpu():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     pending = PendingScores(
         torch.zeros(3, device=device), torch.ones(3, dtype=torch.bool, device=device), lambda _: None
@@ -195,7 +185,7 @@ class Elsewhere(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_a_device_without_events_is_waited_for() -> None:
+def test_a_device_without_events_is_waited_for():
     PendingScores(torch.zeros(3).as_subclass(Elsewhere), torch.ones(3).as_subclass(Elsewhere), lambda _: None)
     assert Elsewhere.copied == [False, False]
 
@@ -211,9 +201,7 @@ LENGTHS = st.lists(st.integers(1, 50), max_size=30).map(lambda lengths: sorted(l
     memory_tokens=st.integers(50, 400),
     same_length=st.booleans(),
 )
-def test_every_item_runs_once_within_limits_and_memory(
-    lengths: list[int], max_rows: int | None, max_tokens: int | None, memory_tokens: int, same_length: bool
-) -> None:
+def test_every_item_runs_once_within_limits_and_memory(lengths, max_rows, max_tokens, memory_tokens, same_length):
     def run(batch: Sequence[int]) -> list[int]:
         if lengths[batch[0]] * len(batch) > memory_tokens:
             raise torch.OutOfMemoryError
@@ -237,9 +225,7 @@ def test_every_item_runs_once_within_limits_and_memory(
         ("shapes do not fit", RuntimeError, "shapes do not fit"),
     ],
 )
-def test_an_item_that_never_fits_is_a_sentence_and_other_errors_are_raised_as_they_are(
-    message: str, error: type[Exception], sentence: str
-) -> None:
+def test_an_item_that_never_fits_is_a_sentence_and_other_errors_are_raised_as_they_are(message, error, sentence):
     def run(batch: Sequence[int]) -> None:
         raise RuntimeError(message)
 

@@ -1,8 +1,6 @@
 import json
 import logging
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +22,7 @@ from tests.models.small import VARIANTS, small_config, small_model, tokens
         ("moe-28.6b", 28_642_631_680, 128),
     ],
 )
-def test_presets_have_the_papers_parameter_counts(name: str, parameters: int, head_dim: int) -> None:
+def test_presets_have_the_papers_parameter_counts(name, parameters, head_dim):
     config = preset(name)
     with torch.device("meta"):
         model = SbevalForCausalLM(config)
@@ -32,7 +30,7 @@ def test_presets_have_the_papers_parameter_counts(name: str, parameters: int, he
     assert config.head_dim == head_dim
 
 
-def test_preset_overrides_take_effect() -> None:
+def test_preset_overrides_take_effect():
     config = preset("350m", attention="rope", training_length_tokens=1024)
     assert (config.attention, config.max_position_embeddings) == ("rope", 1024)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
@@ -41,7 +39,7 @@ def test_preset_overrides_take_effect() -> None:
 
 
 @pytest.mark.parametrize(("name", "active_billions"), [("moe-6.5b", 1.3), ("moe-28.6b", 6.0)])
-def test_mixtures_use_as_many_parameters_a_token_as_the_paper_says(name: str, active_billions: float) -> None:
+def test_mixtures_use_as_many_parameters_a_token_as_the_paper_says(name, active_billions):
     config = preset(name, attention="rope")
     assert (config.remainder, config.head_norm) == ("none", False)
     with torch.device("meta"):
@@ -76,13 +74,13 @@ def test_mixtures_use_as_many_parameters_a_token_as_the_paper_says(name: str, ac
         ({"layer_overrides": [{"attention": "rope"}, {}], "remainder": "value"}, "belong to stick-breaking attention"),
     ],
 )
-def test_configurations_without_meaning_are_refused(fields: dict[str, Any], words: str) -> None:
+def test_configurations_without_meaning_are_refused(fields, words):
     with pytest.raises(UserError, match=words):
         small_config(**fields)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_saved_and_loaded_models_are_the_same(variant: str, tmp_path: Path) -> None:
+def test_saved_and_loaded_models_are_the_same(variant, tmp_path):
     model = small_model(**VARIANTS[variant], extended_from={"name": "p", "sha256": "0", "training_length_tokens": 16})
     model.save_pretrained(tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
@@ -96,7 +94,7 @@ def test_saved_and_loaded_models_are_the_same(variant: str, tmp_path: Path) -> N
         assert_equal_but_for_rounding(loaded(tokens(2, 20)).logits, model(tokens(2, 20)).logits)
 
 
-def test_unknown_keys_are_refused_when_made_and_when_loaded(tmp_path: Path) -> None:
+def test_unknown_keys_are_refused_when_made_and_when_loaded(tmp_path):
     with pytest.raises(UserError, match="head_dimension"):
         small_config(head_dimension=8)
     small_config(pad_token_id=0).save_pretrained(tmp_path)
@@ -107,13 +105,13 @@ def test_unknown_keys_are_refused_when_made_and_when_loaded(tmp_path: Path) -> N
         AutoConfig.from_pretrained(tmp_path)
 
 
-def test_transformers_own_keys_are_accepted() -> None:
+def test_transformers_own_keys_are_accepted():
     config = SbevalConfig(torch_dtype="bfloat16", architectures=["SbevalForCausalLM"], rope_theta=5e5, attention="rope")
     assert config.dtype == torch.bfloat16
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
 
 
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+def test_pickled_weights_are_refused(tmp_path):
     model = small_model()
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
@@ -123,7 +121,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=False)
 
 
-def test_kernels_are_never_saved_and_those_of_a_softmax_model_are_refused(tmp_path: Path) -> None:
+def test_kernels_are_never_saved_and_those_of_a_softmax_model_are_refused(tmp_path):
     model = small_model()
     model.save_pretrained(tmp_path / "before")
     model.set_kernels(impl="reference", skip_threshold=None)
@@ -136,22 +134,17 @@ def test_kernels_are_never_saved_and_those_of_a_softmax_model_are_refused(tmp_pa
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("linear", 4.0), ("dynamic", 4.0), ("yarn", 4.0), ("yarn", 8.0)])
-def test_a_scaled_checkpoint_states_its_original_length_without_a_warning(
-    kind: str, factor: float, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scaled_checkpoint_states_its_original_length_without_a_warning(kind, factor, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     own = {"rope_type": kind, "factor": factor, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
-    config = small_config(attention="rope", rope_parameters=own, training_length_tokens=64)
-    config.save_pretrained(tmp_path)
+    small_config(attention="rope", rope_parameters=own, training_length_tokens=64).save_pretrained(tmp_path)
     found = SbevalConfig.from_pretrained(tmp_path)
     assert found.rope_parameters == own
     assert "ignore_keys_at_rope_validation" not in found.to_dict()
     assert caplog.text == ""
 
 
-def test_what_transformers_says_of_other_models_is_still_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_transformers_says_of_other_models_is_still_said(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="transformers")
     # numbers of its own: transformers says a sentence once

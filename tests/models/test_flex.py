@@ -11,16 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
+from sbeval.models import flex
 from sbeval.models.biases import AlibiBias
-from sbeval.models.flex import (
-    SHORTEST,
-    CompiledFlexAttention,
-    causal_blocks,
-    flex_causal_attention,
-    flex_with_options,
-    suits_flex,
-    whole_blocks,
-)
 from sbeval.models.packed_softmax import VarlenAttention, packed_softmax_attention, suits_varlen, text_by_text
 from sbeval.models.softmax import softmax_attention
 from tests.models.small import listed_blocks, make_bias
@@ -28,7 +20,7 @@ from tests.models.small import listed_blocks, make_bias
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 # compiling for a CPU takes minutes over all cases; not compiled it computes the same from all pairs
-ATTENTION = CompiledFlexAttention() if ON_GPU else flex_causal_attention
+ATTENTION = flex.CompiledFlexAttention() if ON_GPU else flex.flex_causal_attention
 WINDOWS = [37, 200, 10**6] if ON_GPU else [1, 37, 128, 200, 10**6]  # a window of 1 would be compiled for itself
 NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5}  # TF32 or the like in its products
 
@@ -42,7 +34,7 @@ NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5} 
     later=st.sampled_from([0, 1000]),
 )
 @torch.no_grad()
-def test_it_is_attention_by_definition(kind: str, length: int, window: int, heads: tuple[int, int], later: int) -> None:
+def test_it_is_attention_by_definition(kind, length, window, heads, later):
     generator = torch.Generator().manual_seed(length)
     q, k, v = (torch.randn(1, h, length, 16, generator=generator).to(DEVICE) for h in (heads[0], heads[1], heads[1]))
     bias = make_bias(kind, heads[0])
@@ -57,8 +49,8 @@ def test_it_is_attention_by_definition(kind: str, length: int, window: int, head
 
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(1, 900), window=st.integers(1, 1000))
-def test_blocks_hold_every_pair_that_is_seen_and_full_ones_no_other(length: int, window: int) -> None:
-    blocks = causal_blocks(length, window, torch.device("cpu"))
+def test_blocks_hold_every_pair_that_is_seen_and_full_ones_no_other(length, window):
+    blocks = flex.causal_blocks(length, window, torch.device("cpu"))
     count = -(-length // 128)
     index = torch.arange(count * 128)
     distance = index[:, None] - index
@@ -68,11 +60,11 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_no_other(length: int,
     assert torch.equal(full | partial, seen.any(3).any(1))
 
 
-@pytest.mark.parametrize(("kernel", "instead"), [(CompiledFlexAttention, "blocks of rows"), (VarlenAttention, "text")])
+@pytest.mark.parametrize(
+    ("kernel", "instead"), [(flex.CompiledFlexAttention, "blocks of rows"), (VarlenAttention, "text")]
+)
 @pytest.mark.parametrize("error", [RuntimeError("there is no compiler\nand more"), torch.OutOfMemoryError()])
-def test_a_failure_is_told_once_and_not_met_again_unless_memory_ran_out(
-    kernel: Any, instead: str, error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_told_once_and_not_met_again_unless_memory_ran_out(kernel, instead, error, caplog):
     calls = []
 
     def fails(*args: Any, **kwargs: Any) -> None:
@@ -80,31 +72,30 @@ def test_a_failure_is_told_once_and_not_met_again_unless_memory_ran_out(
         raise error
 
     attention, heads, no_memory = kernel(fails), torch.randn(3, 1, 2, 5, 16), isinstance(error, torch.OutOfMemoryError)
-    own = {"score_mod": None} if kernel is CompiledFlexAttention else {"lengths": [2, 3], "cu_seqlens": None}
+    own = {"score_mod": None} if kernel is flex.CompiledFlexAttention else {"lengths": [2, 3], "cu_seqlens": None}
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError) if no_memory else contextlib.nullcontext():
             assert attention(*heads, **own, scale=0.3, sliding_window=5) is None
-    assert attention.works == no_memory
-    assert len(calls) == 1 + attention.works
+    assert (attention.works, len(calls)) == (no_memory, 1 + attention.works)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 1 - attention.works
     assert all("does not run here (there is no compiler): " in said and instead in said for said in messages)
 
 
 @pytest.mark.parametrize("with_gradient", ["q", "k", "v", "bias", None])
-def test_whatever_keeps_a_gradient_keeps_flex_out(with_gradient: str | None) -> None:
+def test_whatever_keeps_a_gradient_keeps_flex_out(with_gradient):
     with FakeTensorMode():
-        tensors = {name: torch.empty(1, 2, SHORTEST, 64, device="cuda") for name in ("q", "k", "v", "bias")}
+        tensors = {name: torch.empty(1, 2, flex.SHORTEST, 64, device="cuda") for name in ("q", "k", "v", "bias")}
         if with_gradient is not None:
             tensors[with_gradient].requires_grad_()
-        assert suits_flex(*tensors.values()) == (with_gradient is None)
+        assert flex.suits_flex(*tensors.values()) == (with_gradient is None)
         with torch.no_grad():
-            assert suits_flex(*tensors.values())
+            assert flex.suits_flex(*tensors.values())
 
 
-def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself() -> None:
-    compiled = torch.compile(flex_with_options, dynamic=True, fullgraph=True, backend="eager")
-    attention = CompiledFlexAttention(compiled)
+def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself():
+    compiled = torch.compile(flex.flex_with_options, dynamic=True, fullgraph=True, backend="eager")
+    attention = flex.CompiledFlexAttention(compiled)
     kinds = range(2, torch._dynamo.config.recompile_limit + 4)
     torch._dynamo.reset()
     for heads in kinds:
@@ -116,10 +107,9 @@ def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself() -> No
 
 @settings(max_examples=20, deadline=None)
 @given(length=st.integers(1, 500))
-def test_positions_of_fire_reach_to_the_end_of_the_last_block(length: int) -> None:
-    bias = make_bias("fire", 2)
-    add = bias.score_mod(torch.arange(length, device=DEVICE), torch.device(DEVICE))
-    last = torch.tensor(whole_blocks(length) - 1, device=DEVICE)
+def test_positions_of_fire_reach_to_the_end_of_the_last_block(length):
+    add = make_bias("fire", 2).score_mod(torch.arange(length, device=DEVICE), torch.device(DEVICE))
+    last = torch.tensor(flex.whole_blocks(length) - 1, device=DEVICE)
     zero = torch.zeros((), device=DEVICE)
     assert add(zero, zero.int(), zero.int(), last, last).isfinite()
 
@@ -162,9 +152,7 @@ PACKED = VarlenAttention() if ON_GPU else VarlenAttention(dense)
     heads=st.sampled_from([(2, 2), (4, 2)]),
     seed=st.integers(0, 100),
 )
-def test_all_texts_at_once_are_the_texts_one_by_one(
-    lengths: list[int], window: int | None, heads: tuple[int, int], seed: int
-) -> None:
+def test_all_texts_at_once_are_the_texts_one_by_one(lengths, window, heads, seed):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(1, count, sum(lengths), 16) for count in (heads[0], heads[1], heads[1])]
     at_once, one_by_one = (
@@ -183,7 +171,7 @@ def test_all_texts_at_once_are_the_texts_one_by_one(
         assert_close(mine.grad, other.grad, **near)
 
 
-def test_it_is_for_16_bits_on_a_gpu_without_a_bias() -> None:
+def test_it_is_for_16_bits_on_a_gpu_without_a_bias():
     heads = torch.zeros(1, 2, 5, 16, dtype=torch.bfloat16, device=DEVICE)
     assert suits_varlen(heads, None) == ON_GPU
     assert not suits_varlen(heads.float(), None)
@@ -192,7 +180,7 @@ def test_it_is_for_16_bits_on_a_gpu_without_a_bias() -> None:
 
 
 @torch.no_grad()
-def test_a_bias_counts_from_each_texts_own_beginning() -> None:
+def test_a_bias_counts_from_each_texts_own_beginning():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 9, 8, dtype=torch.float64).unbind()
     bias, lengths = AlibiBias(2), [4, 0, 5]

@@ -30,8 +30,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, log_gates_BHL: Tensor, scale:
 def problem(length: int, heads: int = 4, groups: int = 2, seed: int = 0, forgetful: float = 1.0) -> tuple[Tensor, ...]:
     random = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, h, length, 16, generator=random) for h in (heads, groups, groups))
-    log_gates = -forgetful * torch.rand(2, heads, length, generator=random)
-    return q, k, v, log_gates
+    return q, k, v, -forgetful * torch.rand(2, heads, length, generator=random)
 
 
 def sums_of(log_gates_BHL: Tensor) -> Tensor:

@@ -90,8 +90,7 @@ def test_generation_holds_the_frequencies_of_the_whole_request(own: bool) -> Non
 def test_a_cache_rotated_for_another_length_is_refused() -> None:
     scaling = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     model = small_model(attention="rope", training_length_tokens=8, rope_parameters=scaling)
-    short = model.generate(tokens(1, 4), max_new_tokens=4, do_sample=False, eos_token_id=None)
-    assert short.shape == (1, 8)
+    assert model.generate(tokens(1, 4), max_new_tokens=4, do_sample=False, eos_token_id=None).shape == (1, 8)
     with pytest.raises(UserError, match="rope_frequencies_for"):
         model.generate(tokens(1, 6), max_new_tokens=6, do_sample=False, eos_token_id=None)
 

@@ -25,8 +25,7 @@ def written_out(
     seen = ((key <= row) & (row - key < (window or keys)))[None].expand(batch, -1, -1)
     if start is not None:
         seen = seen & (key >= start[:, None, None])
-    weights = logits.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
-    return weights @ v
+    return logits.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0) @ v
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,9 +38,7 @@ def written_out(
     scheme=st.sampled_from(["none", "alibi", "fire"]),
     elements=st.sampled_from([1, 50, 400, 3000, 1 << 20]),
 )
-def test_blocks_of_queries_equal_the_definition(
-    queries: int, older: int, group: int, window: int | None, padded: bool, scheme: str, elements: int
-) -> None:
+def test_blocks_of_queries_equal_the_definition(queries, older, group, window, padded, scheme, elements):
     torch.manual_seed(0)
     keys, heads = queries + older, 4
     q, k, v = torch.randn(2, heads, queries, 8), *torch.randn(2, 2, heads // group, keys, 8)
@@ -77,9 +74,7 @@ def test_blocks_of_queries_equal_the_definition(
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
 )
 @torch.no_grad()
-def test_rows_of_a_mask_begin_where_kernels_can_read_them(
-    queries: int, older: int, window: int | None, padded: bool, scheme: str, elements: int, dtype: torch.dtype
-) -> None:
+def test_rows_of_a_mask_begin_where_kernels_can_read_them(queries, older, window, padded, scheme, elements, dtype):
     keys = queries + older
     q, k, v = torch.randn(2, 2, queries, 8, dtype=dtype), *torch.randn(2, 2, 2, keys, 8, dtype=dtype)
     bias = {"none": None, "alibi": AlibiBias(2), "fire": small_fire(2)}[scheme]
@@ -97,8 +92,7 @@ def test_rows_of_a_mask_begin_where_kernels_can_read_them(
         softmax_attention(q, k, v, scale=0.7, sliding_window=window, bias=bias, **options)
     assert handed_over or (bias is None and not padded and (window is None or window >= keys))
     for mask in handed_over:
-        assert mask.stride(-1) == 1
-        assert mask.data_ptr() % 16 == 0
+        assert (mask.stride(-1), mask.data_ptr() % 16) == (1, 0)
         assert not any(stride * mask.itemsize % 16 for stride in mask.stride()[:-1])
 
 
@@ -113,7 +107,7 @@ def small_fire(heads: int) -> FireBias:
 
 
 @pytest.mark.parametrize("scheme", ["none", "alibi", "fire"])
-def test_gradients_through_blocks_are_those_of_one_block(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_through_blocks_are_those_of_one_block(scheme, monkeypatch):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
     bias: Any = {"none": None, "alibi": AlibiBias(4), "fire": small_fire(4)}[scheme]
@@ -127,7 +121,7 @@ def test_gradients_through_blocks_are_those_of_one_block(scheme: str, monkeypatc
         assert_close(whole, blocks, rtol=1e-4, atol=1e-4)
 
 
-def test_backward_keeps_no_mask_of_earlier_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_keeps_no_mask_of_earlier_blocks(monkeypatch):
     monkeypatch.setitem(softmax.MASK_ELEMENTS, "cpu", 4 * 256 * 8)
     q, k, v = (torch.randn(1, 4, 256, 8, requires_grad=True) for _ in range(3))
     kept: dict[int, int] = {}
@@ -151,11 +145,11 @@ def test_backward_keeps_no_mask_of_earlier_blocks(monkeypatch: pytest.MonkeyPatc
         (12, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
     ],
 )
-def test_alibi_slopes_are_those_of_the_paper(heads: int, slopes: list[float]) -> None:
+def test_alibi_slopes_are_those_of_the_paper(heads, slopes):
     assert alibi_slopes(heads) == slopes
 
 
-def test_fire_begins_with_units_that_bend_between_the_nearest_key_and_the_farthest() -> None:
+def test_fire_begins_with_units_that_bend_between_the_nearest_key_and_the_farthest():
     torch.manual_seed(0)
     config = SbevalConfig(attention="fire", hidden_size=32, num_hidden_layers=8, num_attention_heads=2)
     biases = [module for module in SbevalForCausalLM(config).modules() if isinstance(module, FireBias)]
@@ -167,7 +161,7 @@ def test_fire_begins_with_units_that_bend_between_the_nearest_key_and_the_farthe
     assert all(bias.threshold_tokens() == FIRE_INITIAL_THRESHOLD for bias in biases)
 
 
-def test_fire_follows_its_formula_point_by_point() -> None:
+def test_fire_follows_its_formula_point_by_point():
     torch.manual_seed(0)
     fire = small_fire(3).double()
     position = torch.tensor([[2, 9]])
@@ -182,7 +176,7 @@ def test_fire_follows_its_formula_point_by_point() -> None:
                 assert_close(bias[0, :, row, column], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_fire_learns_all_its_weights_under_bf16_autocast_as_in_fp32() -> None:
+def test_fire_learns_all_its_weights_under_bf16_autocast_as_in_fp32():
     shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     torch.manual_seed(0)
     model = SbevalForCausalLM(SbevalConfig(attention="fire", num_attention_heads=2, **shape)).train()

@@ -27,7 +27,7 @@ Options = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def options_of(capability: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Options:
+def options_of(capability, monkeypatch) -> Options:
     """From a dtype and a size of heads to what FlexAttention's kernel would be compiled with on a GPU."""
 
     def of(dtype: torch.dtype, head_dim: int, **changes: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def options_of(capability: dict[str, tuple[int, int]], monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def capability(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
+def capability(monkeypatch) -> dict[str, tuple[int, int]]:
     """The compute capability PyTorch reports."""
     reported = {"is": (9, 0)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: reported["is"])
@@ -57,9 +57,7 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("windowed", [True, False])
-def test_what_holds_without_a_window_alone_is_said_without_a_window_alone(
-    biased: bool, windowed: bool, options_of: Options
-) -> None:
+def test_what_holds_without_a_window_alone_is_said_without_a_window_alone(biased, windowed, options_of):
     score_mod = (lambda logit, *_: logit) if biased else None
     options = options_of(torch.bfloat16, 32, sliding_window=300 if windowed else 4096, score_mod=score_mod)
     assert options["BLOCK_M"] == 64
@@ -67,7 +65,7 @@ def test_what_holds_without_a_window_alone_is_said_without_a_window_alone(
     assert "PRESCALE_QK" not in options
 
 
-def test_tiles_not_tuned_are_those_of_pytorch(options_of: Options, capability: dict[str, tuple[int, int]]) -> None:
+def test_tiles_not_tuned_are_those_of_pytorch(options_of, capability):
     assert "BLOCK_M" in options_of(torch.float16, 24)
     for dtype, head_dim in ((torch.float32, 32), (torch.bfloat16, 40), (torch.bfloat16, 64)):
         assert set(options_of(dtype, head_dim)) == {"IS_DIVISIBLE"}
@@ -75,7 +73,7 @@ def test_tiles_not_tuned_are_those_of_pytorch(options_of: Options, capability: d
     assert set(options_of(torch.bfloat16, 32)) == {"IS_DIVISIBLE"}
 
 
-def test_long_plain_attention_is_for_small_heads_without_groups(capability: dict[str, tuple[int, int]]) -> None:
+def test_long_plain_attention_is_for_small_heads_without_groups(capability):
     def suits(
         shape: tuple[int, ...], keys: tuple[int, ...] | None = None, *, dtype: torch.dtype = torch.bfloat16
     ) -> bool:
@@ -101,14 +99,14 @@ def test_long_plain_attention_is_for_small_heads_without_groups(capability: dict
     assert not suits(plain)
 
 
-def test_a_cpu_keeps_its_own_attention() -> None:
+def test_a_cpu_keeps_its_own_attention():
     q = torch.empty(1, 2, LONG_TOKENS, 32, dtype=torch.bfloat16)
     assert long_causal_attention(q, q, q, scale=0.3) is None
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("heads_first", [True, False])
-def test_whole_blocks_and_a_length_between_them_share_one_kernel(heads_first: bool) -> None:
+def test_whole_blocks_and_a_length_between_them_share_one_kernel(heads_first):
     compiled: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -124,8 +122,7 @@ def test_whole_blocks_and_a_length_between_them_share_one_kernel(heads_first: bo
         q, k, v = (torch.randn(shape) if heads_first else torch.randn(shape).transpose(1, 2) for _ in range(3))
         q = q.clone() if rotated else q  # and so no view of anything
         found = attention(q, k, v, scale=0.3, sliding_window=length, score_mod=None)
-        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
-        assert_close(found, expected)
+        assert_close(found, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3))
     assert len(compiled) == 1
     assert torch._dynamo.config.recompile_limit == limit
 
@@ -137,7 +134,7 @@ tuned_gpu = pytest.mark.skipif(
 
 
 @torch.no_grad()
-def test_options_are_constants_of_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_constants_of_what_is_compiled(monkeypatch):
     monkeypatch.setattr(flex, "is_tuned", lambda q: True)
     options: list[dict[str, Any]] = []
 
@@ -163,9 +160,7 @@ def test_options_are_constants_of_what_is_compiled(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("texts", "length", "head_dim"), [(1, 4096, 32), (2, 4096 + 77, 32), (1, 6000, 24), (1, 8192, 16)]
 )
-def test_long_plain_attention_errs_no_more_than_pytorchs(
-    dtype: torch.dtype, texts: int, length: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_plain_attention_errs_no_more_than_pytorchs(dtype, texts, length, head_dim, monkeypatch):
     monkeypatch.setattr(flex, "LONG_TOKENS", 4096)  # all pairs of more would fill the memory
     generator = torch.Generator("cuda").manual_seed(length)
     # heads as a model's projections leave them, one position after the other
@@ -187,7 +182,7 @@ def test_long_plain_attention_errs_no_more_than_pytorchs(
 @pytest.mark.parametrize("kind", ["none", "alibi", "fire"])
 @pytest.mark.parametrize("window", [None, 60, 300, 1500])
 @pytest.mark.parametrize("length", [2048, 1999])
-def test_tuned_tiles_change_no_window_and_no_bias(kind: str, window: int | None, length: int) -> None:
+def test_tuned_tiles_change_no_window_and_no_bias(kind, window, length):
     generator = torch.Generator("cuda").manual_seed(length)
     q, k, v = torch.randn(3, 1, 4, length, 32, generator=generator, device="cuda").to(torch.bfloat16)
     bias = make_bias(kind, 4)

@@ -37,21 +37,16 @@ def scheme_model(scheme: str, seed: int = 0, **changes: Any) -> ModelRecord:
     recipe = _recipe(scheme)["model"]
     scaling = recipe.get("rope_parameters")
     facts = {
-        "name": scheme,
+        **{"name": scheme, "recipe": scheme, "training_seed": seed},
         "checkpoint_sha256": f"{SCHEMES.index(scheme) * 100 + seed:064x}",
         "training_length_tokens": recipe["training_length_tokens"],
-        "sliding_window": recipe.get("sliding_window"),
+        **{key: recipe.get(key) for key in ("sliding_window", "remainder", "head_norm")},
         "rope_scaling": {key: scaling[key] for key in ("rope_type", "factor")} if scaling else None,
-        "remainder": recipe.get("remainder"),
-        "head_norm": recipe.get("head_norm"),
-        "recipe": scheme,
-        "training_seed": seed,
     }
     return model_record(recipe["attention"], **(facts | changes))
 
 
 def scheme_curve(scheme: str, seed: int, lengths: Sequence[int]) -> list[float]:
-    """NLL at each length."""
     facts = _recipe(scheme)["model"]
     reach = {"stickbreaking": 1 << 30, "alibi": 1 << 30}.get(facts["attention"], facts["training_length_tokens"])
     window = facts.get("sliding_window")
@@ -100,8 +95,7 @@ def write_extensions(folder: Path, *, schemes: Sequence[str] = ("scheme_stickbre
 
 def span_task(attention: str, *, layers: int = 8, heads: int = 3, lengths: Sequence[int] = LENGTHS[2:7]) -> Task:
     """Returns attention spans: most heads short, a few as wide as the context, one of them empty."""
-    generator = np.random.default_rng(layers * heads)
-    width = generator.lognormal(3.5, 1.0, (layers, heads))
+    width = np.random.default_rng(layers * heads).lognormal(3.5, 1.0, (layers, heads))
     width[2, 1] = width[5, 0] = 1e9
     results: dict[str, Any] = {"alias": "sb_span"}
     for length in lengths:

@@ -37,16 +37,11 @@ TOKENIZER = "9f" * 32
 def model_record(attention: str, **changes: Any) -> ModelRecord:
     facts: dict[str, Any] = {
         "name": {"stickbreaking": "demo-sb", "rope": "demo-rope"}.get(attention, f"demo-{attention}"),
-        "format": "sbeval",
         "checkpoint_sha256": f"{attention:x<8}".encode().hex().ljust(64, "0")[:64],
-        "training_length_tokens": 1024,
-        "attention": attention,
+        **{"format": "sbeval", "training_length_tokens": 1024, "attention": attention, "dtype": "bfloat16"},
+        **{"parameters": 4_328_192, "max_length": 65536, "gpu": "NVIDIA H100 80GB HBM3"},
         "kernels": "triton" if attention == "stickbreaking" else "sdpa",
-        "dtype": "bfloat16",
-        "parameters": 4_328_192,
-        "max_length": 65536,
         "versions": {"torch": "2.13.0", "triton": "3.7.1", "transformers": "5.23.0", "sbeval": "0.1.0"},
-        "gpu": "NVIDIA H100 80GB HBM3",
         "peak_memory_bytes": 2_147_483_648 if attention == "stickbreaking" else 1_932_735_283,
         "tokens_per_second": 412_345.6 if attention == "stickbreaking" else 501_234.5,
     }
@@ -64,7 +59,6 @@ def perplexity_task(
     seed: int = 0,
     **record: Any,
 ) -> Task:
-    """Returns one perplexity task."""
     generator = np.random.default_rng(seed)
     document_tokens = np.maximum(64, generator.lognormal(8.2, size_log_deviation, documents).astype(int))
     level = generator.normal(0.0, 0.25, documents)
@@ -102,18 +96,11 @@ def perplexity_task(
                 for place, nats, size in zip(share, sums[share].tolist(), document_tokens[share].tolist(), strict=True)
             ]
     facts = {
-        "family": "perplexity",
-        "corpus": corpus,
+        **{"family": "perplexity", "corpus": corpus, "corpus_detail": "CPython 3.11.9", "protocol": protocol},
         "corpus_sha256": hashlib.sha256(corpus.encode()).hexdigest(),
-        "corpus_detail": "CPython 3.11.9",
-        "protocol": protocol,
-        "separator": "<|endoftext|>",
-        "bos": "text",
-        "lengths": lengths,
         "targets_per_window": 128 if protocol == "fixed_target" else None,
-        "tokenizer_sha256": TOKENIZER,
-        "seed": 1234,
-        "lm_eval_version": "0.4.13",
+        **{"separator": "<|endoftext|>", "bos": "text", "lengths": lengths, "tokenizer_sha256": TOKENIZER},
+        **{"seed": 1234, "lm_eval_version": "0.4.13"},
     }
     return f"sb_{corpus}_{protocol}", results, TaskRecord(**(facts | record)).to_json(), samples
 
@@ -230,14 +217,8 @@ def position_task(
     intervals = [[nll - 0.1, nll + 0.2] for _, _, nll, _ in bins[:-1]] + [None]
     name = f"sb_{corpus}_position"
     record = TaskRecord(
-        family="perplexity",
-        corpus=corpus,
-        corpus_sha256="c0" * 32,
-        protocol="position",
-        lengths=[longest],
-        tokenizer_sha256=TOKENIZER,
-        bos="text",
-        uneven_documents=uneven_documents,
+        **{"family": "perplexity", "corpus": corpus, "corpus_sha256": "c0" * 32, "protocol": "position"},
+        **{"lengths": [longest], "tokenizer_sha256": TOKENIZER, "bos": "text", "uneven_documents": uneven_documents},
     )
     results = {
         "alias": name,
@@ -275,17 +256,9 @@ def ruler_task(
     samples = []
     for index in range(depths * repeats):
         depth = 100.0 * (index % depths) / (depths - 1)
-        sample: dict[str, Any] = {
-            "doc_id": index,
-            "doc": {
-                "index": index,
-                "lengths": lengths,
-                "references": ["1234567"],
-                "depths_percent": [[depth] for _ in lengths] if name not in DEPTHLESS else [[] for _ in lengths],
-            },
-            "target": "1234567",
-            "filter": "none",
-        }
+        depths_percent = [[depth] for _ in lengths] if name not in DEPTHLESS else [[] for _ in lengths]
+        doc = {"index": index, "lengths": lengths, "references": ["1234567"], "depths_percent": depths_percent}
+        sample: dict[str, Any] = {"doc_id": index, "doc": doc, "target": "1234567", "filter": "none"}
         for length in lengths:
             back = length * (1 - depth / 100)
             share = ceiling if back <= limit_tokens else 0.06

@@ -173,15 +173,9 @@ RECORD = {"name": "m", "format": "f", "training_length_tokens": 1024}
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rope_scaling", "yes"),
-        ("extrapolation", "self_extend"),
-        ("skip_threshold", "0.1"),
-        ("versions", ["torch"]),
-        ("extended_from", "parent"),
-        ("sliding_window", -1),
-        ("parameters", 10**400),
-        ("max_length", float("nan")),
-        ("attention", ["rope"]),
+        *(("rope_scaling", "yes"), ("extrapolation", "self_extend"), ("skip_threshold", "0.1")),
+        *(("extended_from", "parent"), ("sliding_window", -1), ("parameters", 10**400), ("versions", ["torch"])),
+        *(("max_length", float("nan")), ("attention", ["rope"])),
     ],
 )
 def test_a_field_of_another_kind_is_missing_and_the_rest_counts(tmp_path: Path, field: str, value: object) -> None:
@@ -354,8 +348,7 @@ def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path
         write_run(tmp_path / str(index), model_record("rope"), [task], seconds=1_795_000_000.0 + index)
     results = load_results([tmp_path])
     kept = [*LENGTHS[:3], *(LENGTHS[4:5] if recorded else [])]
-    shown = results.measurements["context_length_tokens"].dropna().unique()
-    assert sorted(shown) == kept
+    assert sorted(results.measurements["context_length_tokens"].dropna().unique()) == kept
     assert sums_of(results, "demo-rope", "sb_stdlib_fixed_target").lengths == kept
     assert [note.reason for note in results.notes if "2K was scored on other targets" in note.reason]
     (panel,) = perplexity_panels(results.measurements, results.models)

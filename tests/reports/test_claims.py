@@ -1,6 +1,4 @@
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +18,15 @@ from sbeval.reports.read.samples import SumsByDocument
 FALLING = [2.2, 2.1, 2.0, 1.9, 1.8]
 
 
-def test_a_curve_that_keeps_falling_lowers_to_the_end_and_never_raises() -> None:
+def test_a_curve_that_keeps_falling_lowers_to_the_end_and_never_raises():
     claims = length_claims(sums(FALLING), 1024)
     assert (claims.lowers_to_tokens, claims.raises_from_tokens) == (4096, None)
     estimates = {item.context_length_tokens: round(item.estimate, 1) for item in claims.differences}
     assert estimates == {256: 0.2, 512: 0.1, 2048: -0.1, 4096: -0.2}
 
 
-def test_differences_are_paired_so_a_small_gain_shows_through_large_spread_of_documents() -> None:
-    claims = length_claims(sums([2.02, 2.015, 2.01, 2.0, 1.99], noise=0.002), 1024)
-    longest = claims.differences[-1]
+def test_differences_are_paired_so_a_small_gain_shows_through_large_spread_of_documents():
+    longest = length_claims(sums([2.02, 2.015, 2.01, 2.0, 1.99], noise=0.002), 1024).differences[-1]
     assert longest.high < 0
     assert longest.high - longest.low < 0.01
 
@@ -38,20 +35,20 @@ def test_differences_are_paired_so_a_small_gain_shows_through_large_spread_of_do
     ("trained", "reference"), [(None, None), (128, None), (1024, 1024), (1500, 1024), (4096, 4096)]
 )
 def test_the_reference_is_the_longest_length_within_the_training_length_and_gains_do_not_depend_on_it(
-    trained: int | None, reference: int | None
-) -> None:
+    trained, reference
+):
     claims = length_claims(sums(FALLING), trained)
     assert claims.reference_tokens == reference
     assert (claims.differences == ()) is (reference is None)
     assert claims.lowers_to_tokens == 4096
 
 
-def test_an_extension_evaluated_beyond_its_origin_alone_is_compared_with_its_own_length() -> None:
+def test_an_extension_evaluated_beyond_its_origin_alone_is_compared_with_its_own_length():
     assert length_claims(sums(FALLING), 1024, origin_length_tokens=512).reference_tokens == 512
     assert length_claims(sums(FALLING), 1024, origin_length_tokens=128).reference_tokens == 1024
 
 
-def test_documents_with_other_targets_at_some_length_do_not_enter() -> None:
+def test_documents_with_other_targets_at_some_length_do_not_enter():
     table = sums(FALLING)
     table.tokens[0, 2] += 1
     assert length_claims(table, 1024).clusters == 39
@@ -60,7 +57,7 @@ def test_documents_with_other_targets_at_some_length_do_not_enter() -> None:
 @pytest.mark.parametrize(
     ("table", "words"), [(None, "samples were not logged"), (sums(FALLING, documents=12), "too few documents")]
 )
-def test_what_stands_in_the_way_is_said(table: SumsByDocument | None, words: str) -> None:
+def test_what_stands_in_the_way_is_said(table, words):
     claims = length_claims(table, 1024)
     assert words in claims.obstacle
     assert (claims.lowers_to_tokens, claims.raises_from_tokens, claims.doubtful) == (None, None, False)
@@ -84,15 +81,13 @@ def test_what_stands_in_the_way_is_said(table: SumsByDocument | None, words: str
     ],
     ids=["gain, flat", "early gain", "flat", "break", "break, deeper", "gain, break", "rising", "up, down", "pause"],
 )
-def test_more_context_lowers_nll_up_to_the_last_step_down_before_a_step_up(
-    curve: list[float], lowers_to: int | None, raises_from: int | None
-) -> None:
+def test_more_context_lowers_nll_up_to_the_last_step_down_before_a_step_up(curve, lowers_to, raises_from):
     claims = length_claims(sums(curve, noise=0.02), 1024)
     assert (claims.lowers_to_tokens, claims.raises_from_tokens) == (lowers_to, raises_from)
     assert (claims.last_gain is None) == (lowers_to is None)
 
 
-def test_a_slow_gain_names_no_length_whose_own_step_is_not_shown() -> None:
+def test_a_slow_gain_names_no_length_whose_own_step_is_not_shown():
     claims = length_claims(sums([2.00, 1.99, 1.98, 1.97, 1.96], noise=0.04, seed=5), 256)
     assert claims.lowers_to_tokens is None
     assert claims.differences[-1].high < 0
@@ -111,7 +106,7 @@ def uneven_sums(*, lengths: int = 5, documents: int = 40) -> SumsByDocument:
     )
 
 
-def test_documents_of_very_unequal_sizes_make_intervals_doubtful_whatever_else_is_in_the_way() -> None:
+def test_documents_of_very_unequal_sizes_make_intervals_doubtful_whatever_else_is_in_the_way():
     assert not length_claims(sums(FALLING), 1024).doubtful
     assert length_claims(uneven_sums(), 1024).doubtful
     one = length_claims(uneven_sums(lengths=1), 1024)
@@ -139,9 +134,7 @@ CURVE = [2.2, 2.1, 2.0, 1.9]
     ],
     ids=["uneven", "one length", "not logged", "by position", "even, not logged", "even", "even by position"],
 )
-def test_intervals_over_uneven_documents_are_marked(
-    tmp_path: Path, task: Any, log_samples: bool, doubted: bool
-) -> None:
+def test_intervals_over_uneven_documents_are_marked(tmp_path, task, log_samples, doubted):
     write_run(tmp_path / "runs", model_record("stickbreaking"), [task], log_samples=log_samples)
     build_report([tmp_path / "runs"], tmp_path / "report", image_formats=())
     for name in ("summary.md", "index.html"):
@@ -150,7 +143,7 @@ def test_intervals_over_uneven_documents_are_marked(
         assert ("doubtful" in text) is doubted
 
 
-def test_intervals_by_position_over_uneven_documents_are_doubtful() -> None:
+def test_intervals_by_position_over_uneven_documents_are_doubtful():
     random = np.random.default_rng(0)
     for deviation, expected in ((0.2, False), (1.6, True)):
         tokens = np.maximum(1, 200 * random.lognormal(0, deviation, 40)).round()
@@ -173,7 +166,7 @@ def test_intervals_by_position_over_uneven_documents_are_doubtful() -> None:
 
 
 @given(signs=st.lists(st.sampled_from([-1, 0, 1]), max_size=8))
-def test_the_step_named_is_the_last_gain_before_the_first_loss(signs: list[int]) -> None:
+def test_the_step_named_is_the_last_gain_before_the_first_loss(signs):
     named = longest_shown(signs)
     assert 1 not in signs[:named]
     assert named == 0 or signs[named - 1] == -1
@@ -208,7 +201,7 @@ def is_false(sentence: str, truth: list[float]) -> bool:
 
 
 @pytest.mark.parametrize("truth", TRUTHS)
-def test_what_a_page_says_of_planted_truths_is_seldom_false(truth: str) -> None:
+def test_what_a_page_says_of_planted_truths_is_seldom_false(truth):
     """In 5% of draws at most; of 36 draws, 6 are seen once in a hundred times that they would be 5%."""
     claims = [
         length_claims(sums(TRUTHS[truth], documents=documents, noise=0.1, seed=seed), 1024)
@@ -219,7 +212,7 @@ def test_what_a_page_says_of_planted_truths_is_seldom_false(truth: str) -> None:
     assert sum(is_false(sentence, TRUTHS[truth]) for sentence in said) < 6
 
 
-def test_an_extension_that_fails_is_judged_against_the_length_before_it(tmp_path: Path) -> None:
+def test_an_extension_that_fails_is_judged_against_the_length_before_it(tmp_path):
     base = model_record("rope", name="base", checkpoint_sha256="a" * 64)
     origin = {"name": "base", "sha256": "a" * 64, "training_length_tokens": 1024}
     extended = model_record("rope", name="extended", training_length_tokens=2048, extended_from=origin)
@@ -233,7 +226,7 @@ def test_an_extension_that_fails_is_judged_against_the_length_before_it(tmp_path
 
 
 @pytest.mark.parametrize("protocol", ["fixed_target", "pairs", "riffled"])
-def test_every_protocol_of_identical_targets_shows_use_of_context(protocol: str, tmp_path: Path) -> None:
+def test_every_protocol_of_identical_targets_shows_use_of_context(protocol, tmp_path):
     for name in (protocol, "stream"):
         write_pair(tmp_path / name, name)
     report = reported(tmp_path)

@@ -12,17 +12,7 @@ import pytest
 import vl_convert
 from altair.vegalite.v6.schema.core import load_schema
 from experiment_files import mqrar_task, write_everything
-from result_files import (
-    CURVES,
-    LENGTHS,
-    Task,
-    model_record,
-    perplexity_task,
-    position_task,
-    reported,
-    ruler_task,
-    write_run,
-)
+from result_files import CURVES, LENGTHS, model_record, perplexity_task, position_task, reported, ruler_task, write_run
 
 from sbeval.errors import UserError
 from sbeval.reports import load_results
@@ -46,13 +36,13 @@ def figures(folder: Path) -> dict[str, Figure]:
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
+def everything(tmp_path_factory) -> dict[str, Figure]:
     folder = tmp_path_factory.mktemp("everything")
     write_everything(folder)
     return figures(folder)
 
 
-def test_every_figure_is_valid_vega_lite(everything: dict[str, Figure]) -> None:
+def test_every_figure_is_valid_vega_lite(everything):
     specs = [spec for figure in everything.values() for spec in figure.variants.values()]
     assert len(specs) > 20
     validate = fastjsonschema.compile(load_schema())  # altair's own check takes half a minute
@@ -60,18 +50,17 @@ def test_every_figure_is_valid_vega_lite(everything: dict[str, Figure]) -> None:
         validate(spec)
 
 
-def test_every_value_named_along_an_axis_is_drawn() -> None:
+def test_every_value_named_along_an_axis_is_drawn():
     values = (-0.1, -0.03, 0.0, 0.03, 0.1, 0.3, 1.0, 3.0)
     axes = Axes(x_title=None, x_domain=(256, 1024), y_title=None, y_scale="symlog", y_values=values, y_format="~g")
     looks = {"a": Look(light="#000000", dark="#ffffff", shape="circle", dashed=False)}
     rows = [{"setting": "a", "x": x, "y": y} for x, y in ((256, -0.15), (1024, 3.4))]
-    spec = line_figure(rows, CAPTION, axes=axes, looks=looks, tooltip={})
-    drawn = vl_convert.vegalite_to_svg(spec)
+    drawn = vl_convert.vegalite_to_svg(line_figure(rows, CAPTION, axes=axes, looks=looks, tooltip={}))
     labels = re.findall(r">([^<>]+)</text>", drawn.replace("\N{MINUS SIGN}", "-"))
     assert {*labels} >= {f"{value:g}" for value in values}
 
 
-def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see(everything: dict[str, Figure]) -> None:
+def test_every_figure_states_its_finding_with_numbers_for_those_who_cannot_see(everything):
     for figure in everything.values():
         assert any(letter.isdigit() for letter in figure.caption.finding)
         for metric, spec in figure.variants.items():
@@ -82,29 +71,27 @@ def points(spec: Any, label: str) -> dict[int, float | None]:
     return {row["x"]: row["y"] for row in spec["data"]["values"] if row["setting"] == label}
 
 
-def test_a_curve_holds_the_measured_numbers(everything: dict[str, Figure]) -> None:
+def test_a_curve_holds_the_measured_numbers(everything):
     spec = everything["Python standard library, stream"].variants["nll"]
     assert points(spec, "demo-nope") == pytest.approx(dict(zip(LENGTHS, CURVES["nope"], strict=True)), abs=0.15)
     marks = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "mark-line"]
     assert [row["x"] for row in marks[0]] == [1024]
     x = spec["layer"][0]["encoding"]["x"]
-    assert x["scale"]["domain"] == [256, 65536]
-    assert x["scale"]["base"] == 2
+    assert (x["scale"]["domain"], x["scale"]["base"]) == ([256, 65536], 2)
 
 
-def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path: Path) -> None:
+def test_a_length_only_others_have_breaks_the_line_and_is_never_zero(tmp_path):
     write_run(tmp_path / "a", model_record("rope"), [perplexity_task("stream", CURVES["rope"])])
     some = [256, 512, 4096]
     write_run(tmp_path / "b", model_record("stickbreaking"), [perplexity_task("stream", [2.2, 2.1, 1.8], lengths=some)])
     results = load_results([tmp_path])
     (panel,) = perplexity_panels(results.measurements, results.models)
-    spec = curve_figure(panel, "nll", CAPTION, choose_looks(results.models))
-    found = points(spec, "demo-sb")
+    found = points(curve_figure(panel, "nll", CAPTION, choose_looks(results.models)), "demo-sb")
     assert [length for length, value in found.items() if value is None] == [1024, 2048]
     assert set(found) == {256, 512, 1024, 2048, 4096}
 
 
-def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[str, Figure]) -> None:
+def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything):
     spec = everything["niah_single_1"].variants["score"]
     assert [part["title"]["text"] for part in spec["concat"]] == ["demo-sb", "demo-rope"]
     grid = spec["concat"][1]["vconcat"][1]
@@ -117,7 +104,7 @@ def test_a_heatmap_has_every_cell_with_its_count_and_interval(everything: dict[s
     assert "%" in far["interval_text"]
 
 
-def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
+def test_the_difference_to_a_baseline_is_taken_bin_by_bin():
     rows = [("a", 1, 8, 3.0), ("a", 9, 16, 2.0), ("b", 1, 8, 3.5), ("b", 9, 16, 1.5), ("b", 17, 32, 1.0)]
     table = pd.DataFrame(rows, columns=["setting", "first", "last", "nll"])
     found = difference_to_baseline(table, "a", {"b": {(1, 8): PositionBand(low=0.4, high=0.6)}})
@@ -132,9 +119,7 @@ def test_the_difference_to_a_baseline_is_taken_bin_by_bin() -> None:
         ("sys.exit('no library')", RuntimeError, r"an image process ended with exit code 1: no library"),
     ],
 )
-def test_a_drawing_process_that_ends_says_why(
-    code: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drawing_process_that_ends_says_why(code, error, words, tmp_path, monkeypatch):
     (tmp_path / "process.py").write_text(f"import os, sys\n{code}")
     monkeypatch.setattr("sbeval.reports.figures.image_process.__file__", str(tmp_path / "process.py"))
     with ImageWriter(tmp_path) as writer:
@@ -143,7 +128,7 @@ def test_a_drawing_process_that_ends_says_why(
             writer.svgs()
 
 
-def test_text_is_escaped_in_elements_and_attributes_alike() -> None:
+def test_text_is_escaped_in_elements_and_attributes_alike():
     template = environment().from_string('<p title="{{ words }}">{{ words }}</p>')
     escaped = "&lt;a href=&#39;x&#39;&gt;&#34;&amp;"
     assert template.render(words="<a href='x'>\"&\N{RIGHT-TO-LEFT OVERRIDE}") == f'<p title="{escaped}">{escaped}</p>'
@@ -164,7 +149,7 @@ def words(table: Table) -> list[str]:
         (mqrar_task(64), "retrieval_gain_32_pairs@0000768,none", "exact_match"),
     ],
 )
-def test_measures_that_have_no_figure_stand_in_a_table(tmp_path: Path, task: Task, metric: str, elsewhere: str) -> None:
+def test_measures_that_have_no_figure_stand_in_a_table(tmp_path, task, metric, elsewhere):
     name, metrics, metadata, samples = task
     write_run(tmp_path, model_record("stickbreaking"), [(name, {**metrics, metric: 3.25}, metadata, samples)])
     cells = words(tables(tmp_path)[f"beside-{name}"])
@@ -172,7 +157,7 @@ def test_measures_that_have_no_figure_stand_in_a_table(tmp_path: Path, task: Tas
     assert not any(elsewhere in text for text in cells)
 
 
-def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[str, Figure]) -> None:
+def test_one_figure_shows_where_the_weight_of_every_model_goes(everything):
     figure = everything["Where the weight goes"]
     panels = {part["title"]["text"]: part["data"]["values"] for part in figure.variants["attention"]["concat"]}
     assert len(panels) == 4
@@ -185,7 +170,7 @@ def test_one_figure_shows_where_the_weight_of_every_model_goes(everything: dict[
     assert "first token's weight 30.0% to 30.0%" in figure.caption.finding
 
 
-def test_span_grids_hold_every_head_at_every_length_empty_where_it_has_no_weight(everything: dict[str, Figure]) -> None:
+def test_span_grids_hold_every_head_at_every_length_empty_where_it_has_no_weight(everything):
     spec = everything["demo-sb: span of every head"].variants["span"]
     parts = {part["title"]["text"]: part for part in spec["concat"]}
     assert len(parts) == 5 * 4
@@ -196,7 +181,7 @@ def test_span_grids_hold_every_head_at_every_length_empty_where_it_has_no_weight
     assert len(everything["demo-rope: span of every head"].variants["span"]["concat"]) == 5 * 3
 
 
-def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_tasks(tmp_path: Path) -> None:
+def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_tasks(tmp_path):
     vt, fwe = ruler_task("sb_ruler_vt", 4000), ruler_task("sb_ruler_fwe", 4000)
     write_run(tmp_path / "a", model_record("stickbreaking"), [fwe])
     write_run(tmp_path / "b", model_record("rope"), [vt, fwe])
@@ -207,7 +192,7 @@ def test_small_multiples_agree_on_colours_and_shapes_where_models_ran_different_
     assert {tuple(scale["domain"]) for scale in scales} == {("demo-sb", "demo-rope")}
 
 
-def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everything: dict[str, Figure]) -> None:
+def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everything):
     figure = everything["MQRAR, 768 tokens"]
     assert "demo-sb solves up to 160 pairs" in figure.caption.finding
     assert "demo-rope solves up to 64 pairs" in figure.caption.finding
@@ -218,7 +203,7 @@ def test_recall_is_drawn_by_number_of_pairs_with_what_counts_as_solved(everythin
     assert "demo-rope solves up to 1K" in everything["Flip-flop"].caption.finding
 
 
-def test_recall_scores_have_wilsons_interval_in_the_table(tmp_path: Path) -> None:
+def test_recall_scores_have_wilsons_interval_in_the_table(tmp_path):
     task, metrics, metadata, samples = mqrar_task(1024, pairs=(32, 64), samples=50)
     metrics |= {key: float("stderr" not in key) for key in metrics if key.startswith("exact_match_32")}
     write_run(tmp_path, model_record("stickbreaking"), [(task, metrics, metadata, samples)])
@@ -229,7 +214,7 @@ def test_recall_scores_have_wilsons_interval_in_the_table(tmp_path: Path) -> Non
     assert f"100.0% [{low}, {high}] (0.001 nats)" in words(table)
 
 
-def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
+def test_phrases_are_drawn_by_their_distance(tmp_path):
     _, metrics, metadata, _ = mqrar_task(1024, pairs=(256, 1024, 4096))
     by_distance = {key.replace("_pairs", "_tokens"): value for key, value in metrics.items()}
     write_run(tmp_path, model_record("stickbreaking"), [("sb_copy_phrase", by_distance, metadata, [])])
@@ -240,7 +225,7 @@ def test_phrases_are_drawn_by_their_distance(tmp_path: Path) -> None:
     assert "4,096 tokens back" in words(table)
 
 
-def test_positions_show_their_intervals_and_no_last_bin_that_a_window_cuts_short(everything: dict[str, Figure]) -> None:
+def test_positions_show_their_intervals_and_no_last_bin_that_a_window_cuts_short(everything):
     figure = everything["Python standard library: NLL by position"]
     rows = figure.variants["nll"]["data"]["values"]
     assert rows
@@ -261,7 +246,7 @@ def position_drawing(tmp_path: Path, *runs: tuple[str, dict[str, Any], bool]) ->
     return figure, {row["range_text"]: row for row in figure.variants["nll"]["data"]["values"]}
 
 
-def test_position_differences_have_a_paired_band_where_enough_documents_were_scored_alike(tmp_path: Path) -> None:
+def test_position_differences_have_a_paired_band_where_enough_documents_were_scored_alike(tmp_path):
     figure, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", {}, True))
     assert rows["3 to 4"]["low"] is None
     widest = rows["32,769 to 65,536"]
@@ -284,15 +269,15 @@ def test_position_differences_have_a_paired_band_where_enough_documents_were_sco
     ],
 )
 def test_position_differences_without_identical_targets_have_no_band_and_say_why(
-    tmp_path: Path, changes: dict[str, Any], by_document: bool, reason: str
-) -> None:
+    tmp_path, changes, by_document, reason
+):
     figure, rows = position_drawing(tmp_path, ("stickbreaking", {}, True), ("rope", changes, by_document))
     assert rows
     assert all(row["low"] is None for row in rows.values())
     assert f"No band for demo-sb: {reason}" in figure.caption.explanation
 
 
-def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: Path) -> None:
+def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path):
     for attention, digest in (("stickbreaking", "aa" * 32), ("rope", "bb" * 32)):
         name, results, record, samples = position_task(CURVES[attention])
         record["corpus_sha256"] = digest
@@ -301,17 +286,16 @@ def test_positions_on_two_texts_of_one_name_are_not_drawn_on_one_axis(tmp_path: 
     assert set(found) == {f"Python standard library ({half * 3}): NLL by position" for half in ("aa", "bb")}
 
 
-def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it(tmp_path: Path) -> None:
+def test_positions_under_scaling_that_follows_the_length_say_which_length_set_it(tmp_path):
     for kind in ("dynamic", "linear"):
         scaled = model_record("rope", name=f"rope-{kind}", rope_scaling={"rope_type": kind, "factor": 4.0})
         write_run(tmp_path / kind, scaled, [position_task(CURVES["rope"])], log_samples=False)
     figure = figures(tmp_path)["Python standard library: NLL by position"]
     sentence = "rope-dynamic: RoPE's base is set for 64K at every position."
-    assert figure.caption.explanation == sentence
-    assert figure.variants["nll"]["title"]["subtitle"] == sentence
+    assert figure.caption.explanation == figure.variants["nll"]["title"]["subtitle"] == sentence
 
 
-def test_names_at_line_ends_keep_their_order_never_overlap_and_stay_above_the_words_of_the_axis() -> None:
+def test_names_at_line_ends_keep_their_order_never_overlap_and_stay_above_the_words_of_the_axis():
     whole = {"low": 1.1, "high": 9.7}
     rows = [{"setting": f"m{i}", "x": x, "y": 2.0 + i / 1000, **whole} for i in range(9) for x in (256, 512)]
     ends = end_labels(rows, [f"m{index}" for index in range(9)], "linear", 330, None)
@@ -326,5 +310,5 @@ def test_names_at_line_ends_keep_their_order_never_overlap_and_stay_above_the_wo
     ("low", "high", "scale", "ends"),
     [(1.1, 9.7, "linear", (0, 10)), (1.62, 5.41, "linear", (1.5, 5.5)), (3.0, 150.0, "log", (1, 1000))],
 )
-def test_an_axis_ends_where_vega_ends_it(low: float, high: float, scale: str, ends: tuple[float, float]) -> None:
+def test_an_axis_ends_where_vega_ends_it(low, high, scale, ends):
     assert nice_domain(low, high, scale) == pytest.approx(ends)

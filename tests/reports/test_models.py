@@ -87,8 +87,7 @@ def test_runs_of_one_model_whose_other_parts_differ_are_noted(tmp_path: Path) ->
         write_run(tmp_path / task, model, [ordinary_task(task, "acc", 0.5)], date=next(dates))
     notes = [note.reason for note in load_results([tmp_path]).notes]
     words = "older runs count as the same model as its newest one, although generation_config.json changed."
-    assert notes.count(f"demo-rope: {words}") == 1
-    assert len(notes) == 1
+    assert (notes.count(f"demo-rope: {words}"), len(notes)) == (1, 1)
 
 
 def test_what_a_self_test_found_is_a_note_unless_the_model_is_sound(tmp_path: Path) -> None:
@@ -109,8 +108,7 @@ def test_labels_replace_names_and_two_models_never_share_one(tmp_path: Path) -> 
     write(tmp_path / "a", "rope")
     assert labels(load_results([tmp_path], labels={"demo-rope": "Baseline"})) == ["Baseline"]
     write(tmp_path / "b", "stickbreaking")
-    renamed = labels(load_results([tmp_path], labels={"demo-rope": "same", "demo-sb": "same"}))
-    assert len(set(renamed)) == 2
+    assert len(set(labels(load_results([tmp_path], labels={"demo-rope": "same", "demo-sb": "same"})))) == 2
 
 
 def test_an_extension_has_its_own_colour_and_the_parent_is_dashed_beside_it(tmp_path: Path) -> None:

@@ -62,8 +62,7 @@ def test_documents_with_other_targets_at_some_length_have_no_part_in_the_area() 
 
 
 def test_few_documents_give_an_area_without_interval_and_no_longer_length_gives_none() -> None:
-    few = nll_area(sums([2.0] * 5, documents=12), 1024)
-    assert math.isnan(few.low)
+    assert math.isnan(nll_area(sums([2.0] * 5, documents=12), 1024).low)
     assert nll_area(sums([2.0] * 5), 4096) is None
     assert nll_area(sums([2.0] * 5), None) is None
 
@@ -93,8 +92,7 @@ def test_the_area_of_scores_is_over_all_lengths_and_has_an_interval_where_sample
     logged = score_area(means, [answers, answers])
     assert logged.units == 100
     assert logged.low < 0.5 < logged.high
-    other = score_area({1024: 0.9, 2048: 0.5, 4096: 0.0}, [answers])
-    assert math.isnan(other.low)
+    assert math.isnan(score_area({1024: 0.9, 2048: 0.5, 4096: 0.0}, [answers]).low)
 
 
 def claim(bands: list[tuple[float, float]], least: int = 256) -> LengthClaims:
@@ -128,13 +126,11 @@ def test_the_effective_length_lies_within_its_interval_whenever_the_band_holds_t
     ],
 )
 def test_an_effective_length_as_it_is_written(bands: list[tuple[float, float]], text: str) -> None:
-    found = effective_nll_length(claim(bands))
-    assert found.text == text
+    assert effective_nll_length(claim(bands)).text == text
 
 
 def test_a_loss_too_small_to_count_leaves_the_upper_end_open() -> None:
-    found = effective_nll_length(claim([(-0.2, -0.1), (0.01, 0.02)]), least_loss=0.02)
-    assert found.high == 1024
+    assert effective_nll_length(claim([(-0.2, -0.1), (0.01, 0.02)]), least_loss=0.02).high == 1024
     assert effective_nll_length(LengthClaims(obstacle="too few")) is None
 
 
@@ -150,7 +146,6 @@ def test_a_report_holds_one_number_a_curve_in_its_overview_its_tables_and_a_file
         assert change["ci95_low"] < change["value"] < change["ci95_high"]
         assert (change["from_tokens"], change["to_tokens"]) == (1024, 65536)
     assert numbers.loc[("demo-rope", "effective_nll_length")]["ci95_high"] == 1024
-    summary = (folder / "summary.md").read_text()
-    assert "1K \\[1K, 1K\\]" in summary
+    assert "1K \\[1K, 1K\\]" in (folder / "summary.md").read_text()
     assert len(list((folder / "latex").glob("numbers-nll.tex"))) == 1
     assert "One number a curve" in (folder / "index.html").read_text()

@@ -43,8 +43,7 @@ def test_the_page_begins_with_the_curve_and_its_differences_and_then_has_the_car
 
 
 def test_differences_are_drawn_with_their_band_and_zero_at_the_training_length(tmp_path: Path) -> None:
-    report = reported(write_pair(tmp_path, "fixed_target"))
-    spec = figure_named(report, ": difference").variants["nll"]
+    spec = figure_named(reported(write_pair(tmp_path, "fixed_target")), ": difference").variants["nll"]
     rows = {(row["setting"], row["x"]): row for row in spec["data"]["values"]}
     for attention, label in (("stickbreaking", "demo-sb"), ("rope", "demo-rope")):
         assert rows[label, 1024]["y"] == rows[label, 1024]["low"] == 0
@@ -119,8 +118,7 @@ def test_the_axis_ends_where_the_measurements_do(
 ) -> None:
     model = model_record("rope", training_length_tokens=trained)
     write_run(tmp_path, model, [perplexity_task("stream", [2.0] * len(lengths), lengths=lengths)])
-    report = reported(tmp_path)
-    spec = figure_named(report, "stream").variants["nll"]
+    spec = figure_named(reported(tmp_path), "stream").variants["nll"]
     assert spec["layer"][-1]["encoding"]["x"]["scale"]["domain"] == list(ends)
     marks = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"].get("style") == "mark-line"]
     assert [row["x"] for rows in marks for row in rows] == ([trained] if ends[0] <= trained <= ends[1] else [])
@@ -190,5 +188,4 @@ def test_a_report_is_rebuilt_only_when_results_appear_or_grow(tmp_path: Path, mo
     monkeypatch.setenv("HOME", str(tmp_path))
     pages = watch(["~"], build, interval_seconds=2.0, sleep=sleep)
     assert [next(pages) for _ in range(3)] == [tmp_path / "index.html"] * 3
-    assert builds == [1, 3, 5]
-    assert set(sleeps) == {2.0}
+    assert (builds, set(sleeps)) == ([1, 3, 5], {2.0})

@@ -142,8 +142,7 @@ def test_a_followed_training_says_when_each_length_begins_to_work(tmp_path: Path
         model = model_record("rope", name=f"checkpoint-{step}", checkpoint_sha256=f"{step:064x}")
         task = perplexity_task("fixed_target", curve, lengths=LENGTHS[:5])
         write_run(tmp_path / str(step), model, [task], pretrained=f"runs/rope/checkpoint-{step}")
-    steps = section(tmp_path, "steps")
-    drawn = next(figure for figure in steps.figures if figure.image.endswith("-map"))
+    drawn = next(figure for figure in section(tmp_path, "steps").figures if figure.image.endswith("-map"))
     assert "512 at step 100, 1K at step 200, 2K at step 400, 4K at step 400" in drawn.caption.finding
     (image,) = drawn.variants["nll"]["concat"]
     marked = {(cell["row"], cell["length"]) for cell in image["data"]["values"] if "\N{LOZENGE}" in cell["text"]}
@@ -164,12 +163,9 @@ def test_the_context_needed_is_the_shortest_that_is_as_good_as_the_longest() -> 
     assert needed.shares["value"].tolist() == pytest.approx([(steps <= k).mean() for k in range(4)])
     assert needed.beyond[0] == pytest.approx((steps > 1).mean())
     assert needed.beyond[1] < needed.beyond[0] < needed.beyond[2]
-    assert needed.units == 90
-    assert set(needed.shares["clusters"]) == {30}
-    stricter = context_needed(sums(nll), 512, within_nats=0.001)
-    assert stricter.shares["value"].tolist() == [0, 0, 0, 1]
-    few = context_needed(sums(nll[:9]), 512)
-    assert few.shares["ci95_low"].isna().all()
+    assert (needed.units, set(needed.shares["clusters"])) == (90, {30})
+    assert context_needed(sums(nll), 512, within_nats=0.001).shares["value"].tolist() == [0, 0, 0, 1]
+    assert context_needed(sums(nll[:9]), 512).shares["ci95_low"].isna().all()
     assert context_needed(sums(nll), None).beyond is None  # type: ignore[union-attr]
 
 
@@ -189,8 +185,7 @@ def test_claimed_and_effective_lengths_stand_in_one_table_a_model_with_rule_and_
     needles = [ruler_task(name, 8192, seed=place, lengths=LENGTHS[2:7]) for place, name in enumerate(RULER_TASKS)]
     falling = perplexity_task("fixed_target", [2.5 - 0.1 * place for place in range(5)], lengths=LENGTHS[:5])
     write_run(tmp_path, model_record("rope", declared_length_tokens=32768), [falling, *needles])
-    lengths = section(tmp_path, "lengths")
-    (table,) = lengths.tables
+    (table,) = section(tmp_path, "lengths").tables
     shown = {row.cells[0].text: row.cells[1:] for row in table.rows}
     assert [shown[name][0].plain for name in ("declared", "training")] == ["32K", "1K"]
     assert shown["effective, perplexity (Python standard library)"][0].plain == "4K [4K, 4K]"
@@ -212,8 +207,7 @@ def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_
     for name in names:
         content = (paper / "figures" / name).read_bytes()
         assert b"Fixed target" not in content
-        box = re.search(rb"/MediaBox\s*\[\s*0 0 ([\d.]+)", content)
-        widths[name] = float(box[1])
+        widths[name] = float(re.search(rb"/MediaBox\s*\[\s*0 0 ([\d.]+)", content)[1])
     assert widths["stdlib-fixed_target-nll.pdf"] == pytest.approx(234, abs=0.5)
     assert widths["needles-niah_single_1.pdf"] == pytest.approx(486, abs=0.5)
     figures, tables = ((paper / name).read_text() for name in ("figures.tex", "tables.tex"))
@@ -252,8 +246,7 @@ def test_a_paper_s_files_compile_alone_and_inside_a_document(inside: bool, tmp_p
     paper = tmp_path / "paper"
     build_report([tmp_path / "results"], tmp_path / "report", image_formats=(), paper=paper)
     start = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
-    whole = rf"{start}\input{{figures.tex}}\input{{tables.tex}}\end{{document}}"
-    (paper / "whole.tex").write_text(whole)
+    (paper / "whole.tex").write_text(rf"{start}\input{{figures.tex}}\input{{tables.tex}}\end{{document}}")
     for name in ("whole",) if inside else ("figures", "tables"):
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", name]
         ran = subprocess.run(command, cwd=paper, capture_output=True)

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -7,26 +5,13 @@ from hypothesis import strategies as st
 from result_files import RULER_TASKS, model_record, reported, ruler_task, text_of, write_run
 
 from sbeval.reports import load_results
-from sbeval.reports.analyse.ruler import (
-    WEIGHTED_LENGTHS,
-    absolute_effective_length,
-    apart,
-    average,
-    averaged_alike,
-    filled_by,
-    missing_tasks,
-    rate_ruler,
-    relative_effective_length,
-    ruler_scores,
-    short_name,
-    weighted_averages,
-)
+from sbeval.reports.analyse import ruler
 
 SHORT = [512, 1024, 4096]
 
 
-def test_a_task_has_one_name_whoever_runs_it() -> None:
-    assert {short_name(task) for task in ("vt", "ruler_vt", "sb_ruler_vt")} == {"vt"}
+def test_a_task_has_one_name_whoever_runs_it():
+    assert {ruler.short_name(task) for task in ("vt", "ruler_vt", "sb_ruler_vt")} == {"vt"}
 
 
 @pytest.mark.parametrize(
@@ -39,11 +24,11 @@ def test_a_task_has_one_name_whoever_runs_it() -> None:
         ({}, "n/a"),
     ],
 )
-def test_rulers_rule_stops_at_the_first_length_below_the_threshold(scores: dict[int, float], text: str) -> None:
-    assert absolute_effective_length(scores).text == text
+def test_rulers_rule_stops_at_the_first_length_below_the_threshold(scores, text):
+    assert ruler.absolute_effective_length(scores).text == text
 
 
-def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_path: Path) -> None:
+def test_missing_tasks_are_named_in_the_summary_and_leave_the_own_length(tmp_path):
     tasks = [ruler_task(name, 4000, lengths=SHORT) for name in RULER_TASKS[:-2]]
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
     summary = text_of(tmp_path / "r")
@@ -60,49 +45,48 @@ def ran(**tasks: list[str]) -> pd.DataFrame:
     return pd.DataFrame([{"setting": one, "ruler_task": task} for one, own in tasks.items() for task in own])
 
 
-def test_lines_on_one_axis_are_means_over_the_same_tasks() -> None:
-    both = averaged_alike(ran(a=["vt", "cwe", "fwe"], b=["vt", "fwe"]), ["vt", "cwe", "fwe"])
+def test_lines_on_one_axis_are_means_over_the_same_tasks():
+    both = ruler.averaged_alike(ran(a=["vt", "cwe", "fwe"], b=["vt", "fwe"]), ["vt", "cwe", "fwe"])
     assert [one.tasks for one in both] == [("vt", "cwe", "fwe"), ("vt", "fwe")]
     assert [set(one.scores["setting"]) for one in both] == [{"a"}, {"a", "b"}]
     assert "did not run them all: b." in both[0].explanation
     assert both[1].explanation == "Mean over vt, fwe: the 2 of 3 tasks every model here ran."
-    assert [one.tasks for one in averaged_alike(ran(a=["vt"], b=["vt"]), ["vt"])] == [("vt",)]
-    assert averaged_alike(ran(a=["vt"], b=["cwe"]), ["vt", "cwe"]) == []
+    assert [one.tasks for one in ruler.averaged_alike(ran(a=["vt"], b=["vt"]), ["vt"])] == [("vt",)]
+    assert ruler.averaged_alike(ran(a=["vt"], b=["cwe"]), ["vt", "cwe"]) == []
 
 
-def test_one_task_alone_is_drawn_once(tmp_path: Path) -> None:
+def test_one_task_alone_is_drawn_once(tmp_path):
     write_run(tmp_path, model_record("rope"), [ruler_task("sb_niah_single_1", 1024)])
     (section,) = [section for section in reported(tmp_path).sections if section.identifier == "ruler"]
     assert [figure.caption.title for figure in section.figures] == ["RULER, 1 of 13 tasks"]
 
 
-def test_a_task_run_both_ways_counts_once(tmp_path: Path) -> None:
+def test_a_task_run_both_ways_counts_once(tmp_path):
     write_run(tmp_path, model_record("rope"), [ruler_task("sb_ruler_vt", 4000), ruler_task("ruler_vt", 99, seed=1)])
-    scores = ruler_scores(load_results([tmp_path]).measurements)
+    scores = ruler.ruler_scores(load_results([tmp_path]).measurements)
     assert set(scores["task"]) == {"sb_ruler_vt"}
     assert not scores["context_length_tokens"].duplicated().any()
 
 
-def test_the_share_of_aliases_is_no_part_of_rulers_averages(tmp_path: Path) -> None:
+def test_the_share_of_aliases_is_no_part_of_rulers_averages(tmp_path):
     names = [name for name in RULER_TASKS if "qa_" not in name]
     tasks = [ruler_task(name, 4000, lengths=SHORT) for name in (*names, "ruler_qa_squad", "qa_hotpot")]
     write_run(tmp_path / "r", model_record("stickbreaking"), tasks)
-    found = rate_ruler(load_results([tmp_path / "r"]).measurements, {"demo-sb": 1024})
+    found = ruler.rate_ruler(load_results([tmp_path / "r"]).measurements, {"demo-sb": 1024})
     assert set(found.overall["tasks"]) == {12}
-    assert missing_tasks(found.scores, "demo-sb") == ("qa_squad",)
-    assert apart(found.scores) == {"demo-sb": ("ruler_qa_squad",)}
+    assert ruler.missing_tasks(found.scores, "demo-sb") == ("qa_squad",)
+    assert ruler.apart(found.scores) == {"demo-sb": ("ruler_qa_squad",)}
     summary = text_of(tmp_path / "r")
     assert "Kept apart from RULER's averages: ruler\\_qa\\_squad for demo-sb" in summary
     assert r"demo-sb ruler\_qa\_squad" in summary
 
 
-def test_prompts_filled_by_unequal_rules_are_named(tmp_path: Path) -> None:
+def test_prompts_filled_by_unequal_rules_are_named(tmp_path):
     ours, theirs = ruler_task("sb_ruler_vt", 4000), ruler_task("sb_ruler_vt", 4000)
     theirs[2]["scripts"] = "nvidia"
     for attention, task in (("rope", ours), ("stickbreaking", theirs)):
         write_run(tmp_path / "r" / attention, model_record(attention), [task])
-    alone = load_results([tmp_path / "r" / "rope"])
-    assert filled_by(alone.models) == {"sbeval": ("demo-rope",)}
+    assert ruler.filled_by(load_results([tmp_path / "r" / "rope"]).models) == {"sbeval": ("demo-rope",)}
     assert "so their scores do not compare: nvidia for demo-sb; sbeval for demo-rope." in text_of(tmp_path / "r")
 
 
@@ -115,24 +99,22 @@ def test_prompts_filled_by_unequal_rules_are_named(tmp_path: Path) -> None:
         ({512: 0.9}, 256, "n/a", "no score at 128"),
     ],
 )
-def test_the_relative_length_starts_from_half_the_training_length_or_says_why_not(
-    scores: dict[int, float], trained: int | None, text: str, reason: str
-) -> None:
-    length = relative_effective_length(scores, trained)
+def test_the_relative_length_starts_from_half_the_training_length_or_says_why_not(scores, trained, text, reason):
+    length = ruler.relative_effective_length(scores, trained)
     assert length.text == text
     assert reason in length.reason
 
 
-def test_weighted_averages_need_all_six_lengths() -> None:
-    scores = dict(zip(WEIGHTED_LENGTHS, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], strict=True))
-    increasing, decreasing = weighted_averages(scores) or (0.0, 0.0)
+def test_weighted_averages_need_all_six_lengths():
+    scores = dict(zip(ruler.WEIGHTED_LENGTHS, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], strict=True))
+    increasing, decreasing = ruler.weighted_averages(scores) or (0.0, 0.0)
     assert increasing == pytest.approx((0.9 + 1.6 + 2.1 + 2.4 + 2.5 + 2.4) / 21)
     assert decreasing == pytest.approx((5.4 + 4.0 + 2.8 + 1.8 + 1.0 + 0.4) / 21)
     del scores[65536]
-    assert weighted_averages(scores) is None
+    assert ruler.weighted_averages(scores) is None
 
 
-def test_an_average_leaves_out_lengths_where_a_task_is_missing() -> None:
+def test_an_average_leaves_out_lengths_where_a_task_is_missing():
     rows = [("vt", 4096, 0.4), ("cwe", 4096, 0.6), ("vt", 8192, 0.9)]
     scores = pd.DataFrame(
         [
@@ -141,28 +123,28 @@ def test_an_average_leaves_out_lengths_where_a_task_is_missing() -> None:
             for task, length, value in rows
         ]
     )
-    means = average(scores, ["vt", "cwe"])
+    means = ruler.average(scores, ["vt", "cwe"])
     assert means["context_length_tokens"].tolist() == [4096]
     assert means["value"].tolist() == pytest.approx([0.5])
     assert means["ci95_high"].tolist() == pytest.approx([0.5 + 0.2 / 2**0.5])
 
 
-@given(st.dictionaries(st.sampled_from(WEIGHTED_LENGTHS), st.floats(0, 1), min_size=1), st.floats(0.1, 1.0))
-def test_a_lower_threshold_never_gives_a_shorter_length(scores: dict[int, float], threshold: float) -> None:
-    order = ["<", *WEIGHTED_LENGTHS, ">"]
+@given(st.dictionaries(st.sampled_from(ruler.WEIGHTED_LENGTHS), st.floats(0, 1), min_size=1), st.floats(0.1, 1.0))
+def test_a_lower_threshold_never_gives_a_shorter_length(scores, threshold):
+    order = ["<", *ruler.WEIGHTED_LENGTHS, ">"]
 
     def rank(text: str) -> int:
         if text[0] in "<>":
             return order.index(text[0])
         return order.index(1024 * int(text.removesuffix("K")))
 
-    strict = absolute_effective_length(scores, threshold).text
-    loose = absolute_effective_length(scores, threshold / 2).text
+    strict = ruler.absolute_effective_length(scores, threshold).text
+    loose = ruler.absolute_effective_length(scores, threshold / 2).text
     assert rank(loose) >= rank(strict)
 
 
 @pytest.mark.parametrize("task", ["sb_niah_single_1", "sb_json_kv"])
-def test_how_often_thinking_was_cut_is_a_table_with_intervals_and_a_note(task: str, tmp_path: Path) -> None:
+def test_how_often_thinking_was_cut_is_a_table_with_intervals_and_a_note(task, tmp_path):
     name, results, record, samples = ruler_task(task, 1024, lengths=SHORT)
     for length, cut in zip(SHORT, (0.0, 0.2, 1.0), strict=True):
         results |= {f"thinking_cut@{length:07d},none": cut, f"thinking_cut@{length:07d}_stderr,none": 0.05}

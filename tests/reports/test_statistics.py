@@ -54,8 +54,7 @@ def test_a_band_over_more_differences_is_wider() -> None:
 def test_scaling_the_differences_scales_the_band() -> None:
     differences, tokens = clusters(np.random.default_rng(2), 30, np.array([0.1, 0.2]))
     small, large = (simultaneous_band(scale * differences, tokens, resamples=2000) for scale in (1, 10))
-    assert large.lows == pytest.approx(10 * small.lows)
-    assert large.highs == pytest.approx(10 * small.highs)
+    assert (large.lows, large.highs) == (pytest.approx(10 * small.lows), pytest.approx(10 * small.highs))
 
 
 def test_the_band_of_another_seed_is_as_wide_but_for_a_few_percent() -> None:
@@ -85,8 +84,7 @@ def test_too_few_clusters_have_an_estimate_and_no_interval_and_none_has_neither(
 def test_differences_that_never_vary_have_a_band_of_no_width() -> None:
     tokens = np.arange(1.0, 31.0)
     band = simultaneous_band(0.25 * tokens[:, None], tokens)
-    assert band.lows[0] == pytest.approx(0.25)
-    assert band.highs[0] == pytest.approx(0.25)
+    assert (band.lows[0], band.highs[0]) == pytest.approx((0.25, 0.25))
 
 
 def test_answers_that_hardly_differ_have_a_finite_band() -> None:
@@ -168,8 +166,7 @@ def test_an_interval_of_a_mean_keeps_the_longer_side_of_its_parts() -> None:
 def test_differences_may_rest_on_targets_of_their_own() -> None:
     differences, tokens = clusters(np.random.default_rng(4), 40, np.array([0.1, 0.2]))
     shared = simultaneous_band(differences, tokens)
-    repeated = simultaneous_band(differences, np.stack([tokens, tokens], axis=1))
-    assert repeated.lows == pytest.approx(shared.lows)
+    assert simultaneous_band(differences, np.stack([tokens, tokens], axis=1)).lows == pytest.approx(shared.lows)
     half = np.stack([tokens, np.where(np.arange(40) < 25, tokens, 0.0)], axis=1)
     differences[25:, 1] = 0.0
     band = simultaneous_band(differences, half)
@@ -196,8 +193,7 @@ def test_pairing_takes_out_how_hard_the_questions_are() -> None:
 def test_only_questions_both_answered_are_compared_and_few_have_no_interval() -> None:
     found = difference([1.0] * 30, [0.0] * 25)
     assert (found.estimate, found.samples) == (1.0, 25)
-    other = SampleScores(scores={ACC: {("0", "another"): 1.0}})
-    assert task_difference(scores([1.0]), other, ACC) is None
+    assert task_difference(scores([1.0]), SampleScores(scores={ACC: {("0", "another"): 1.0}}), ACC) is None
     assert np.isnan(difference([1.0, 0.0, 1.0], [0.0, 0.0, 0.0]).low)
 
 

@@ -61,8 +61,7 @@ def test_text_goes_from_wheels_to_arrays_without_what_is_held_out(tmp_path, whee
 
     tokenizer = AutoTokenizer.from_pretrained(arrays.tokenizer)
     end = int(np.argmax(arrays.tokens == 0))
-    text = tokenizer.decode(arrays.tokens[:end].tolist())
-    assert text in source_texts
+    assert tokenizer.decode(arrays.tokens[:end].tolist()) in source_texts
     assert tokenizer("x = 4821973").input_ids[-7:] == [tokenizer.convert_tokens_to_ids(digit) for digit in "4821973"]
     assert tokenizer("x").input_ids[0] != tokenizer.bos_token_id
 

@@ -44,8 +44,7 @@ def test_the_first_step_that_is_none_is_found(steps: list[tuple[list[float], lis
 
 
 def test_a_step_asks_the_device_for_nothing() -> None:
-    watch = FiniteWatch(2, "meta")
-    watch.note(torch.empty(2, 5, device="meta"), torch.empty((), dtype=torch.int64, device="meta"))
+    FiniteWatch(2, "meta").note(torch.empty(2, 5, device="meta"), torch.empty((), dtype=torch.int64, device="meta"))
 
 
 def test_lengths_may_be_on_the_device_and_beams_are_their_prompts() -> None:

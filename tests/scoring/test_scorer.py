@@ -1,7 +1,6 @@
 """Chunked scoring is the full-logits log-softmax, and says so when a number is not one."""
 
 import pickle
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ VOCABULARY = 61
 
 def gemma2() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = ARCHITECTURES["gemma2"](VOCABULARY)
-    model = transformers.Gemma2ForCausalLM(config).eval()
+    model = transformers.Gemma2ForCausalLM(ARCHITECTURES["gemma2"](VOCABULARY)).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
     return model
@@ -31,7 +29,7 @@ def gemma2() -> transformers.PreTrainedModel:
 
 @settings(max_examples=20, deadline=None)
 @given(rows=st.integers(1, 3), length=st.integers(1, 40), chunk_tokens=st.integers(1, 50), seed=st.integers(0, 99))
-def test_chunked_scores_equal_fp64_log_softmax(rows: int, length: int, chunk_tokens: int, seed: int) -> None:
+def test_chunked_scores_equal_fp64_log_softmax(rows, length, chunk_tokens, seed):
     model = gemma2()
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(0, VOCABULARY, (rows, length), generator=generator)
@@ -57,7 +55,7 @@ def opt() -> transformers.PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", [gemma2, opt])
-def test_only_chunks_of_scored_positions_reach_the_head(make: Callable[[], transformers.PreTrainedModel]) -> None:
+def test_only_chunks_of_scored_positions_reach_the_head(make):
     model = make()
     seen: list[int] = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[:-1].numel()))
@@ -83,7 +81,7 @@ class TwoBodiedLM(torch.nn.Module):
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=logits)
 
 
-def test_a_model_that_does_not_come_apart_is_scored_by_its_own_forward(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_does_not_come_apart_is_scored_by_its_own_forward(caplog):
     model = TwoBodiedLM().eval()
     input_ids = torch.randint(0, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(1))
     position = torch.arange(30)
@@ -96,7 +94,7 @@ def test_a_model_that_does_not_come_apart_is_scored_by_its_own_forward(caplog: p
     assert "runs its own forward" in caplog.text
 
 
-def test_the_models_forward_is_its_own_again_after_scoring() -> None:
+def test_the_models_forward_is_its_own_again_after_scoring():
     model = gemma2()
     input_ids = torch.arange(20)[None]
     with torch.no_grad():
@@ -106,7 +104,7 @@ def test_the_models_forward_is_its_own_again_after_scoring() -> None:
     assert torch.equal(before, after)
 
 
-def test_bf16_logits_are_raised_to_fp32_before_the_sum() -> None:
+def test_bf16_logits_are_raised_to_fp32_before_the_sum():
     logits = torch.randn(50, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
     target = torch.arange(50)
     expected = logits.double().log_softmax(-1).gather(1, target[:, None])[:, 0]
@@ -115,7 +113,7 @@ def test_bf16_logits_are_raised_to_fp32_before_the_sum() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(value: float) -> None:
+def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(value):
     model = opt()
 
     def spoil_the_logits_of_token_7(_module: torch.nn.Module, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
@@ -133,7 +131,7 @@ def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(valu
 
 
 @pytest.mark.parametrize("target", [-1, VOCABULARY])
-def test_a_target_the_model_does_not_know_is_named(target: int) -> None:
+def test_a_target_the_model_does_not_know_is_named(target):
     asked = torch.arange(20)[None], torch.zeros(2, dtype=torch.long), torch.tensor([3, 19]), torch.tensor([5, target])
     with pytest.raises(UserError, match=f"token ids below {VOCABULARY}, .* the model's logits, found {target}"):
         TokenScorer(gemma2()).score(*asked)
@@ -150,7 +148,7 @@ LOGPROBS = np.array([-0.5, -1.25], dtype=np.float32)
     ],
     ids=["token_logprobs", "target_logprobs"],
 )
-def test_answers_kept_under_the_modules_former_names_are_read(answer: float, former: bytes) -> None:
+def test_answers_kept_under_the_modules_former_names_are_read(answer, former):
     kept = pickle.dumps(answer, protocol=2).replace(b"sbeval.scoring.requests", former)
     assert former in kept
     lines = run_code(
@@ -173,9 +171,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU the ker
     aligned=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_log_probabilities_and_greedy_tokens_equal_pytorch(
-    rows: int, vocabulary: int, dtype: torch.dtype, scale: float, aligned: bool, seed: int
-) -> None:
+def test_log_probabilities_and_greedy_tokens_equal_pytorch(rows, vocabulary, dtype, scale, aligned, seed):
     generator = torch.Generator().manual_seed(seed)
     width = -(-vocabulary // 16) * 16 + (0 if aligned else 3)
     padded = (scale * torch.randn(rows, width, generator=generator)).to(DEVICE, dtype)
@@ -188,7 +184,7 @@ def test_log_probabilities_and_greedy_tokens_equal_pytorch(
     assert greedy.tolist() == (logits.argmax(-1) == target).tolist()
 
 
-def test_the_first_of_equal_logits_is_the_most_probable_token() -> None:
+def test_the_first_of_equal_logits_is_the_most_probable_token():
     logits = torch.zeros(3, 5000, device=DEVICE, dtype=torch.bfloat16)
     logits[:, 7] = logits[:, 4500] = 1.0
     _, greedy = kernel_target_logprobs(logits, torch.tensor([7, 4500, 0], device=DEVICE))
@@ -198,7 +194,7 @@ def test_the_first_of_equal_logits_is_the_most_probable_token() -> None:
 @pytest.mark.parametrize("place", [60, 4200])
 @pytest.mark.parametrize("target", [60, 61, 8999])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_give_no_finite_number(value: float, target: int, place: int) -> None:
+def test_logits_that_are_not_finite_give_no_finite_number(value, target, place):
     logits = torch.zeros(1, 9008, device=DEVICE)
     logits[0, place] = value
     logprobs, _ = kernel_target_logprobs(logits, torch.tensor([target], device=DEVICE))
@@ -206,7 +202,7 @@ def test_logits_that_are_not_finite_give_no_finite_number(value: float, target: 
 
 
 @pytest.mark.parametrize("before", [0, 4095, 4096, 4100])
-def test_an_equal_logit_before_the_target_is_the_most_probable_token_instead(before: int) -> None:
+def test_an_equal_logit_before_the_target_is_the_most_probable_token_instead(before):
     logits = torch.zeros(2, 9008, device=DEVICE)
     logits[:, 4101] = 1.0
     logits[1, before] = 1.0
@@ -215,16 +211,14 @@ def test_an_equal_logit_before_the_target_is_the_most_probable_token_instead(bef
 
 
 @pytest.mark.parametrize("target", [-1, 100, 5000])
-def test_a_target_beyond_the_row_gives_no_finite_number(target: int) -> None:
+def test_a_target_beyond_the_row_gives_no_finite_number(target):
     logits = torch.zeros(2, 100, device=DEVICE)
     logprobs, greedy = kernel_target_logprobs(logits, torch.tensor([target, 3], device=DEVICE))
-    assert torch.isfinite(logprobs).tolist() == [False, True]
-    assert greedy.tolist() == [False, False]
+    assert (torch.isfinite(logprobs).tolist(), greedy.tolist()) == ([False, True], [False, False])
 
 
-def test_a_row_where_everything_but_the_target_is_impossible() -> None:
+def test_a_row_where_everything_but_the_target_is_impossible():
     logits = torch.full((1, 9000), -torch.inf, device=DEVICE)
     logits[0, 8000] = -3.0
     logprobs, greedy = kernel_target_logprobs(logits, torch.tensor([8000], device=DEVICE))
-    assert logprobs.tolist() == [0.0]
-    assert greedy.tolist() == [True]
+    assert (logprobs.tolist(), greedy.tolist()) == ([0.0], [True])

@@ -64,15 +64,13 @@ def test_spans_of_known_weights() -> None:
     weights = torch.tensor(
         [[[0.125, 0.0, 0.375, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]], [[0.02, 0.0, 0.0, 0.0, 0.0]] * 2]
     )
-    found = spans(weights, torch.tensor([3, 4]))
-    assert found.tolist() == [[[1, 4, 4], [1, 1, 1]], [[4, 4, 4], [5, 5, 5]]]
+    assert spans(weights, torch.tensor([3, 4])).tolist() == [[[1, 4, 4], [1, 1, 1]], [[4, 4, 4], [5, 5, 5]]]
     assert spans(torch.zeros(1, 1, 3), torch.tensor([2])).isnan().all()
 
 
 def test_softmax_spans_equal_those_of_the_models_own_weights() -> None:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES)
-    model = sharpened(transformers.LlamaForCausalLM(config), 6.0)
+    model = sharpened(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), 6.0)
     tokens = torch.randint(50, (1, LENGTH))
     found = attention_spans(model, tokens, QUERIES)
     model.set_attn_implementation("eager")

@@ -24,8 +24,7 @@ class Problem:
     d_remainder: Tensor
 
     def to(self, dtype: torch.dtype) -> "Problem":
-        fields = {field.name: getattr(self, field.name).to(dtype) for field in dataclasses.fields(self)}
-        return Problem(**fields)
+        return Problem(**{field.name: getattr(self, field.name).to(dtype) for field in dataclasses.fields(self)})
 
     def rows(self, rows: slice) -> "Problem":
         """These positions alone, where there are as many queries as keys."""
@@ -80,8 +79,7 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
-    difference = (found.double() - exact.double()).norm()
-    return float(difference / exact.double().norm().clamp_min(1e-300))
+    return float((found.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-300))
 
 
 def assert_within_budget(

@@ -26,8 +26,7 @@ def run(
 def run_shell(commands: str, folder: Path, environment: Mapping[str, str]) -> None:
     """Runs the commands of a page, by this interpreter's scripts; whatever goes wrong is shown."""
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    shell = ["bash", "-euo", "pipefail", "-c", commands]
-    done = run(shell, environment={**paths, **environment}, folder=folder)
+    done = run(["bash", "-euo", "pipefail", "-c", commands], environment={**paths, **environment}, folder=folder)
     assert done.returncode == 0, f"{commands}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
 
 

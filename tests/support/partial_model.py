@@ -8,10 +8,7 @@ from lm_eval.api.model import LM
 
 
 class PartialModel(LM):  # type: ignore[misc]
-    """lm-eval wants every model to answer three types of requests; here a test fails where one comes unexpected.
-
-    Tests derive from it and answer the types they are about.
-    """
+    """Fails a test where a request comes of a type that the test's own model, derived from this, does not answer."""
 
     def loglikelihood(self, requests: list[Instance]) -> Any:
         pytest.fail(f"loglikelihood was asked {len(requests)} times, and this test's task should not ask it")

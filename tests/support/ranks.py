@@ -19,10 +19,7 @@ _LONGEST_SECONDS = 300
 def run_ranks(function: Callable[..., object], *arguments: object, processes: int) -> None:
     """Calls `function(rank, *arguments)` in each of several processes, which find each other, and waits for all.
 
-    The processes have the environment of this one.
-
-    Raises:
-        ProcessRaisedException: one of them failed; with its traceback.
+    The processes have the environment of this one; where one fails, its traceback is in what is raised.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -41,10 +38,7 @@ def run_ranks(function: Callable[..., object], *arguments: object, processes: in
 def start(
     function: Callable[..., object], *arguments: object, environment: Mapping[str, str], folder: Path, log: Path
 ) -> BaseProcess:
-    """Starts `function(*arguments)` in a process with this environment, in a folder; the log has all that it prints.
-
-    It has no GPU.
-    """
+    """Starts `function(*arguments)` in a process without a GPU, in a folder; the log has all that it prints."""
     process = mp.get_context("forkserver").Process(  # type: ignore[no-untyped-call]
         target=_alone, args=(dict(environment), folder, log, function, arguments)
     )
@@ -54,7 +48,6 @@ def start(
 
 
 def sbeval(*arguments: str) -> None:
-    """Is the command."""
     from sbeval.__main__ import main
 
     sys.argv = ["sbeval", *arguments]

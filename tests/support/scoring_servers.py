@@ -23,9 +23,7 @@ Choice = dict[str, Any]
 class CompletionsServer(ThreadingHTTPServer):
     """Speaks `/v1/completions` with `echo` and `logprobs`; `change` may spoil a prompt, `spoil` an answer.
 
-    Attributes:
-        asked: the prompts, in their order.
-        fails_at: numbers of the requests that are answered with an error.
+    Prompts are kept in `asked`; requests whose numbers are in `fails_at` are answered with an error.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -169,7 +167,9 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
         "vllm.lora.request": {"LoRARequest": object},
         "vllm.renderers": {},
         "vllm.renderers.hf": {"resolve_chat_template": lambda **_: None},
-        "vllm.tokenizers": {"get_tokenizer": _get_tokenizer},
+        "vllm.tokenizers": {
+            "get_tokenizer": lambda name, tokenizer_mode, **kw: AutoTokenizer.from_pretrained(name, **kw)
+        },
     }.items():
         module = ModuleType(name)
         module.__spec__, module.__path__ = importlib.machinery.ModuleSpec(name, None), []
@@ -178,7 +178,3 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
     monkeypatch.delitem(sys.modules, "lm_eval.models.vllm_causallms", raising=False)
     monkeypatch.setitem(model_registry._objs, "vllm", "lm_eval.models.vllm_causallms:VLLM")
     return members["LLM"]  # type: ignore[return-value]
-
-
-def _get_tokenizer(name: str, *, tokenizer_mode: str, **kwargs: Any) -> Any:
-    return AutoTokenizer.from_pretrained(name, **kwargs)

@@ -104,11 +104,9 @@ def write_inputs(folder: Path) -> None:
 
 
 def sweep_over(folder: Path, **changes: Any) -> Sweep:
-    """Returns a sweep of one run over what `write_inputs` wrote.
+    """Returns a sweep of one run over what `write_inputs` wrote there.
 
-    Args:
-        folder: where that lies.
-        changes: settings of the sweep, or of its run or model by a name such as "run.num_fewshot".
+    What changes is a setting of the sweep, or of its run or model by a name such as "run.num_fewshot".
     """
 
     def given(prefix: str) -> dict[str, Any]:

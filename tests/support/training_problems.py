@@ -104,8 +104,7 @@ def copy_tokenizer(data_folder: Path, folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def source_texts() -> list[str]:
-    folder = Path(__file__).parents[2] / "sbeval"
-    return [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*/*.py"))]
+    return [file.read_text(encoding="utf-8") for file in sorted((Path(__file__).parents[2] / "sbeval").glob("*/*.py"))]
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun, plan
 from sbeval.sweep.suites import SUITES, UNCUT, suite_runs
 
 RUN = {"name": "stream", "tasks": ["sb_stdlib_stream"]}
+APART = {"name": "r", "tasks": ["t"], "lengths_apart": True, "context_lengths": [64, 128]}
 
 
 def write(folder: Path, settings: Any) -> Path:
@@ -21,27 +22,20 @@ def write(folder: Path, settings: Any) -> Path:
 
 
 def test_every_checkpoint_goes_through_every_run_in_its_own_way(tmp_path: Path) -> None:
-    settings = load_sweep(
-        write(
-            tmp_path,
-            {
-                "output": str(tmp_path / "out"),
-                "checkpoints": [
-                    "models/sb",
-                    {"pretrained": "models/rope", "model_args": {"dtype": "float32"}},
-                    {"pretrained": "models/rope", "label": "rope dynamic", "model_args": {"rope_scaling": "dynamic:4"}},
-                ],
-                "runs": [
-                    {**RUN, "context_lengths": [4096, 1024], "limit": 3, "model_args": {"max_length": 4096}},
-                    {"name": "mmlu", "tasks": "mmlu", "num_fewshot": 0},
-                ],
-                "model_args": {"dtype": "bfloat16"},
-                "metadata": {"seed": 7},
-                "limit": 10,
-            },
-        )
-    )
-    runs = plan(settings)
+    written = {
+        "output": str(tmp_path / "out"),
+        "checkpoints": [
+            "models/sb",
+            {"pretrained": "models/rope", "model_args": {"dtype": "float32"}},
+            {"pretrained": "models/rope", "label": "rope dynamic", "model_args": {"rope_scaling": "dynamic:4"}},
+        ],
+        "runs": [
+            {**RUN, "context_lengths": [4096, 1024], "limit": 3, "model_args": {"max_length": 4096}},
+            {"name": "mmlu", "tasks": "mmlu", "num_fewshot": 0},
+        ],
+        **{"model_args": {"dtype": "bfloat16"}, "metadata": {"seed": 7}, "limit": 10},
+    }
+    runs = plan(load_sweep(write(tmp_path, written)))
     labels = ("sb", "rope", "rope_dynamic")
     assert [str(run) for run in runs] == [f"{label}/{name}" for label in labels for name in ("stream", "mmlu")]
     assert runs[2].config == {
@@ -135,15 +129,7 @@ def test_longbench_is_cut_to_the_lengths_asked_for() -> None:
         ({"checkpoints": [{"pretrained": "a", "model_args": {"pretrained": "b"}}]}, "pretrained"),
         ({"checkpoints": [{"pretrained": "a", "model_args": "dtype"}]}, "model_args of checkpoint 'a' to be a mapping"),
         ({"runs": [RUN, RUN]}, "own name"),
-        (
-            {
-                "runs": [
-                    {"name": "r", "tasks": ["t"], "lengths_apart": True, "context_lengths": [64, 128]},
-                    {"name": "r-64", "tasks": ["t"]},
-                ]
-            },
-            "found r-64 more than once",
-        ),
+        ({"runs": [APART, {"name": "r-64", "tasks": ["t"]}]}, "found r-64 more than once"),
         ({"runs": None}, "suite or runs"),
         ({"runs": [{"name": "x", "tasks": []}]}, "tasks of run 'x'"),
         ({"runs": [{**RUN, "context_lengths": [0]}]}, "positive whole numbers"),

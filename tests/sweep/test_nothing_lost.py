@@ -78,8 +78,7 @@ def test_what_is_replaced_is_moved_aside_whole(
 ) -> None:
     LEFT[words](tmp_path)
     before = below(snapshot(tmp_path), "one/t")
-    failures = run_sweep(sweep(tmp_path, behaviour=behaviour), replace=True)
-    assert bool(failures) == (behaviour == "fail")
+    assert bool(run_sweep(sweep(tmp_path, behaviour=behaviour), replace=True)) == (behaviour == "fail")
     (aside,) = set_aside_runs(tmp_path)
     assert snapshot(aside) == before
     assert f"what was there is now in {aside}" in capsys.readouterr().out
@@ -154,8 +153,7 @@ def test_what_a_sweep_reads_is_never_moved_aside(tmp_path: Path) -> None:
     text.parent.mkdir(parents=True)
     text.write_text("mine")
     before = snapshot(tmp_path)
-    reading = sweep(tmp_path).changed(metadata={"data_path": str(text)})
-    (failure,) = run_sweep(reading, replace=True)
+    (failure,) = run_sweep(sweep(tmp_path).changed(metadata={"data_path": str(text)}), replace=True)
     assert "nothing that is read" in failure.reason
     assert snapshot(tmp_path) == before
 

@@ -72,8 +72,7 @@ def test_gradient_accumulation_changes_nothing(tmp_path, parent, data_folder):
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=3))
 def test_segments_cover_every_input_once_and_begin_at_separators(rows):
-    window_tokens = torch.tensor(rows)
-    found = segments(window_tokens, separator=0)
+    found = segments(torch.tensor(rows), separator=0)
     covered = [(row, place) for row, start, stop in found for place in range(start, stop)]
     assert sorted(covered) == [(row, place) for row in range(len(rows)) for place in range(8)]
     for row, start, stop in found:
@@ -82,13 +81,9 @@ def test_segments_cover_every_input_once_and_begin_at_separators(rows):
 
 
 SCHEMES = {
-    "stickbreaking": {},
+    **{attention: {} for attention in ("stickbreaking", "rope", "nope", "alibi", "fire")},
     "stickbreaking with remainder and norm": {"remainder": "head_bias", "head_norm": True},
-    "rope": {},
     "rope in a window": {"sliding_window": 40},
-    "nope": {},
-    "alibi": {},
-    "fire": {},
     "forgetting with shifts": {"key_shift": True, "value_shift": True},
 }
 
@@ -112,8 +107,7 @@ def test_packed_documents_have_the_loss_and_gradients_of_each_alone(scheme):
     window_tokens[1, 33] = 0
     alone = torch.zeros(())
     for row, start, stop in segments(window_tokens, 0):
-        tokens = window_tokens[row : row + 1, start : stop + 1]
-        alone = alone + next_token_loss(model, tokens) * (stop - start) / 400
+        alone = alone + next_token_loss(model, window_tokens[row : row + 1, start : stop + 1]) * (stop - start) / 400
     expected, expected_gradients = loss_and_gradients(model, alone)
     for whole in (document_loss(model, window_tokens, 0), bucketed_loss(model, window_tokens, 0)):
         found, gradients = loss_and_gradients(model, whole)
@@ -208,8 +202,7 @@ def test_a_checkpoint_of_the_hub_is_extended_and_named_as_its_parent(tmp_path, d
     (place / "refs" / "main").write_text("a" * 40)
     checkpoint = extend(tiny_extension(place, data_folder).changed(checkpoint="someone/llama"), tmp_path / "run")
     parent = json.loads((checkpoint / "config.json").read_text())["extended_from"]
-    assert parent["name"] == "someone/llama"
-    assert parent["sha256"] == weights_sha256(folder)
+    assert (parent["name"], parent["sha256"]) == ("someone/llama", weights_sha256(folder))
     with pytest.raises(UserError, match="someone/other"):
         extend(tiny_extension(place, data_folder).changed(checkpoint="someone/other"), tmp_path / "other")
 
@@ -227,8 +220,7 @@ def test_scaled_frequencies_are_those_of_the_new_context_whatever_a_document_s_l
     first = record_of(checkpoint)["loss_curve"][0]["loss_nats"]
     tokens = load_arrays(data_folder).tokens
     options = {"length_tokens": CONTEXT_TOKENS, "windows": 24, "recall_share": 0.0, "seed": 0}
-    windows = TrainingWindows(tokens, tokens[:0].reshape(0, 0), **options)
-    batch = windows.__getitems__(range(4))
+    batch = TrainingWindows(tokens, tokens[:0].reshape(0, 0), **options).__getitems__(range(4))
     with held_rope_frequencies(model, CONTEXT_TOKENS, parse_rope_scaling("dynamic:4"), original_length_tokens=64):
         pinned = document_loss(model, batch, 0).item()
     assert first == pytest.approx(pinned, rel=1e-5)
@@ -263,8 +255,7 @@ def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_f
     changes = {"rope_scaling": "dynamic:4"} if kind.endswith("rope") else {}
     checkpoint = extend(tiny_extension(released(kind), data_folder, steps=6, **changes), tmp_path / "run")
     extended = load_checkpoint(checkpoint)
-    assert extended.format == "sbeval"
-    assert extended.training_length_tokens == CONTEXT_TOKENS
+    assert (extended.format, extended.training_length_tokens) == ("sbeval", CONTEXT_TOKENS)
     if kind.endswith("rope"):
         assert extended.model.config.rope_parameters["original_max_position_embeddings"] == 64
     curve = losses(tmp_path / "run")
@@ -306,8 +297,7 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
     assert checkpoint.training_length_tokens == (64 if kind == "llama" else CONTEXT_TOKENS)
     assert checkpoint.model.config.max_position_embeddings == CONTEXT_TOKENS
     found = checkpoint.model.config.rope_parameters
-    assert found["rope_type"] == scaling.partition(":")[0]
-    assert found["factor"] == 2.0
+    assert (found["rope_type"], found["factor"]) == (scaling.partition(":")[0], 2.0)
     assert found["original_max_position_embeddings"] == 64
 
 
@@ -330,7 +320,6 @@ def test_a_run_that_failed_before_its_first_state_does_not_block_its_folder(tmp_
     broken = settled.changed(optimization=steep)
     with pytest.raises(UserError, match=r"no state had been saved before: lower the learning rate and start again$"):
         extend(broken, tmp_path / "run")
-    checkpoint = extend(settled, tmp_path / "run")
-    record = record_of(checkpoint)
+    record = record_of(extend(settled, tmp_path / "run"))
     assert record["extension"]["optimization"]["learning_rate"] == settled.optimization.learning_rate
     assert [point["step"] for point in record["loss_curve"]] == [1, 2, 3]

@@ -106,8 +106,7 @@ def test_states_of_a_user_stay_and_older_ones_of_the_run_go(tmp_path, data_folde
     good, mine = (snapshot(states / name) for name in ("checkpoint-1-good", "checkpoint-2024"))
     assert train(recipe, tmp_path, data_folder=data_folder) is not None
     (aside,) = states.glob("checkpoint-2024.old-*")
-    assert snapshot(aside) == mine
-    assert snapshot(states / "checkpoint-1-good") == good
+    assert (snapshot(aside), snapshot(states / "checkpoint-1-good")) == (mine, good)
     kept = {f"checkpoint-{name}" for name in ("1", "4", "5", "1-good")}
     assert {folder.name for folder in states.iterdir()} == {*kept, aside.name}
 

@@ -61,8 +61,7 @@ def test_arrays_hold_every_document_but_each_twentieth_with_its_end(tmp_path, te
     held_out = [json.loads(line)["text"] for line in (folder / "held_out.jsonl").read_text().splitlines()]
     assert held_out == [texts[0]] * (50 - arrays.record["documents"])
     assert load_tokenizer(arrays.tokenizer).get_vocab() == tokenizer.get_vocab()
-    whole = load_arrays(tokenised_text(source, tokenizer, holding_out=False))
-    assert len(whole.tokens) > len(arrays.tokens)
+    assert len(load_arrays(tokenised_text(source, tokenizer, holding_out=False)).tokens) > len(arrays.tokens)
 
 
 def test_a_huge_document_is_not_made_up_for_by_small_ones_and_text_without_spaces_is_cut_at_its_end(tmp_path) -> None:
@@ -121,8 +120,7 @@ def test_a_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(tmp_path, t
     assert loaded.model.config.vocab_size % 64 == 0
     assert loaded.model.config.eos_token_id == tiny_tokenizer().eos_token_id
     record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
-    assert record["data"]["source"] == "own"
-    assert record["tokens_seen"] == 512
+    assert (record["data"]["source"], record["tokens_seen"]) == ("own", 512)
     train_command(small(*command))
     assert "trained before" in capsys.readouterr().out
     (text / "000.txt").write_text("other words")
@@ -133,8 +131,7 @@ def test_a_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(tmp_path, t
 def test_without_a_tokenizer_one_is_trained_and_without_a_length_the_run_is_one_epoch(tmp_path, texts) -> None:
     text = write_text(tmp_path / "own", texts)
     train_command(small("--text", str(text), "--out", str(tmp_path / "run"), optimization__total_tokens="null"))
-    record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
-    assert 0.7 < record["epochs"] <= 1
+    assert 0.7 < json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())["epochs"] <= 1
     assert load_tokenizer(tmp_path / "run" / "own").eos_token == "<|endoftext|>"
 
 

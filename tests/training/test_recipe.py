@@ -12,8 +12,7 @@ from sbeval.training.trainer import cosine, extension, warmup_stable_decay
 def test_the_demo_recipes_differ_in_nothing_but_the_attention():
     stickbreaking = read_recipe("demo_stickbreaking")
     rope = read_recipe("demo_rope")
-    assert stickbreaking.model | {"attention": "rope"} == rope.model
-    assert stickbreaking.data == rope.data
+    assert (stickbreaking.model | {"attention": "rope"}, stickbreaking.data) == (rope.model, rope.data)
     assert stickbreaking.optimization == rope.optimization
     assert (stickbreaking.seed, stickbreaking.precision) == (rope.seed, rope.precision)
     assert stickbreaking.optimization.total_tokens >= 150_000_000
@@ -51,8 +50,7 @@ def test_a_faulty_recipe_is_one_clear_sentence(tmp_path, change, message):
 def test_a_recipe_based_on_another_holds_what_differs(tmp_path):
     (tmp_path / "r.yaml").write_text("based_on: demo_rope\nname: mine\noptimization: {learning_rate: 1e-3}\n")
     base, mine = read_recipe("demo_rope"), read_recipe(tmp_path / "r.yaml")
-    optimization = base.optimization.changed(learning_rate=1e-3)
-    assert mine == base.changed(name="mine", optimization=optimization)
+    assert mine == base.changed(name="mine", optimization=base.optimization.changed(learning_rate=1e-3))
 
 
 @pytest.mark.parametrize("schedule", [cosine, warmup_stable_decay, extension])
@@ -71,9 +69,7 @@ def test_extension_is_the_papers_formula_at_its_lengths():
     def rate(step):
         return 1.25e-4 * extension(step, steps=6250, warmup_steps=150)
 
-    assert rate(0) == pytest.approx(1e-5)
-    assert rate(75) == pytest.approx((1e-5 + 1.25e-4) / 2)
-    assert rate(150) == pytest.approx(1.25e-4)
+    assert [rate(step) for step in (0, 75, 150)] == pytest.approx([1e-5, (1e-5 + 1.25e-4) / 2, 1.25e-4])
     x = (3000 - 150) / 6100
     assert rate(3000) == pytest.approx(1.25e-4 * (math.exp(1 - x) - 1) / (math.e - 1))
     assert rate(6250) == pytest.approx(0, abs=1e-12)

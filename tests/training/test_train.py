@@ -30,8 +30,7 @@ def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_
     curve = record["loss_curve"]
     assert [point["step"] for point in curve] == [5, 10, 15, 20]
     assert curve[-1]["loss_nats"] < curve[0]["loss_nats"] - 0.3
-    assert record["tokens_seen"] == STEPS * 256
-    assert record["commands"] == ["sbeval train tiny"]
+    assert (record["tokens_seen"], record["commands"]) == (STEPS * 256, ["sbeval train tiny"])
     assert AutoTokenizer.from_pretrained(checkpoint).eos_token == "<|endoftext|>"
 
 
@@ -119,8 +118,7 @@ def test_a_loss_curve_and_a_save_that_were_cut_off_are_gone_on_with(stopped, dat
     (stopped / "states" / "checkpoint-3").mkdir()
     (stopped / "states" / "checkpoint-3" / "model.safetensors").write_bytes(b"cut off")
     curve = record_of(train(STOPPED, stopped, data_folder=data_folder))["loss_curve"]
-    assert [point["step"] for point in curve] == [1, 2, 3, 4]
-    assert parts_of(stopped) == [(0, 1), (1, 4)]
+    assert ([point["step"] for point in curve], parts_of(stopped)) == ([1, 2, 3, 4], [(0, 1), (1, 4)])
 
 
 def test_sharded_weights_need_processes_and_a_run_begun_with_them_goes_on_with_them(stopped, data_folder):
@@ -191,8 +189,7 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, da
 
 def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_folder):
     recipe = tiny_recipe()
-    tokens = len(load_arrays(data_folder).tokens)
-    steps = 2 * tokens // recipe.optimization.batch_tokens
+    steps = 2 * len(load_arrays(data_folder).tokens) // recipe.optimization.batch_tokens
     long = recipe.changed(optimization=recipe.optimization.changed(total_tokens=steps * 256))
     with pytest.raises(UserError, match=r"that is 1\.[78]\d epochs; .*--allow-repeat"):
         train(long, tmp_path / "once", data_folder=data_folder)

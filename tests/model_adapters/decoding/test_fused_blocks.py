@@ -12,7 +12,6 @@ from sbeval.model_adapters.decoding.served import GenerationInSlots, fused_block
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.speed.faster import make_faster
 from tests.model_adapters.decoding.slots import DEVICE, LINES, adapter, answers
-from tests.model_adapters.small import Checkpoints
 from tests.models.small import VARIANTS, small_model
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 51, "num_attention_heads": 2, "head_dim": 16}
@@ -38,7 +37,7 @@ def model_of(name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "faster"), [*((name, False) for name in OWN), ("stickbreaking", True), ("llama", False), ("llama", True)]
 )
-def test_a_step_has_the_logits_of_the_model_s_own_parts(name: str, faster: bool) -> None:
+def test_a_step_has_the_logits_of_the_model_s_own_parts(name, faster):
     model = model_of(name)
     if faster:
         assert make_faster(model)
@@ -61,9 +60,7 @@ def test_a_step_has_the_logits_of_the_model_s_own_parts(name: str, faster: bool)
         ({"num_attention_heads": 2, "head_dim": 8}, "no multiple of 32 wide"),
     ],
 )
-def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(
-    other: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(other, reason, caplog):
     model = small_model(**{**SIZES, **other})
     with pytest.raises(ValueError, match=reason):
         FusedBlocks.of(model)
@@ -73,9 +70,7 @@ def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(
     assert reason in record.getMessage()
 
 
-def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(monkeypatch, caplog):
     model = model_of("stickbreaking")
     assert fused_blocks(model) is not None
     assert not caplog.records
@@ -85,7 +80,7 @@ def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(
     assert "blocks in few kernels have other logits" in caplog.text
 
 
-def test_blocks_are_looked_at_for_single_texts_alone(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_looked_at_for_single_texts_alone(checkpoint, monkeypatch):
     looked: list[int] = []
     monkeypatch.setattr(GenerationInSlots, "_fused_blocks", property(lambda self: looked.append(1)))
     for batch_size, times in ((3, 0), (1, 1)):

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from sbeval.model_adapters.decoding import schedule
 from sbeval.model_adapters.decoding.stepper import Stepper
 from tests.model_adapters.decoding.slots import DEVICE, LINES, adapter, answers
-from tests.model_adapters.small import ARCHITECTURES, Checkpoints, generated, instances
+from tests.model_adapters.small import ARCHITECTURES, generated, instances
 
 
 @pytest.mark.parametrize(("limit", "slots"), [({"max_batch_size": 2}, 2), ({"max_batch_tokens": 300}, 4)])
-def test_limits_of_automatic_batches_hold_for_slots(
-    limit: dict[str, int], slots: int, checkpoint: Checkpoints, in_slots: list[int]
-) -> None:
+def test_limits_of_automatic_batches_hold_for_slots(limit, slots, checkpoint, in_slots):
     folder = checkpoint("llama")
     prompts = [line[:40] for line in LINES]  # room for 64 tokens each
     found = answers(adapter(folder, batch_size="auto", **limit), prompts=prompts)
@@ -28,9 +26,7 @@ def test_limits_of_automatic_batches_hold_for_slots(
     assert in_slots[-1] == len(prompts)
 
 
-def test_a_text_that_is_done_makes_room_for_the_next_prompt(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
-) -> None:
+def test_a_text_that_is_done_makes_room_for_the_next_prompt(checkpoint, monkeypatch, in_slots):
     folder = checkpoint("llama")
     monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 3)
     found = answers(adapter(folder, range(100, 150)))
@@ -40,7 +36,7 @@ def test_a_text_that_is_done_makes_room_for_the_next_prompt(
 
 
 @pytest.mark.parametrize("model", ["stickbreaking", "rope", "llama"])
-def test_a_text_whose_keys_are_nan_leaves_nothing_to_the_next_in_its_slot(model: str, checkpoint: Checkpoints) -> None:
+def test_a_text_whose_keys_are_nan_leaves_nothing_to_the_next_in_its_slot(model, checkpoint):
     lm = adapter(checkpoint(model), batch_size=2, non_finite="null")
     embeddings = lm.model.get_input_embeddings()
     mark = lm.tok_encode("~")[-1]
@@ -56,9 +52,7 @@ def test_a_text_whose_keys_are_nan_leaves_nothing_to_the_next_in_its_slot(model:
 
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_requests_of_different_limits_and_stops_share_a_run(
-    batch_size: int, drafts: int, checkpoint: Checkpoints, in_slots: list[int]
-) -> None:
+def test_requests_of_different_limits_and_stops_share_a_run(batch_size, drafts, checkpoint, in_slots):
     folder = checkpoint("rope")
     settings: list[dict[str, Any]] = [
         *({"until": ["\n\n"], "max_gen_toks": tokens} for tokens in (1, 7, 20, 33)),
@@ -72,14 +66,11 @@ def test_requests_of_different_limits_and_stops_share_a_run(
     assert in_slots == [3, batch_size], "one to try the model out, and one for all requests"
     alone = adapter(folder, range(100, 140), batch_size=1)
     for number, setting in enumerate(settings):
-        expected = generated(alone, [(line, setting) for line in LINES[:4]])
-        assert found[number :: len(settings)] == expected
+        assert found[number :: len(settings)] == generated(alone, [(line, setting) for line in LINES[:4]])
     assert len({len(answer) for answer in found}) > 3
 
 
-def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
-) -> None:
+def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(checkpoint, monkeypatch, in_slots):
     folder = checkpoint("llama")
     expected = answers(adapter(folder, batch_size=1))
     lm = adapter(folder, batch_size=4)
@@ -102,16 +93,13 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(
     monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
     in_slots.clear()
     assert answers(lm) == expected
-    assert in_slots == [4, 2]
-    assert sorted(given) == sorted(expected)
+    assert (in_slots, sorted(given)) == ([4, 2], sorted(expected))
 
 
 @pytest.mark.parametrize(
     ("architecture", "drafts", "after"), [("stickbreaking", 3, 6), ("stickbreaking", 3, 17), ("rope", 0, 1)]
 )
-def test_memory_that_runs_out_in_a_step_costs_no_token(
-    after: int, architecture: str, drafts: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_runs_out_in_a_step_costs_no_token(after, architecture, drafts, checkpoint, monkeypatch):
     setting: dict[str, Any] = {"until": ["zzz"], "max_gen_toks": 40, "min_new_tokens": 9}
     lm = adapter(checkpoint(architecture), range(100, 110), batch_size=4, draft_tokens=drafts)
     answers(lm)  # the model has been tried out
@@ -143,9 +131,7 @@ def test_memory_that_runs_out_in_a_step_costs_no_token(
     assert len({len(answer) for answer in expected}) > 1
 
 
-def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, in_slots: list[int]
-) -> None:
+def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(checkpoint, monkeypatch, in_slots):
     lm = adapter(checkpoint("llama"), batch_size=4)
     settings = [{"until": ["\n\n"], "max_gen_toks": tokens} for tokens in (3, 3, 3, 40)]
     asked = instances("generate_until", list(zip(LINES[:4], settings, strict=True)))
@@ -175,8 +161,8 @@ def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(
     ids=str,
 )
 def test_texts_of_different_lengths_share_slots_where_their_rope_frequencies_are_the_same(
-    scaling: Any, runs: int, architecture: str, checkpoint: Checkpoints, in_slots: list[int]
-) -> None:
+    scaling, runs, architecture, checkpoint, in_slots
+):
     folder = checkpoint(architecture)
     prompts = [LINES[5][:length] for length in (4, 7, 10, 25, 35, 45)]
     options = {"rope_scaling": scaling, "training_length": 32}
@@ -206,7 +192,7 @@ def stepper_after(model: Any, lengths: list[int], piece_tokens: int | None) -> S
 @pytest.mark.parametrize(
     "architecture", ["stickbreaking", "rope", "mixture beside rope", "llama", "mistral", "gemma3", "gpt2"]
 )
-def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architecture: str) -> None:
+def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architecture):
     torch.manual_seed(0)
     config = ARCHITECTURES[architecture](VOCABULARY)
     if architecture == "rope":
@@ -225,8 +211,8 @@ def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architect
 
 @pytest.mark.parametrize("architecture", ["stickbreaking", "llama"])
 def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
-    architecture: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    architecture, checkpoint, monkeypatch, caplog
+):
     lm = adapter(checkpoint(architecture), batch_size=2)
     expected = answers(lm)
     monkeypatch.setattr(schedule, "FEWEST_PIECE_TOKENS", 4)
@@ -250,7 +236,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
     assert any(tokens > 1 for _, tokens in shapes)
 
 
-def test_where_no_piece_fits_texts_are_waited_for(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_piece_fits_texts_are_waited_for(checkpoint, monkeypatch):
     lm = adapter(checkpoint("llama"), range(100, 150))
     expected = answers(lm)
     monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 3)

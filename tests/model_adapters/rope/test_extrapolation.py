@@ -1,7 +1,6 @@
 """Methods beyond the training length, asked for in the model's arguments: of this family's models and transformers'."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from sbeval.model_adapters.rope import RequestRope
 from sbeval.models.extrapolation import Extrapolation, parse_extrapolation
 from sbeval.scoring.requests import ATTENTION_SPAN
 from tests.model_adapters.rope.test_rope_scaling import TEXTS, continuations, load, scores
-from tests.model_adapters.small import Checkpoints, instances
+from tests.model_adapters.small import instances
 from tests.models.extrapolation.test_attention import definition
 from tests.models.small import small_model, tokens
 from tests.models.test_rope import llama
@@ -55,7 +54,7 @@ def attention_of_definition(model: Any, input_ids: Tensor, asked: str) -> Tensor
 
 @pytest.mark.parametrize("own", [False, True], ids=["llama", "this family"])
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_models_attention_is_that_of_the_definition_and_its_own_again_afterwards(own: bool, asked: str) -> None:
+def test_a_models_attention_is_that_of_the_definition_and_its_own_again_afterwards(own, asked):
     model: Any = (
         small_model(attention="rope", num_key_value_heads=2, num_hidden_layers=1, training_length_tokens=16)
         if own
@@ -77,18 +76,17 @@ def test_a_models_attention_is_that_of_the_definition_and_its_own_again_afterwar
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("asked", ASKED)
-def test_answers_depend_on_no_other_request(architecture: str, asked: str, checkpoint: Checkpoints) -> None:
+def test_answers_depend_on_no_other_request(architecture, asked, checkpoint):
     lm = load(checkpoint, architecture, extrapolation=asked, batch_size=3)
     forwards, one_by_one = scores(lm, TEXTS), [scores(lm, [text])[0] for text in TEXTS]
     assert forwards == pytest.approx(one_by_one, rel=1e-5)
-    plain = scores(load(checkpoint, architecture), TEXTS)
-    assert forwards[-1] != pytest.approx(plain[-1], rel=1e-5)
+    assert forwards[-1] != pytest.approx(scores(load(checkpoint, architecture), TEXTS)[-1], rel=1e-5)
     assert continuations(lm, TEXTS) == [continuations(lm, [text])[0] for text in TEXTS]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
 @pytest.mark.parametrize("asked", ASKED)
-def test_generation_goes_on_as_whole_texts_are_scored(architecture: str, asked: str, checkpoint: Checkpoints) -> None:
+def test_generation_goes_on_as_whole_texts_are_scored(architecture, asked, checkpoint):
     lm = load(checkpoint, architecture, extrapolation=asked)
     prompt = torch.tensor([lm.tok_encode(TEXTS[2])])
     text = prompt
@@ -100,18 +98,17 @@ def test_generation_goes_on_as_whole_texts_are_scored(architecture: str, asked: 
     assert torch.equal(written, text)
 
 
-def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint: Checkpoints) -> None:
+def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint):
     from sbeval.model_adapters.record import run_settings
 
     lm = load(checkpoint, "rope", extrapolation="self_extend:3:8")
-    record = lm.get_model_info()["sbeval"]
-    assert record["extrapolation"] == {"method": "self_extend", "group": 3, "window": 8}
+    assert lm.get_model_info()["sbeval"]["extrapolation"] == {"method": "self_extend", "group": 3, "window": 8}
     assert run_settings(lm)["extrapolation"] == "self_extend:3:8"
     assert load(checkpoint, "rope").get_model_info()["sbeval"]["extrapolation"] is None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "rope"])
-def test_longropes_factors_are_a_rope_scaling(architecture: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_longropes_factors_are_a_rope_scaling(architecture, checkpoint, tmp_path):
     scaling = {"rope_type": "longrope", "factor": 4, "long_factor": [1.0, 1.5, 2.0, 4.0], "short_factor": [1.0] * 4}
     (whole := tmp_path / "whole.json").write_text(json.dumps(scaling))
     (short := tmp_path / "short.json").write_text(json.dumps({"factor": 4, "long_factor": scaling["long_factor"]}))
@@ -123,7 +120,7 @@ def test_longropes_factors_are_a_rope_scaling(architecture: str, checkpoint: Che
         assert (record["rope_scaling"], record["extrapolation"]) == (scaling, None)
 
 
-def test_a_method_goes_with_a_scaling(checkpoint: Checkpoints) -> None:
+def test_a_method_goes_with_a_scaling(checkpoint):
     lm = load(checkpoint, "rope", extrapolation="log_length", rope_scaling="linear:2")
     alone = load(checkpoint, "rope", extrapolation="log_length")
     assert scores(lm, TEXTS)[-1] != pytest.approx(scores(alone, TEXTS)[-1], rel=1e-5)
@@ -145,7 +142,7 @@ def test_a_method_goes_with_a_scaling(checkpoint: Checkpoints) -> None:
         (8, "extrapolation to be a method such as self_extend:8:512, found 8"),
     ],
 )
-def test_values_that_cannot_be_are_one_sentence(asked: Any, said: str) -> None:
+def test_values_that_cannot_be_are_one_sentence(asked, said):
     with pytest.raises(UserError) as caught:
         AdapterOptions.pop({"extrapolation": asked})
     assert said in str(caught.value)
@@ -163,15 +160,13 @@ def test_values_that_cannot_be_are_one_sentence(asked: Any, said: str) -> None:
         ({"factor": 4, "long_factor": [1, 2, 3, 4]}, {"rope_scaling": "linear:2"}, "without rope_scaling"),
     ],
 )
-def test_longropes_factors_fit_the_model_and_go_with_no_other_scaling(
-    factors: Any, options: dict[str, str], said: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_longropes_factors_fit_the_model_and_go_with_no_other_scaling(factors, options, said, checkpoint, tmp_path):
     (file := tmp_path / "factors.json").write_text(json.dumps(factors))
     with pytest.raises(UserError, match=said):
         load(checkpoint, "llama", extrapolation=f"longrope:{file}", **options)
 
 
-def test_a_cache_with_room_behind_the_text_and_attention_spans_are_refused(checkpoint: Checkpoints) -> None:
+def test_a_cache_with_room_behind_the_text_and_attention_spans_are_refused(checkpoint):
     lm = load(checkpoint, "llama", extrapolation="self_extend:3:8")
     tokens = torch.arange(12)[None]
     with lm.session.rope.hold(12), pytest.raises(UserError, match="leave cache_implementation out"):
@@ -193,12 +188,10 @@ def test_a_cache_with_room_behind_the_text_and_attention_spans_are_refused(check
         ("cohere", {"extrapolation": "self_extend:2:4"}, "a model with rotary embeddings"),
     ],
 )
-def test_models_that_do_not_suit_are_one_sentence(
-    architecture: str, arguments: dict[str, Any], said: str, checkpoint: Checkpoints
-) -> None:
+def test_models_that_do_not_suit_are_one_sentence(architecture, arguments, said, checkpoint):
     with pytest.raises(UserError, match=said):
         load(checkpoint, architecture, **arguments)
 
 
-def test_commas_are_read_where_a_command_line_lets_them_through() -> None:
+def test_commas_are_read_where_a_command_line_lets_them_through():
     assert parse_extrapolation("self_extend:8,512") == parse_extrapolation("self_extend:8:512")

@@ -24,8 +24,7 @@ TEXTS = [english()[:length] for length in (20, 60, 130, 60, 300)]
 
 
 def load(checkpoint: Checkpoints, architecture: str, **kwargs: Any) -> StickBreakingLM:
-    options = {"training_length": ORIGINAL, "max_length": 512, **kwargs}
-    return load_lm(checkpoint(architecture), **options)
+    return load_lm(checkpoint(architecture), **{"training_length": ORIGINAL, "max_length": 512, **kwargs})
 
 
 def scores(lm: StickBreakingLM, texts: Sequence[str]) -> list[float]:

@@ -17,7 +17,7 @@ from sbeval.corpora import Layout, TokenizedCorpus, local_corpus, token_key, tok
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import TokenLogprobsRequest
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tiny_tokenizer
+from tests.model_adapters.small import english, instances, load_lm, tiny_tokenizer
 
 WINDOWS = [(0, 40, 40), (7, 16, 3), (90, 301, 301), (200, 41, 1), (50, 100, 16), (3, 64, 64), (20, 203, 9)]
 PROCESSES = 4
@@ -96,7 +96,7 @@ def worker(rank: int, folders: dict[str, Path], arguments: Arguments, out: Path)
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arguments]:
+def arguments(tmp_path_factory) -> Iterator[Arguments]:
     folder = tmp_path_factory.mktemp("corpus")
     text = folder / "text.txt"
     text.write_text(english())
@@ -110,7 +110,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arguments]:
 
 
 @pytest.fixture(scope="module")
-def folders(checkpoint: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(checkpoint, tmp_path_factory) -> dict[str, Path]:
     """Checkpoints by the names of models, and of those whose configuration is changed."""
     made = {model: checkpoint(model) for _, model, *_ in (*CASES.values(), *REFUSED.values())}
     for name, (_, model, changes) in GENERATED.items():
@@ -123,9 +123,7 @@ def folders(checkpoint: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def found(
-    folders: dict[str, Path], arguments: Arguments, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+def found(folders, arguments, tmp_path_factory) -> list[dict[str, Any]]:
     """What each of four processes found, whose requests are every fourth."""
     out = tmp_path_factory.mktemp("ranks")
     run_ranks(worker, folders, arguments, out, processes=PROCESSES)
@@ -133,29 +131,23 @@ def found(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_windows_scored_together_have_the_log_probabilities_of_one_process(
-    name: str, found: list[dict[str, Any]], checkpoint: Checkpoints, arguments: Arguments
-) -> None:
+def test_windows_scored_together_have_the_log_probabilities_of_one_process(name, found, checkpoint, arguments):
     alone = load(checkpoint(CASES[name][1]))
-    expected = alone.token_logprobs(requests_for(arguments), disable_tqdm=True)
-    for index, answer in enumerate(expected):
+    for index, answer in enumerate(alone.token_logprobs(requests_for(arguments), disable_tqdm=True)):
         shared = found[index % PROCESSES][name][index // PROCESSES]
         np.testing.assert_allclose(shared, answer.logprobs, rtol=1e-6, atol=2e-6)
     assert sum(each[f"{name} tokens"] for each in found) == alone.session.meter.tokens
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_long_prompts_are_read_by_all_processes_of_a_group_and_continued_as_by_one(
-    name: str, found: list[dict[str, Any]], folders: dict[str, Path]
-) -> None:
+def test_long_prompts_are_read_by_all_processes_of_a_group_and_continued_as_by_one(name, found, folders):
     degree, model, changes = GENERATED[name]
     alone = load(folders[name if changes else model])
     lengths = [[len(alone.tok_encode(request.args[0])) for request in prompts_of(rank)] for rank in range(PROCESSES)]
     for rank, each in enumerate(found):
         expected = generated(alone, rank)
         shared = each[f"{name} generated"]
-        assert shared["texts"] == expected["texts"]
-        assert shared["tokens"] == expected["tokens"]
+        assert (shared["texts"], shared["tokens"]) == (expected["texts"], expected["tokens"])
         group = range(rank // degree * degree, rank // degree * degree + degree)
         longest = max(length for member in group for length in lengths[member])
         part = -(-(longest - 1) // (2 * degree)) * 2
@@ -164,7 +156,7 @@ def test_long_prompts_are_read_by_all_processes_of_a_group_and_continued_as_by_o
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_shared_is_refused_in_every_process(name: str, found: list[dict[str, Any]]) -> None:
+def test_what_cannot_be_shared_is_refused_in_every_process(name, found):
     for each in found:
         assert REFUSED[name][2] in each[name]
 
@@ -176,9 +168,7 @@ def test_what_cannot_be_shared_is_refused_in_every_process(name: str, found: lis
         ("stickbreaking", {}, "context_parallel=2, found 1: start a multiple of 2"),
     ],
 )
-def test_neither_an_extrapolation_nor_one_process_can_be_shared(
-    model: str, options: dict[str, str], message: str, checkpoint: Checkpoints
-) -> None:
+def test_neither_an_extrapolation_nor_one_process_can_be_shared(model, options, message, checkpoint):
     with pytest.raises(UserError, match=message):
         load(checkpoint(model), context_parallel=2, **options)
 
@@ -190,7 +180,7 @@ def say_what_is_wrong(folder: Path) -> None:
         print(error)
 
 
-def test_a_port_in_use_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_port_in_use_is_named(checkpoint, tmp_path):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

@@ -17,11 +17,6 @@ ALL = [
 RTOL = 1e-5
 
 
-def assert_same_scores(found: list[Any], expected: list[Any]) -> None:
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=RTOL)
-
-
 @pytest.mark.parametrize("adds_bos", [False, True], ids=["plain", "adds-bos"])
 @pytest.mark.parametrize("architecture", ALL)
 def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint: Checkpoints) -> None:
@@ -35,15 +30,13 @@ def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint:
     ]
     # multiple choice: one context, several continuations, of one token and of more
     pairs += [("Beautiful is better than", choice) for choice in [" ugly", " a", " b", " implicit", "."]]
-    assert_same_scores(
-        sb.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True),
-        hf.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True),
-    )
+    found, expected = (lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True) for lm in (sb, hf))
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=RTOL)
 
     rolling = instances("loglikelihood_rolling", [(english(),), (lines[2],), (english()[:200],), ("",)])
-    assert sb.loglikelihood_rolling(rolling, disable_tqdm=True) == pytest.approx(
-        hf.loglikelihood_rolling(rolling, disable_tqdm=True), rel=RTOL
-    )
+    found, expected = (lm.loglikelihood_rolling(rolling, disable_tqdm=True) for lm in (sb, hf))
+    assert found == pytest.approx(expected, rel=RTOL)
 
     prompts: list[tuple[Any, ...]] = [(line, {"until": ["e"], "max_gen_toks": 8}) for line in lines[:4]]
     prompts += [(english(), {"until": "\n", "max_gen_toks": 5, "do_sample": False})]

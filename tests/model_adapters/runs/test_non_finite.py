@@ -183,8 +183,7 @@ def test_a_step_of_an_answer_is_named(folder: Path) -> None:
 def test_what_follows_a_complete_answer_is_not_looked_at(folder: Path) -> None:
     """Of two answers in a batch one ends first; it goes on for the other's sake."""
     lm = load(folder)
-    sound = generate(lm, "some words", max_gen_toks=3)
-    end = sound[0][-1:]
+    end = generate(lm, "some words", max_gen_toks=3)[0][-1:]
     (short,) = generate(lm, "some words", until=[end])
     poison_step(len(lm.tokenizer("some words")["input_ids"]) + 3)(lm.model)
     assert generate(lm, "some words", "some words", until=[end]) == [short, short]
@@ -223,8 +222,7 @@ def numbers(value: Any) -> list[float]:
 
 
 def run(folder: Path, lm: StickBreakingLM, names: list[str]) -> dict[str, dict[str, list[float]]]:
-    loaded = load_tasks(folder, names, lm.options.non_finite)
-    results = evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=4)
+    results = evaluate(lm=lm, task_dict=load_tasks(folder, names, lm.options.non_finite), limit=2, bootstrap_iters=4)
     of_tasks = {name: results["results"][name].items() for name in names}
     return {name: {key: numbers(of) for key, of in own if not UNTOUCHED.search(key)} for name, own in of_tasks.items()}
 
@@ -249,8 +247,7 @@ def test_null_takes_no_number_from_other_lengths_and_documents(folder: Path, env
         embedded[:, 32:] = math.nan
 
     lm.model.get_input_embeddings().register_forward_hook(change)
-    long = run(folder, lm, PROTOCOLS)
-    for name, found in long.items():
+    for name, found in run(folder, lm, PROTOCOLS).items():
         for key, values in found.items():
             if "@0000032" in key:
                 assert values == pytest.approx(sound[name][key]), (name, key)

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ from sqlitedict import SqliteDict
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.record import run_settings, stamp
-from tests.model_adapters.small import Checkpoints, copied, load_lm, save_lora
+from tests.model_adapters.small import copied, load_lm, save_lora
 
 
-def test_a_cache_made_before_a_file_changed_in_place_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_cache_made_before_a_file_changed_in_place_is_refused(checkpoint, tmp_path):
     folder, database = copied(checkpoint("llama"), tmp_path), str(tmp_path / "cache.db")
     for _ in range(2):
         CachingLM(load_lm(folder), database).dbdict.close()
@@ -41,9 +40,7 @@ def test_a_cache_made_before_a_file_changed_in_place_is_refused(checkpoint: Chec
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_cache_made_with_other_settings_is_refused(
-    options: dict[str, Any], difference: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_cache_made_with_other_settings_is_refused(options, difference, checkpoint, tmp_path):
     database = str(tmp_path / "cache.db")
     CachingLM(load_lm(checkpoint("llama")), database).dbdict.close()
     with pytest.raises(UserError, match=f"found one made with .*{difference}"):
@@ -51,7 +48,7 @@ def test_a_cache_made_with_other_settings_is_refused(
     CachingLM(load_lm(checkpoint("llama")), database).dbdict.close()
 
 
-def test_a_cache_of_another_adapter_at_the_same_place_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_cache_of_another_adapter_at_the_same_place_is_refused(checkpoint, tmp_path):
     database, folder = str(tmp_path / "cache.db"), checkpoint("llama")
     for seed, difference in ((0, None), (0, None), (1, r"other inputs \(peft: weights changed\)")):
         adapter = save_lora(tmp_path / "adapter", folder, "q_proj", seed=seed)
@@ -59,21 +56,20 @@ def test_a_cache_of_another_adapter_at_the_same_place_is_refused(checkpoint: Che
             CachingLM(load_lm(folder, peft=adapter), database).dbdict.close()
 
 
-def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint, tmp_path):
     database = str(tmp_path / "cache.db")
     for options in ({}, {"batch_size": 4, "max_batch_tokens": 512}, {"logits_cache": False, "trust_remote_code": True}):
         CachingLM(load_lm(checkpoint("llama"), **options), database).dbdict.close()
 
 
-def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint: Checkpoints) -> None:
-    lm = load_lm(checkpoint("llama"))
-    stamped = run_settings(lm)
+def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint):
+    stamped = run_settings(load_lm(checkpoint("llama")))
     # a cache beside context_parallel is refused
     apart = {"max_batch_tokens", "draft_tokens", "context_parallel"}
     assert AdapterOptions.model_fields.keys() - set(stamped) == apart
 
 
-def test_of_two_models_that_start_together_one_has_the_cache(tmp_path: Path) -> None:
+def test_of_two_models_that_start_together_one_has_the_cache(tmp_path):
     barrier = threading.Barrier(2)
 
     class Meeting(SqliteDict):  # type: ignore[misc]
@@ -95,7 +91,7 @@ def test_of_two_models_that_start_together_one_has_the_cache(tmp_path: Path) -> 
         assert set(threads.map(start, ("this", "that"))) == {None, "refused"}
 
 
-def test_a_cache_without_settings_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_cache_without_settings_is_refused(checkpoint, tmp_path):
     database = str(tmp_path / "cache.db")
     with SqliteDict(database, autocommit=True) as unstamped:
         unstamped["0123"] = (-1.0, True)

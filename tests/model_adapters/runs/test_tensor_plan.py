@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.loading import check_tensor_plan
-from tests.model_adapters.small import Checkpoints, english, generated, likelihoods, load_lm
+from tests.model_adapters.small import english, generated, likelihoods, load_lm
 
 MODELS = ("llama", "qwen3", "gemma3")
 PAIRS = [(english()[:300], english()[300:420]), (english()[50:90], " and"), (english()[7:200], english()[200:230])]
@@ -33,16 +33,14 @@ def worker(rank: int, folders: dict[str, Path], out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def answers(checkpoint: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def answers(checkpoint, tmp_path_factory) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("ranks")
     run_ranks(worker, {model: checkpoint(model) for model in MODELS}, out, processes=2)
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_processes_that_share_matrices_answer_as_one(
-    model: str, answers: list[dict[str, Any]], checkpoint: Checkpoints
-) -> None:
+def test_processes_that_share_matrices_answer_as_one(model, answers, checkpoint):
     alone = load_lm(checkpoint(model), batch_size=2)
     for process in answers:
         np.testing.assert_allclose(process[model]["nats"], likelihoods(alone, PAIRS), rtol=1e-6)
@@ -57,20 +55,18 @@ def test_processes_that_share_matrices_answer_as_one(
         ({"context_parallel": 2}, r"Expected tp_plan or context_parallel in --model_args, found both"),
     ],
 )
-def test_ways_to_share_a_model_exclude_each_other(
-    options: dict[str, Any], sentence: str, checkpoint: Checkpoints
-) -> None:
+def test_ways_to_share_a_model_exclude_each_other(options, sentence, checkpoint):
     with pytest.raises(UserError, match=sentence):
         load_lm(checkpoint("llama"), tp_plan="auto", **options)
 
 
-def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint: Checkpoints) -> None:
+def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
     lm = load_lm(checkpoint("llama"), tp_plan="auto")
     with pytest.raises(UserError, match="no response cache beside tp_plan, found --use_cache"):
         lm.set_cache_hook(SimpleNamespace(dbdict={}))  # type: ignore[arg-type]
 
 
-def test_what_no_plan_can_share_is_refused(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_plan_can_share_is_refused(checkpoint, monkeypatch):
     with pytest.raises(UserError, match=r"a plan for tp_plan=auto, found sbeval: leave tp_plan out \(context_par"):
         load_lm(checkpoint("stickbreaking"), tp_plan="auto")
     monkeypatch.setenv("WORLD_SIZE", "3")

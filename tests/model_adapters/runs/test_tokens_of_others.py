@@ -117,8 +117,7 @@ def test_a_task_with_another_tokenizer_is_doubted(
     lm = load_lm(checkpoint("rope"))
     (tmp_path / "text.txt").write_text(english())
     for tokenizer, doubted in ((lm.tokenizer, False), (tiny_tokenizer(adds_bos=True), True)):
-        corpus = tokenize_corpus(local_corpus(tmp_path / "text.txt"), tokenizer, Layout())
-        key = token_key(corpus, 0, 8)
+        key = token_key(tokenize_corpus(local_corpus(tmp_path / "text.txt"), tokenizer, Layout()), 0, 8)
         request = TokenLogprobsRequest(key, 8, 0, 8) if kind == "token_logprobs" else AttentionSpanRequest(key, 8, 2)
         getattr(lm, kind)(instances(kind, [request]), disable_tqdm=True)
         assert ("cut into tokens by another tokenizer" in said(caplog)) == doubted

@@ -5,7 +5,6 @@ import itertools
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,26 +19,15 @@ from sbeval.model_adapters.batching import BatchLimits
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test import testing
-from tests.measures.families import (
-    FAMILIES,
-    PAIRS,
-    PROMPTS,
-    answers_of,
-    documented,
-    is_right,
-    main,
-    save_tiny,
-    whole_answers,
-    whole_scores,
-)
-from tests.model_adapters.small import Checkpoints, copied, likelihoods, load_lm
+from tests.measures import families
+from tests.model_adapters.small import copied, likelihoods, load_lm
 
 Forward = Callable[..., Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.fixture(autouse=True)
-def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def cache_of_its_own(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
 
 
@@ -151,25 +139,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_is_found_and_avoided(name: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found_and_avoided(name, checkpoint, monkeypatch):
     case, folder = CASES[name], checkpoint("llama")
     case.plant(monkeypatch)
     lm = load_lm(folder, batch_size=8)
     found = lm.session.self_test
     assert case.failed <= found.failed.keys(), str(found)
     assert (found.scoring, found.generation, found.attention) == (case.scoring, case.generation, case.attention)
-    assert answers_of(lm) == whole_answers(lm, PROMPTS)
+    assert families.answers_of(lm) == families.whole_answers(lm, families.PROMPTS)
     if case.scoring == names.REFUSED:
         with pytest.raises(UserError, match="earlier tokens do not see later ones: 0"):
-            likelihoods(lm, PAIRS)
+            likelihoods(lm, families.PAIRS)
     else:
-        assert likelihoods(lm, PAIRS) == pytest.approx(whole_scores(lm, PAIRS), abs=1e-4)
+        assert likelihoods(lm, families.PAIRS) == pytest.approx(families.whole_scores(lm, families.PAIRS), abs=1e-4)
     unaware = load_lm(folder, batch_size=8, self_test=False)
-    right = answers_of(unaware) == whole_answers(lm, PROMPTS)
-    assert not right or likelihoods(unaware, PAIRS) != pytest.approx(whole_scores(lm, PAIRS), abs=1e-4)
+    right = families.answers_of(unaware) == families.whole_answers(lm, families.PROMPTS)
+    assert not right or likelihoods(unaware, families.PAIRS) != pytest.approx(
+        families.whole_scores(lm, families.PAIRS), abs=1e-4
+    )
 
 
-def test_padding_that_long_rows_alone_show_is_found(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_that_long_rows_alone_show_is_found(checkpoint, monkeypatch):
     in_the_forward(padding_reaches_back_in_long_rows)(monkeypatch)
     lm = load_lm(checkpoint("llama"), batch_size=8)
     assert lm.session is not None
@@ -177,8 +167,8 @@ def test_padding_that_long_rows_alone_show_is_found(checkpoint: Checkpoints, mon
     assert lm.session.batches.same_length
 
 
-def test_a_cache_that_counts_nothing_reads_no_padding_where_rounding_hides_the_fault(tmp_path: Path) -> None:
-    save_tiny("minimax", tmp_path)
+def test_a_cache_that_counts_nothing_reads_no_padding_where_rounding_hides_the_fault(tmp_path):
+    families.save_tiny("minimax", tmp_path)
     lm = load_lm(tmp_path, batch_size=8, dtype="bfloat16")
     assert lm.session is not None
     assert (names.LEFT_PADDING in lm.session.self_test.failed, lm.session.self_test.generation) == (
@@ -188,39 +178,37 @@ def test_a_cache_that_counts_nothing_reads_no_padding_where_rounding_hides_the_f
 
 
 @pytest.mark.parametrize("seed", [107, 205])
-def test_an_expert_that_rounding_changes_is_no_fault(seed: int, tmp_path: Path) -> None:
-    save_tiny("mixtral", tmp_path, seed=seed, num_local_experts=64)
+def test_an_expert_that_rounding_changes_is_no_fault(seed, tmp_path):
+    families.save_tiny("mixtral", tmp_path, seed=seed, num_local_experts=64)
     lm = load_lm(tmp_path, batch_size=8, dtype="float16")
     assert lm.session is not None
     assert lm.session.self_test.failed == {}
 
 
-def test_a_sound_model_is_run_as_before(checkpoint: Checkpoints) -> None:
+def test_a_sound_model_is_run_as_before(checkpoint):
     lm = load_lm(checkpoint("qwen3"), batch_size=8)
     assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
     assert lm.session.batches == lm.session.generation_batches == BatchLimits(max_rows=8)
     assert lm.session.own_batches.max_rows is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_answers_in_a_batch_as_whole_texts_do(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_family_answers_in_a_batch_as_whole_texts_do(family, tmp_path):
     if find_spec("fla") and family in ("qwen3_next", "mamba"):
         pytest.skip("flash-linear-attention's kernels, which transformers takes on any device, need a GPU")
-    failed = FAMILIES[family][1]
-    save_tiny(family, tmp_path)
+    failed = families.FAILED.get(family, set())
+    families.save_tiny(family, tmp_path)
     lm, alone = load_lm(tmp_path, batch_size=8), load_lm(tmp_path, batch_size=1)
     assert lm.session.self_test.failed.keys() == failed, str(lm.session.self_test)
-    expected = whole_answers(lm, PROMPTS, 32)
-    assert answers_of(lm, 32) == answers_of(alone, 32) == expected
-    assert likelihoods(lm, PAIRS) == pytest.approx(whole_scores(lm, PAIRS), abs=1e-3)
+    expected = families.whole_answers(lm, families.PROMPTS, 32)
+    assert families.answers_of(lm, 32) == families.answers_of(alone, 32) == expected
+    assert likelihoods(lm, families.PAIRS) == pytest.approx(families.whole_scores(lm, families.PAIRS), abs=1e-3)
     if names.LEFT_PADDING in failed:
         unaware = load_lm(tmp_path, batch_size=8, self_test=False)
-        assert answers_of(unaware, 32) != expected, "transformers has mended it"
+        assert families.answers_of(unaware, 32) != expected, "transformers has mended it"
 
 
-def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(checkpoint, monkeypatch, caplog):
     tested: list[str] = []
     own = testing._decided
     monkeypatch.setattr(testing, "_decided", lambda session, lm: tested.append(lm.pretrained) or own(session, lm))
@@ -237,7 +225,7 @@ def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(
     assert len(tested) == 4
 
 
-def test_the_record_says_what_was_found_or_that_nothing_was_tested(checkpoint: Checkpoints) -> None:
+def test_the_record_says_what_was_found_or_that_nothing_was_tested(checkpoint):
     record, untested, own = (
         load_lm(checkpoint(name), self_test=asked).get_model_info()["sbeval"]["self_test"]
         for name, asked in (("llama", True), ("llama", False), ("rope", True))
@@ -248,7 +236,7 @@ def test_the_record_says_what_was_found_or_that_nothing_was_tested(checkpoint: C
     assert own is None
 
 
-def test_one_process_decides_for_all(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_decides_for_all(checkpoint, monkeypatch):
     decided = names.Outcome(model="LlamaForCausalLM", generation=names.ALONE, attention="eager")
 
     def receive(outcomes: list[Any], src: int) -> None:
@@ -264,23 +252,21 @@ def test_one_process_decides_for_all(checkpoint: Checkpoints, monkeypatch: pytes
     assert lm.model.config._attn_implementation == "eager"
 
 
-def test_a_model_that_cannot_be_tested_is_run_as_it_is(
-    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_cannot_be_tested_is_run_as_it_is(checkpoint, monkeypatch, caplog):
     monkeypatch.setattr(testing, "_decided", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel")))
     lm = load_lm(checkpoint("gpt2"))
     assert "GPT2LMHeadModel was not tested: no such kernel" in caplog.text
     assert lm.session.generation_batches == lm.session.batches
 
 
-def test_what_a_generation_config_says_is_no_fault(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_what_a_generation_config_says_is_no_fault(checkpoint, tmp_path):
     says = {"max_new_tokens": 40, "max_time": 1e-9, "stop_strings": ["e"]}
     lm = load_lm(copied(checkpoint("llama"), tmp_path, "generation_config.json", **says), batch_size=8)
     assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
 
 
 @pytest.mark.parametrize("eager", [RuntimeError("no such kernel"), torch.nan])
-def test_broken_eager_attention_is_unused(eager: Any, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_eager_attention_is_unused(eager, checkpoint, monkeypatch):
     def attend(module: Any, query: Tensor, *args: Any, **kw: Any) -> Any:
         if isinstance(eager, Exception):
             raise eager
@@ -292,27 +278,27 @@ def test_broken_eager_attention_is_unused(eager: Any, checkpoint: Checkpoints, m
     assert lm.model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_keeps_changing_is_not_scored(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_keeps_changing_is_not_scored(checkpoint, monkeypatch):
     calls = itertools.count()
     in_the_forward(lambda own, body, given: moved(own(body, **given), torch.randn(32) * next(calls)))(monkeypatch)
     lm = load_lm(checkpoint("llama"))
     with pytest.raises(UserError, match="the same text read again: "):
-        likelihoods(lm, PAIRS)
+        likelihoods(lm, families.PAIRS)
 
 
-def test_a_process_that_runs_alone_waits_for_nobody(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_runs_alone_waits_for_nobody(checkpoint, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda *_, **__: pytest.fail("waits"))
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
     assert StickBreakingLM(model, tokenizer=str(checkpoint("llama")), device="cpu").session is not None
 
 
-def test_a_family_that_is_not_run_or_answers_otherwise_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_is_not_run_or_answers_otherwise_fails(monkeypatch):
     monkeypatch.setattr("sys.argv", ["families", "lama"])
     monkeypatch.setattr("logging.disable", lambda *_: None)
     monkeypatch.setenv("SBEVAL_CACHE", "")
     with pytest.raises(SystemExit, match=r"not run, or other answers or scores.*: lama"):
-        main()
-    assert all(map(is_right, [("x", "yes", "yes"), ("x", "refused", "yes")]))
-    assert not any(map(is_right, [("x", "off by 1 nats", "yes"), ("x", "yes", "3 of 5")]))
-    assert {"llama", "deepseek_v32", "glm_moe_dsa"} <= documented()
+        families.main()
+    assert all(map(families.is_right, [("x", "yes", "yes"), ("x", "refused", "yes")]))
+    assert not any(map(families.is_right, [("x", "off by 1 nats", "yes"), ("x", "yes", "3 of 5")]))
+    assert {"llama", "deepseek_v32", "glm_moe_dsa"} <= families.documented()

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import accelerate
@@ -29,7 +28,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU kernels
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 @torch.no_grad()
-def test_a_faster_model_gives_the_same_logits_with_fused_rotations_and_gated_mlps(architecture: str) -> None:
+def test_a_faster_model_gives_the_same_logits_with_fused_rotations_and_gated_mlps(architecture):
     model = odd(architecture)
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
@@ -49,14 +48,14 @@ def test_a_faster_model_gives_the_same_logits_with_fused_rotations_and_gated_mlp
     assert all(kind.forward is forward for kind, forward in own.items())
 
 
-def test_gemmas_norms_are_left_alone_and_llamas_are_fused() -> None:
+def test_gemmas_norms_are_left_alone_and_llamas_are_fused():
     for architecture, fused in (("llama", True), ("qwen3", True), ("gemma2", False), ("gemma3", False)):
         model = odd(architecture)
         make_faster(model)
         assert any(isinstance(module, nn.RMSNorm) for module in model.modules()) == fused
 
 
-def test_a_norm_that_also_adds_stays_as_it_is_beside_others_that_are_fused() -> None:
+def test_a_norm_that_also_adds_stays_as_it_is_beside_others_that_are_fused():
     class AddingRMSNorm(transformers.models.llama.modeling_llama.LlamaRMSNorm):
         def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
             return super().forward(hidden_states if residual is None else hidden_states + residual)
@@ -81,7 +80,7 @@ def rotated(model: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox", "stickbreaking"])
-def test_gradients_of_a_faster_model_are_its_own(architecture: str) -> None:
+def test_gradients_of_a_faster_model_are_its_own(architecture):
     model = odd(architecture)
 
     def gradient() -> torch.Tensor:
@@ -99,7 +98,7 @@ OTHERS = ("quick_gelu", "relu2", "relu6", "gelu_10")
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu", *OTHERS])
-def test_an_mlp_is_fused_where_its_activation_is_known(activation: str) -> None:
+def test_an_mlp_is_fused_where_its_activation_is_known(activation):
     config = ARCHITECTURES["llama"](64)
     config.hidden_act = activation
     model = nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config))
@@ -112,7 +111,7 @@ def test_an_mlp_is_fused_where_its_activation_is_known(activation: str) -> None:
 
 @pytest.mark.parametrize("limit", [7.0, 16.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_an_mlp_that_clamps_large_channels_alone_stays_as_it_is(limit: float, dtype: torch.dtype) -> None:
+def test_an_mlp_that_clamps_large_channels_alone_stays_as_it_is(limit, dtype):
     class Clamped(transformers.models.llama.modeling_llama.LlamaMLP):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             gate, up = self.gate_proj(x).clamp(max=limit), self.up_proj(x).clamp(-limit, limit)
@@ -124,7 +123,7 @@ def test_an_mlp_that_clamps_large_channels_alone_stays_as_it_is(limit: float, dt
     assert fuse_mlps(nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(config)).to(dtype))
 
 
-def test_an_mlp_in_whole_numbers_stays_as_it_is() -> None:
+def test_an_mlp_in_whole_numbers_stays_as_it_is():
     model = nn.Sequential(transformers.models.llama.modeling_llama.LlamaMLP(ARCHITECTURES["llama"](64)))
     for child in (model[0].gate_proj, model[0].up_proj, model[0].down_proj):
         child.weight = nn.Parameter(child.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
@@ -139,7 +138,7 @@ def test_an_mlp_in_whole_numbers_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("angles", [(2, 5, 8), (1, 5, 8), (2, 1, 8), (1, 1, 8)])
 @pytest.mark.parametrize("texts", [1, 2])
-def test_a_rotation_broadcasts_angles_as_the_models_own_does(angles: tuple[int, int, int], texts: int) -> None:
+def test_a_rotation_broadcasts_angles_as_the_models_own_does(angles, texts):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(texts, heads, 5, 8, generator=generator).to(DEVICE) for heads in (4, 2))
     halves = torch.randn(2, *angles[:2], angles[2] // 2, generator=generator).to(DEVICE)
@@ -149,7 +148,7 @@ def test_a_rotation_broadcasts_angles_as_the_models_own_does(angles: tuple[int, 
         torch.testing.assert_close(found, expected)
 
 
-def test_an_attention_with_a_forward_of_its_own_stays_as_it_is() -> None:
+def test_an_attention_with_a_forward_of_its_own_stays_as_it_is():
     model = odd("llama")
     first, second = (layer.self_attn for layer in model.model.layers)
     first.forward = first.forward
@@ -160,7 +159,7 @@ class Quantised(torch.Tensor):
     """Stands for weights of a class of their own."""
 
 
-def test_weights_of_a_class_of_their_own_stay_as_they_are() -> None:
+def test_weights_of_a_class_of_their_own_stay_as_they_are():
     model = odd("llama")
     mlp, norm = model.model.layers[0].mlp, model.model.norm
     for module in (mlp.up_proj, norm):
@@ -171,7 +170,7 @@ def test_weights_of_a_class_of_their_own_stay_as_they_are() -> None:
     assert type(model.model.norm) is type(norm)
 
 
-def test_a_model_that_would_differ_gets_its_own_parts_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_would_differ_gets_its_own_parts_back(caplog):
     model = odd("llama")
     expected = model(TOKENS).logits
     mlp = model.model.layers[0].mlp
@@ -196,7 +195,7 @@ def refusing(model: nn.Module, *, when: Callable[[object], bool]) -> nn.Module:
     return model
 
 
-def test_a_model_is_compared_without_keeping_its_input_and_run_as_it_is_where_it_refuses_that() -> None:
+def test_a_model_is_compared_without_keeping_its_input_and_run_as_it_is_where_it_refuses_that():
     assert make_faster(refusing(odd("llama"), when=lambda use_cache: use_cache is not False))
     model = refusing(odd("llama"), when=lambda use_cache: True)
     assert not make_faster(model)
@@ -206,9 +205,7 @@ def test_a_model_is_compared_without_keeping_its_input_and_run_as_it_is_where_it
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "stickbreaking"])
 @pytest.mark.parametrize("offloaded", [False, True])
 @torch.no_grad()
-def test_a_model_spread_over_devices_keeps_its_own_parts_and_results(
-    architecture: str, offloaded: bool, tmp_path: Path
-) -> None:
+def test_a_model_spread_over_devices_keeps_its_own_parts_and_results(architecture, offloaded, tmp_path):
     model = odd(architecture)
     expected = model(TOKENS).logits
     body = model.base_model_prefix
@@ -233,7 +230,7 @@ def test_a_model_spread_over_devices_keeps_its_own_parts_and_results(
 
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
-def test_a_faster_model_is_compiled_whole_and_once(architecture: str) -> None:
+def test_a_faster_model_is_compiled_whole_and_once(architecture):
     model = odd(architecture, head_dim=16)
     expected = model(TOKENS[:, :24]).logits
     assert make_faster(model)
@@ -250,7 +247,7 @@ def test_a_faster_model_is_compiled_whole_and_once(architecture: str) -> None:
     assert len(graphs) == 1
 
 
-def test_generation_with_a_static_cache_is_compiled_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_with_a_static_cache_is_compiled_and_the_same(monkeypatch):
     model = odd("llama", head_dim=16)
     settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
     expected = model.generate(TOKENS[:, :24], **settings)

@@ -56,8 +56,7 @@ def test_plain_layers_go_the_other_way_and_give_the_same_logits(architecture: st
     attend = Recorded()
     changed = fuse_long_attention(model, attend)
     assert len(changed) == model.config.num_hidden_layers
-    found = model(TOKENS).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
     layers = getattr(model.config, "layer_types", None) or ["full_attention"] * len(changed)
     plain = layers.count("full_attention") if architecture in PLAIN else 0
     assert attend.shapes == [torch.Size((1, 4, TOKENS.shape[1], 16))] * plain
@@ -96,16 +95,9 @@ def test_grouped_heads_padding_caches_and_eager_attention_go_on_as_before() -> N
 @pytest.mark.parametrize(
     "change",
     [
-        {},
-        {"attention_mask": torch.zeros(1, 1, 5, 5)},
-        {"dropout": 0.1},
-        {"is_causal": False},
-        {"sliding_window": 3},
-        {"position_bias": torch.zeros(1, 2, 5, 5)},
-        {"s_aux": torch.zeros(2)},
-        {"softcap": 30.0},
-        {"output_attentions": True},
-        {"of_encoder": True},
+        *({}, {"dropout": 0.1}, {"is_causal": False}, {"sliding_window": 3}, {"softcap": 30.0}),
+        *({"attention_mask": torch.zeros(1, 1, 5, 5)}, {"position_bias": torch.zeros(1, 2, 5, 5)}),
+        *({"s_aux": torch.zeros(2)}, {"output_attentions": True}, {"of_encoder": True}),
     ],
     ids=lambda change: next(iter(change), "plain"),
 )
@@ -124,8 +116,7 @@ def test_whatever_is_more_than_plain_attention_is_transformers_own(change: dict[
     mask = arguments.pop("attention_mask")
     output, weights = AttentionOfLongTexts(attend, own)(module, q, k, v, mask, **arguments)
     assert weights is None
-    assert bool(attend.shapes) == (not change)
-    assert bool(asked) == bool(change)
+    assert (bool(attend.shapes), bool(asked)) == (not change, bool(change))
     if change:
         (args, keywords) = asked[0]
         assert args[4] is mask
@@ -160,8 +151,7 @@ def test_heads_of_other_sizes_and_forwards_of_their_own_stay_as_they_are() -> No
     model = model_of("llama")
     first, second = (layer.self_attn for layer in model.model.layers)
     first.forward = first.forward  # as accelerate's hooks do
-    assert fuse_long_attention(model) == [second]
-    assert fuse_long_attention(nn.Linear(2, 2)) == []
+    assert (fuse_long_attention(model), fuse_long_attention(nn.Linear(2, 2))) == ([second], [])
 
 
 @pytest.mark.skipif(not TUNED_GPU, reason="tiles are tuned for compute capability 9.0")
@@ -204,8 +194,7 @@ def test_padding_changes_no_product(inputs: int, outputs: int, bias: bool, dtype
     padded = AlignedLinear(plain)
     near = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(padded(x), plain(x), rtol=near, atol=near * inputs**0.5)
-    zeros = nn.functional.pad(x, (0, padded.padded_in_features - inputs))
-    assert torch.equal(padded(zeros), padded(x))
+    assert torch.equal(padded(nn.functional.pad(x, (0, padded.padded_in_features - inputs))), padded(x))
     assert padded(x).stride(-2) * dtype.itemsize % 16 == 0
 
 

@@ -29,10 +29,7 @@ SCANS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**STATES, "layer_types": ["mamba", "attention"], "num_local_experts": 0},
     "falcon_h1": {**STATES, "mamba_d_ssm": 32, "mamba_n_heads": 4},
     "nemotron_h": {
-        "layers_block_type": ["mamba", "attention"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 8,
-        "chunk_size": 16,
+        **{"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 8, "mamba_head_dim": 8, "chunk_size": 16},
     },
 }
 
@@ -62,9 +59,7 @@ def outputs(model: Any, ids: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("family", WINDOWS)
-def test_layers_that_see_windows_chunks_or_sinks_give_their_own_logits_without_a_mask_of_all_pairs(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_see_windows_chunks_or_sinks_give_their_own_logits_without_a_mask_of_all_pairs(family, monkeypatch):
     model, ids, made = model_of(family, WINDOWS[family]), tokens(200), []
     before = model.config._attn_implementation
     expected = outputs(model, ids)
@@ -79,7 +74,7 @@ def test_layers_that_see_windows_chunks_or_sinks_give_their_own_logits_without_a
     assert made
 
 
-def test_a_static_cache_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_static_cache_goes_on_as_before(monkeypatch):
     model, ids = model_of("gemma3_text", WINDOWS["gemma3_text"]), tokens(40)
     asked: Any = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
     expected = model.generate(ids, **asked)
@@ -91,9 +86,7 @@ def test_a_static_cache_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", ["half the window", "zeros", "NaN", "fails"])
 @torch.no_grad()
-def test_a_kernel_that_is_wrong_for_windows_alone_is_not_used(
-    wrong: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_is_wrong_for_windows_alone_is_not_used(wrong, dtype, monkeypatch):
     model = model_of("mistral", {"sliding_window": 64}).to(dtype)
     monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 32)
 
@@ -118,23 +111,21 @@ def test_a_kernel_that_is_wrong_for_windows_alone_is_not_used(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
-def test_models_whose_layers_see_all_keys_or_cap_logits_stay_as_they_are(architecture: str) -> None:
+def test_models_whose_layers_see_all_keys_or_cap_logits_stay_as_they_are(architecture):
     model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[architecture](64))
     before = model.config._attn_implementation
     assert not see_keys(model)
     assert model.config._attn_implementation == before
 
 
-def test_a_layer_that_attends_otherwise_keeps_its_attention(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_layer_that_attends_otherwise_keeps_its_attention(monkeypatch, caplog):
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
     monkeypatch.setattr(seen_keys, "attention_to_seen", lambda *heads, **_: 2 * heads[0])
     assert not see_keys(model)
     assert "keeps its own attention" in caplog.text
 
 
-def test_a_mask_that_shows_more_than_a_window_or_less_is_made_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_shows_more_than_a_window_or_less_is_made_as_before(monkeypatch):
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
     assert see_keys(model)
     monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 100)
@@ -156,9 +147,7 @@ def test_a_mask_that_shows_more_than_a_window_or_less_is_made_as_before(monkeypa
     chunked=st.booleans(), sink=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=40)
-def test_whatever_is_seen_attention_is_a_softmax_over_those_keys_and_the_sink(
-    length: int, heads: tuple[int, int], size: int | None, chunked: bool, sink: bool, seed: int
-) -> None:
+def test_whatever_is_seen_attention_is_a_softmax_over_those_keys_and_the_sink(length, heads, size, chunked, sink, seed):
     torch.manual_seed(seed)
     q, k, v = (torch.randn(2, count, length, 8, dtype=torch.float64) for count in (heads[0], heads[1], heads[1]))
     sink_H = torch.randn(heads[0], dtype=torch.float64) if sink else None
@@ -176,7 +165,7 @@ def test_whatever_is_seen_attention_is_a_softmax_over_those_keys_and_the_sink(
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("sink", [True, False])
 @pytest.mark.parametrize("window", [None, 100, 1024])
-def test_on_a_gpu_bf16_is_as_near_as_it_rounds(head_dim: int, sink: bool, window: int | None) -> None:
+def test_on_a_gpu_bf16_is_as_near_as_it_rounds(head_dim, sink, window):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1500, count, head_dim, device="cuda").transpose(1, 2) for count in (8, 2, 2))
     sink_H = torch.randn(8, device="cuda") if sink else None
@@ -187,9 +176,7 @@ def test_on_a_gpu_bf16_is_as_near_as_it_rounds(head_dim: int, sink: bool, window
 
 
 @pytest.mark.parametrize("family", SCANS)
-def test_a_scan_in_pieces_gives_the_logits_and_answers_of_a_whole_one(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_in_pieces_gives_the_logits_and_answers_of_a_whole_one(family, monkeypatch):
     model, ids = model_of(family, SCANS[family]), tokens(100)
     expected = outputs(model, ids)
     pieces: list[int] = []
@@ -206,7 +193,7 @@ def test_a_scan_in_pieces_gives_the_logits_and_answers_of_a_whole_one(
     scans._scanning.cache_clear()
 
 
-def test_a_scan_that_begins_anew_with_every_piece_stays_whole() -> None:
+def test_a_scan_that_begins_anew_with_every_piece_stays_whole():
     def forgetful(hidden: Tensor, *inputs: Tensor, return_final_states: bool, **options: Any) -> Any:
         return hidden.cumsum(1), torch.zeros(1)
 
@@ -214,7 +201,7 @@ def test_a_scan_that_begins_anew_with_every_piece_stays_whole() -> None:
 
 
 @pytest.mark.parametrize("named", ["flex_attention", "eager"])
-def test_attention_that_somebody_chose_is_left_alone(named: str) -> None:
+def test_attention_that_somebody_chose_is_left_alone(named):
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
     model.set_attn_implementation(named)
     assert not see_keys(model)

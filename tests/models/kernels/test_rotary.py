@@ -152,8 +152,7 @@ def test_a_gated_activation_is_the_definition_rounded_once(
     gate, up = both.to(DEVICE, dtype)[..., :width]
     found = kernel_gated(activation, gate, up, out_width=width + behind)
     exact = activate(activation, gate.double()) * up.double()
-    assert found.dtype == dtype
-    assert found.shape == (2, rows, width + behind)
+    assert (found.dtype, found.shape) == (dtype, (2, rows, width + behind))
     assert not bool(found[..., width:].any())
     # fp32's error is relative to the gate: 1 + erf cancels where the gate is far below zero
     near = ULPS * torch.finfo(dtype).eps * exact.abs() + 1e-6 * (gate * up.float()).double().abs()

@@ -113,11 +113,8 @@ def test_every_length_of_every_model_is_an_entry_with_the_tables_number(results:
 @pytest.mark.parametrize(
     ("datasets", "said"),
     [
-        *(
-            ({TASK: "no-owner"}, r"owner/name"),
-            ({TASK: "a/b/c"}, "owner/name"),
-            ({"sb_stdlib": "a/b"}, "name of a task"),
-        ),
+        *(({TASK: text}, "owner/name") for text in ("no-owner", "a/b/c")),
+        ({"sb_stdlib": "a/b"}, "name of a task"),
         ({}, rf"found none \({TASK}\): name one with --hub-dataset"),
     ],
 )

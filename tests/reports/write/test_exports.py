@@ -55,8 +55,7 @@ def test_the_summary_states_how_far_context_helps_and_where_it_hurts(folder: Pat
 
 
 def test_markdown_tables_have_as_many_cells_in_every_row(folder: Path) -> None:
-    summary = (folder / "summary.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"(?:^\|.*\|$\n?)+", summary, flags=re.MULTILINE)
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", (folder / "summary.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(blocks) >= 6
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in block.strip().splitlines()}) == 1
@@ -103,9 +102,7 @@ def test_special_characters_are_text_in_latex_and_markdown_and_no_cell_is_a_comm
     assert markdown_text("$a$ &lt; @team") == r"\$a\$ &amp;lt; &#64;team"
     assert latex_text("[0.1, -0.2]") == "{[}0.1, $-$0.2]"
     assert latex_text("*x --limit `2`") == r"{*}x -{}-limit \textasciigrave{}2\textasciigrave{}"
-    assert latex_text("---") == "-{}-{}-"
-    assert latex_text("llama-3-8b") == "llama-3-8b"
-    assert latex_text("é") == "é"
+    assert (latex_text("---"), latex_text("llama-3-8b"), latex_text("é")) == ("-{}-{}-", "llama-3-8b", "é")
     assert latex_text("\N{ROCKET}") == "\\ifdefined\\Umathchar \N{ROCKET}\\else U+1F680\\fi{}"
 
 
@@ -117,8 +114,7 @@ def test_a_spreadsheet_runs_no_name_as_a_formula(tmp_path: Path) -> None:
     folder = build_report([tmp_path / "r"], tmp_path / "report", image_formats=()).parent
     table = pd.read_csv(folder / "results.csv")
     assert set(table["setting"]) == {f"'{name}" for name in names}
-    assert set(table["task"]) == {f"'{name}task" for name in names}
-    assert set(table["value"]) == {-0.5}
+    assert (set(table["task"]), set(table["value"])) == ({f"'{name}task" for name in names}, {-0.5})
     assert set(pd.read_parquet(folder / "results.parquet")["setting"]) == set(names)
 
 
@@ -201,13 +197,11 @@ class Structure(HTMLParser):
 def test_the_page_can_be_read_by_its_structure_alone(folder: Path) -> None:
     structure = Structure()
     structure.feed((folder / "index.html").read_text(encoding="utf-8"))
-    assert structure.headings[0] == 1
-    assert structure.headings.count(1) == 1
+    assert (structure.headings[0], structure.headings.count(1)) == (1, 1)
     steps = zip(structure.headings, structure.headings[1:], strict=False)
     assert all(later - earlier <= 1 for earlier, later in steps)
     assert structure.tables == structure.captions > 5
-    assert structure.images_without_words == []
-    assert structure.header_cells_without_scope == 0
+    assert (structure.images_without_words, structure.header_cells_without_scope) == ([], 0)
     assert len(structure.identifiers) == len(set(structure.identifiers))
     assert set(structure.targets) <= set(structure.identifiers)
 

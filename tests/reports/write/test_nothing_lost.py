@@ -45,8 +45,7 @@ def first(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_user_s_file_of_a_report_s_name_is_named_and_stays(results: Path, written: list[str], tmp_path: Path) -> None:
-    kinds = {Path(name).parent.name for name in written}
-    assert kinds == {"", "figures", "latex"}
+    assert {Path(name).parent.name for name in written} == {"", "figures", "latex"}
     for number, name in enumerate(written):
         mine = tmp_path / str(number) / name
         mine.parent.mkdir(parents=True)

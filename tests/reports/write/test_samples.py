@@ -48,8 +48,7 @@ def test_what_was_asked_expected_and_answered_stands_side_by_side(tmp_path: Path
     assert [cell.plain for cell in table.header] == ["end of the prompt", "context", "expected", "demo-sb", "demo-rope"]
     short, long = ([cell.plain for cell in row.cells] for row in table.rows)
     assert short[0].endswith("noise The number of door 7 is")
-    assert short[1:] == ["1K", "77", "77 it is", "77"]
-    assert long[1:4] == ["4K", "77", "about 77"]
+    assert (short[1:], long[1:4]) == (["1K", "77", "77 it is", "77"], ["4K", "77", "about 77"])
     assert long[4].startswith("<b>the the</b> <b>the the</b>")
     assert len(long[4]) < 200
     assert [cell.verdict for cell in table.rows[1].cells[3:]] == ["better", "worse"]

@@ -106,36 +106,28 @@ def test_table_1_is_the_presets() -> None:
 
 
 NOISE = "The grass is green. " * 40
-EDGES = "a1 -> b2\nb2 -> c3\na1 -> d4"
 PAIRS = json.dumps({f"key{i}": f"value{i}" for i in range(20)})
-
-
-def graph_rows() -> list[dict[str, Any]]:
-    prompt = f"Edges:\n{EDGES}\nOperation: Find the children of a1.\nEnd with Final Answer: [...]"
-    row = {"prompt_chars": len(prompt), "problem_type": "parents", "date_added": "2025"}
-    return [{"prompt": prompt, "answer_nodes": ["b2", "d4"], **row}] * 2
+GRAPH = "Edges:\na1 -> b2\nb2 -> c3\na1 -> d4\nOperation: Find the children of a1.\nEnd with Final Answer: [...]"
+GRAPH_ROW = {"prompt": GRAPH, "answer_nodes": ["b2", "d4"], "prompt_chars": len(GRAPH), "problem_type": "parents"}
+CHOICE_ROW = {
+    **{"context": NOISE, "question": "Which colour?", "choices": ["red", "blue", "green", "grey"], "answer": 2},
+    **{"domain": "Long In-context Learning", "sub_domain": "x", "difficulty": "easy", "length": "short", "_id": "1"},
+}
 
 
 def needle_rows(asked: str, context: str, answer: str) -> list[dict[str, Any]]:
     return [{"id": i, "context": context, "input": asked, "answer": [answer], "options": []} for i in range(2)]
 
 
-def choice_rows() -> list[dict[str, Any]]:
-    own = {"domain": "Long In-context Learning", "sub_domain": "x", "difficulty": "easy", "length": "short"}
-    choices = ["red", "blue", "green", "grey"]
-    return [{"context": NOISE, "question": "Which colour?", "choices": choices, "answer": 2, "_id": "1", **own}] * 2
-
-
 ROWS = {
-    "graphwalks_128k": ("train", graph_rows()),
-    "graphwalks_1M": ("train", graph_rows()),
+    **dict.fromkeys(("graphwalks_128k", "graphwalks_1M"), ("train", [GRAPH_ROW | {"date_added": "2025"}] * 2)),
     "infinitebench_passkey": ("passkey", needle_rows("What is it? It is", f"{NOISE}The pass key is 71432.", "71432")),
     "infinitebench_number_string": (
         "number_string",
         needle_rows("What is it? It is", f"{NOISE}The sequence of digits is 7143299855.", "7143299855"),
     ),
     "infinitebench_kv_retrieval": ("kv_retrieval", needle_rows('Key: "key7"', f"JSON data:\n{PAIRS}", "value7")),
-    "longbench2_many_shot": ("train", choice_rows()),
+    "longbench2_many_shot": ("train", [CHOICE_ROW] * 2),
 }
 
 
@@ -160,11 +152,8 @@ class Reads(PartialModel):
 def test_a_right_answer_scores_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     split, rows = ROWS[name]
     table = datasets.Dataset.from_list(rows)
-
-    def load_dataset(*place: Any, **options: Any) -> Any:
-        return table if options.get("split") else datasets.DatasetDict({split: table})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    splits = datasets.DatasetDict({split: table})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **given: table if given.get("split") else splits)
     folder = Path(next(iter(lm_eval.tasks.__path__))) / name.partition("_")[0]
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     results: Any = simple_evaluate(Reads(), tasks=[name], task_manager=manager, bootstrap_iters=0)

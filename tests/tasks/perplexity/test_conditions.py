@@ -34,13 +34,10 @@ def test_a_pair_is_scored_behind_the_last_tokens_of_its_context_and_alone(tmp_pa
     for number, row in enumerate(rows, start=1):
         context, both = (tokenizer.encode(text) for text in (row["context"], row["context"] + row["target"]))
         if len(context) >= LENGTHS[-1]:
-            target = both[len(context) :]
+            target = np.array(both[len(context) :])
+            places = np.arange(len(target)) + 1
             expected[f"mine.jsonl:{number}"] = {
-                n: KnownLM.nll(
-                    np.array([context[-1] if n else BOS, *target[:-1]]),
-                    np.array(target),
-                    np.arange(len(target)) + n + 1,
-                ).sum()
+                n: KnownLM.nll(np.array([context[-1] if n else BOS, *target[:-1]]), target, places + n).sum()
                 for n in (0, *LENGTHS)
             }
     assert 20 <= len(expected) < len(rows)
@@ -98,8 +95,7 @@ def riffled(folder: Path, **more: Any) -> tuple[Riffles, Any]:
     texts = write_folder(folder / "texts", [60 + 3 * index for index in range(24)])
     options = {"tokenizer": str(folder / "tokenizer"), "data_path": str(texts), "context_lengths": [24, 48]}
     model = Riffles()
-    found = run_task("sb_text_riffled", model, {**options, "riffled_documents": 3, "piece_tokens": 4, **more})
-    return model, found
+    return model, run_task("sb_text_riffled", model, {**options, "riffled_documents": 3, "piece_tokens": 4, **more})
 
 
 def test_riffled_documents_hold_the_same_tokens_and_the_same_targets(tmp_path: Path) -> None:

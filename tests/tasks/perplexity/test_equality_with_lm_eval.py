@@ -57,8 +57,7 @@ def theirs(name: str, rows: dict[str, list[str]], checkpoint: Path, length: int)
 
 def compare(name: str, task: str, rows: dict[str, list[str]], checkpoint: Path, metadata: dict[str, Any]) -> None:
     ours = StickBreakingLM(str(checkpoint), dtype="float32", device="cpu")
-    choices = {"pretrained": str(checkpoint), "context_lengths": LENGTHS, **metadata}
-    found = run_task(task, ours, choices)
+    found = run_task(task, ours, {"pretrained": str(checkpoint), "context_lengths": LENGTHS, **metadata})
     (column,) = rows
     for length in LENGTHS:
         expected = theirs(name, rows, checkpoint, length)

@@ -21,7 +21,7 @@ SHARPNESS = 40.0  # makes some gains as large as LongPPL asks for
 
 
 @pytest.fixture
-def metadata(tmp_path: Path) -> dict[str, Any]:
+def metadata(tmp_path) -> dict[str, Any]:
     tiny_tokenizer().save_pretrained(tmp_path / "evaluator")
     tiny_llama(sharpness=SHARPNESS).save_pretrained(tmp_path / "evaluator")
     return {
@@ -33,7 +33,7 @@ def metadata(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_longppl_is_perplexity_on_the_evaluators_key_tokens(metadata: dict[str, Any]) -> None:
+def test_longppl_is_perplexity_on_the_evaluators_key_tokens(metadata):
     model, evaluator = KnownLM(), tiny_llama(sharpness=SHARPNESS)
     found = run_task("sb_stdlib_fixed_target", model, metadata)
     by_length: dict[int, list[tuple[Any, ...]]] = {SHORT: [], LONG: []}
@@ -58,17 +58,14 @@ def test_longppl_is_perplexity_on_the_evaluators_key_tokens(metadata: dict[str, 
     assert found["record"]["longppl"]["long"] == LONG
 
 
-def test_a_second_run_needs_no_evaluator_and_another_one_is_asked_anew(
-    metadata: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_needs_no_evaluator_and_another_one_is_asked_anew(metadata, tmp_path, monkeypatch):
     asked: list[Any] = []
     computed = longppl._Evaluator._computed
     monkeypatch.setattr(longppl._Evaluator, "_computed", lambda self, *of: (asked.append(of), computed(self, *of))[1])
     first = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
     assert first["values"][f"longppl_tokens@{LONG:07d}"] > 0
     requests = len(asked)
-    second = run_task("sb_stdlib_fixed_target", KnownLM(), metadata)
-    assert second["values"] == first["values"]
+    assert run_task("sb_stdlib_fixed_target", KnownLM(), metadata)["values"] == first["values"]
     assert len(asked) == requests
     weights = tmp_path / "evaluator" / "model.safetensors"
     stat = weights.stat()
@@ -79,9 +76,7 @@ def test_a_second_run_needs_no_evaluator_and_another_one_is_asked_anew(
     assert third["values"][f"longppl@{LONG:07d}"] != first["values"][f"longppl@{LONG:07d}"]
 
 
-def test_the_evaluator_has_the_dtype_asked_for_and_its_answers_are_kept_apart(
-    metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_evaluator_has_the_dtype_asked_for_and_its_answers_are_kept_apart(metadata, monkeypatch):
     loaded = []
     from_pretrained = AutoModelForCausalLM.from_pretrained
 
@@ -99,9 +94,7 @@ def test_the_evaluator_has_the_dtype_asked_for_and_its_answers_are_kept_apart(
     assert found[0]["values"] == found[4]["values"]
 
 
-def test_an_evaluator_on_another_device_of_another_dtype_or_configuration_is_another(
-    metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluator_on_another_device_of_another_dtype_or_configuration_is_another(metadata, monkeypatch):
     folder = metadata["longppl_evaluator"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = [longppl.evaluator_identity(folder), longppl.evaluator_identity(folder)]
@@ -116,7 +109,7 @@ def test_an_evaluator_on_another_device_of_another_dtype_or_configuration_is_ano
 
 
 @pytest.mark.parametrize("vocabulary", [258, 300, 400])
-def test_other_tokenizers_tokens_match_by_characters(metadata: dict[str, Any], tmp_path: Path, vocabulary: int) -> None:
+def test_other_tokenizers_tokens_match_by_characters(metadata, tmp_path, vocabulary):
     other, own = tiny_tokenizer(vocabulary=vocabulary, adds_bos=vocabulary == 400), tiny_tokenizer()
     other.save_pretrained(tmp_path / "evaluator")
     own.save_pretrained(tmp_path / "own")
@@ -155,16 +148,14 @@ def test_other_tokenizers_tokens_match_by_characters(metadata: dict[str, Any], t
     assert run_task("sb_stdlib_fixed_target", KnownLM(), metadata)["values"] == found["values"]
 
 
-def test_an_evaluator_whose_tokenizer_tells_no_characters_is_refused(
-    metadata: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluator_whose_tokenizer_tells_no_characters_is_refused(metadata, tmp_path, monkeypatch):
     tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "other")
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "is_fast", False)
     with pytest.raises(UserError, match="one that tells character offsets"):
         run_task("sb_stdlib_fixed_target", KnownLM(), metadata | {"tokenizer": str(tmp_path / "other")})
 
 
-def test_a_missing_evaluator_and_a_single_length_are_refused(metadata: dict[str, Any]) -> None:
+def test_a_missing_evaluator_and_a_single_length_are_refused(metadata):
     with pytest.raises(UserError, match="nowhere"):
         run_task("sb_stdlib_fixed_target", KnownLM(), metadata | {"longppl_evaluator": "/nowhere/at/all"})
     with pytest.raises(UserError, match="two context_lengths"):

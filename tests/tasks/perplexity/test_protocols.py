@@ -23,7 +23,7 @@ LENGTHS = [8, 16, 64]
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path) -> Path:
     return write_folder(tmp_path / "texts", [40 + 7 * index for index in range(24)])
 
 
@@ -56,7 +56,7 @@ def row_sums(samples: list[dict[str, Any]], length: int) -> dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
-def test_rolling_scores_each_document_alone(corpus: Path, adds_bos: bool) -> None:
+def test_rolling_scores_each_document_alone(corpus, adds_bos):
     found = run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus, adds_bos=adds_bos))
     texts = documents(corpus, special_tokens=True, adds_bos=adds_bos)
     pages = {path.name: path.read_text(encoding="utf-8") for path in corpus.iterdir()}
@@ -65,8 +65,7 @@ def test_rolling_scores_each_document_alone(corpus: Path, adds_bos: bool) -> Non
         for name, tokens in texts.items():
             windows = get_rolling_token_windows(tokens, prefix_token=BOS, max_seq_len=length, context_len=1)
             expected = sum(nll_of(inputs, targets).sum() for inputs, targets in windows)
-            assert sums[name][0] == pytest.approx(expected, rel=1e-6)
-            assert sums[name][1] == len(tokens)
+            assert (sums[name][0], sums[name][1]) == (pytest.approx(expected, rel=1e-6), len(tokens))
         nats = sum(row[0] for row in sums.values())
         words = sum(len(re.split(r"\s+", page)) for page in pages.values())
         size = sum(len(page.encode()) for page in pages.values())
@@ -85,7 +84,7 @@ def test_rolling_scores_each_document_alone(corpus: Path, adds_bos: bool) -> Non
 
 
 @pytest.mark.parametrize(("bos", "adds_bos"), [("text", False), ("window", True)])
-def test_stream_scores_the_same_targets_at_every_length(corpus: Path, bos: str, adds_bos: bool) -> None:
+def test_stream_scores_the_same_targets_at_every_length(corpus, bos, adds_bos):
     found = run_task("sb_stdlib_stream", KnownLM(), metadata(corpus, adds_bos=adds_bos))
     texts = documents(corpus)
     stream = [token for tokens in texts.values() for token in [*tokens, EOS]]
@@ -105,11 +104,10 @@ def test_stream_scores_the_same_targets_at_every_length(corpus: Path, bos: str, 
         assert found["values"][f"tokens@{length:07d}"] == cut
         assert found["values"][f"clusters@{length:07d}"] == len(expected)
         assert not any("nll_change" in key for key in found["values"])
-    assert found["record"]["bos"] == bos
-    assert found["record"]["separator"] == "</s>"
+    assert (found["record"]["bos"], found["record"]["separator"]) == (bos, "</s>")
 
 
-def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path) -> None:
+def test_fixed_target_scores_identical_targets_with_growing_context(corpus):
     model = KnownLM()
     found = run_task("sb_stdlib_fixed_target", model, metadata(corpus))
     texts = documents(corpus)
@@ -117,8 +115,7 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path
     assert found["record"]["targets_per_window"] == targets
     assert {(length, scored) for _, length, _, scored in model.seen} == {(length, targets) for length in LENGTHS}
     fit = {name for name, tokens in texts.items() if len(tokens) >= LENGTHS[-1] + targets}
-    first = [sample["nll@0000008"][0][0] for sample in found["samples"]]
-    assert first[: len(fit)] == sorted(fit)
+    assert [sample["nll@0000008"][0][0] for sample in found["samples"]][: len(fit)] == sorted(fit)
     flat = np.cumsum([0, *(len(tokens) + 1 for tokens in texts.values())])
     stream = [token for tokens in texts.values() for token in [*tokens, EOS]]
     starts = dict(zip(texts, flat, strict=False))
@@ -144,27 +141,25 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus: Path
     assert found["record"]["own_document_share"] == {"8": 1.0, "16": 1.0, "64": 1.0}
 
 
-def test_fixed_target_has_room_for_its_targets_beside_the_longest_context(corpus: Path) -> None:
+def test_fixed_target_has_room_for_its_targets_beside_the_longest_context(corpus):
     room = max(map(len, documents(corpus).values())) - LENGTHS[0] // 2
     run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room]})
     with pytest.raises(UserError, match=f"{room + 1} tokens, found room for {room},"):
         run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room + 1]})
 
 
-def test_fixed_target_in_the_stream_says_so(corpus: Path) -> None:
+def test_fixed_target_in_the_stream_says_so(corpus):
     found = run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus, context="stream", targets_per_window=2))
     total = sum(len(tokens) + 1 for tokens in documents(corpus).values())
     assert len(found["samples"]) == total // LENGTHS[-1]
-    assert found["record"]["context"] == "stream"
-    assert found["record"]["targets_per_window"] == 2
+    assert (found["record"]["context"], found["record"]["targets_per_window"]) == ("stream", 2)
     shares = found["record"]["own_document_share"]
     assert 0 <= shares["64"] <= shares["16"] <= shares["8"] < 1
 
 
 @pytest.mark.parametrize("stride", [None, 4])
-def test_sliding_scores_every_token_once_from_full_windows(corpus: Path, stride: int | None) -> None:
-    model = KnownLM()
-    found = run_task("sb_stdlib_sliding", model, metadata(corpus, stride=stride))
+def test_sliding_scores_every_token_once_from_full_windows(corpus, stride):
+    found = run_task("sb_stdlib_sliding", KnownLM(), metadata(corpus, stride=stride))
     stream = [token for tokens in documents(corpus).values() for token in [*tokens, EOS]]
     cut = len(stream) // 64 * 64
     assert found["record"]["strides"] == {str(length): stride or length // 2 for length in LENGTHS}
@@ -178,11 +173,10 @@ def test_sliding_scores_every_token_once_from_full_windows(corpus: Path, stride:
 
 
 @pytest.mark.parametrize("protocol", ["stream", "position", "sliding"])
-def test_long_documents_are_a_series_of_their_own(corpus: Path, protocol: str) -> None:
+def test_long_documents_are_a_series_of_their_own(corpus, protocol):
     task, more = ("sliding", {"context": "document"}) if protocol == "sliding" else (f"{protocol}_long", {})
     found = run_task(f"sb_stdlib_{task}", KnownLM(), metadata(corpus, **more))
-    texts = documents(corpus)
-    blocks = {name: len(tokens) // 64 for name, tokens in texts.items() if len(tokens) >= 64}
+    blocks = {name: len(tokens) // 64 for name, tokens in documents(corpus).items() if len(tokens) >= 64}
     clusters = [sample["nll@0000064"][0][0] for sample in found["samples"]]
     assert {name: clusters.count(name) for name in clusters} == blocks
     assert set(clusters[: len(blocks)]) == set(blocks)
@@ -191,7 +185,7 @@ def test_long_documents_are_a_series_of_their_own(corpus: Path, protocol: str) -
     assert set(found["record"]["own_document_share"].values()) == {1.0}
 
 
-def test_position_gives_the_mean_and_interval_of_every_bin_from_one_pass(corpus: Path) -> None:
+def test_position_gives_the_mean_and_interval_of_every_bin_from_one_pass(corpus):
     model = KnownLM()
     found = run_task("sb_stdlib_position", model, metadata(corpus))
     assert found["record"]["lengths"] == [64]
@@ -224,18 +218,16 @@ def test_position_gives_the_mean_and_interval_of_every_bin_from_one_pass(corpus:
 
 
 @pytest.mark.parametrize("protocol", ["rolling", "stream", "fixed_target", "position"])
-def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol: str) -> None:
+def test_files_and_tables_survive_and_the_record_is_whole(corpus, protocol):
     found = run_task(f"sb_stdlib_{protocol}", KnownLM(), metadata(corpus), limit=3)
     assert len(found["samples"]) == 3
     text = json.loads(json.dumps(found["whole"], default=handle_non_serializable))
-    values = text["results"][f"sb_stdlib_{protocol}"]
-    for key, value in values.items():
+    for key, value in text["results"][f"sb_stdlib_{protocol}"].items():
         parsed = parse_metric_key(key)
         if parsed and parsed[0].endswith("_ci95"):
             assert value is None, "three clusters at most are too few for an interval"
     assert set(found["samples"][0]["metrics"]) <= {*(f"nll@{length:07d}" for length in LENGTHS), "position_nll"}
-    table = make_table(found["whole"])
-    assert max(map(len, table.splitlines())) < 140
+    assert max(map(len, make_table(found["whole"]).splitlines())) < 140
     record = TaskRecord.from_json(text["configs"][f"sb_stdlib_{protocol}"]["metadata"]["sbeval"])
     assert (record.family, record.corpus, record.protocol) == ("perplexity", corpus.name, protocol)
     assert record.corpus_sha256 is not None
@@ -243,19 +235,16 @@ def test_files_and_tables_survive_and_the_record_is_whole(corpus: Path, protocol
     assert record.own_document_share is not None
 
 
-def test_a_run_says_and_records_which_documents_its_model_was_trained_on(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_says_and_records_which_documents_its_model_was_trained_on(corpus, tmp_path, caplog):
     given = metadata(corpus, pretrained=str(tmp_path))
     texts = documents(corpus)
     longest = max(texts, key=lambda name: len(texts[name]))
     keep_seen([np.array(texts[longest])], tokenizer_sha256(load_tokenizer(given["tokenizer"])), tmp_path)
-    found = run_task("sb_stdlib_stream", KnownLM(), given)
-    assert found["record"]["seen_documents"] == [longest]
+    assert run_task("sb_stdlib_stream", KnownLM(), given)["record"]["seen_documents"] == [longest]
     assert f"at least 1 of the documents scored, {longest} among them" in caplog.text
 
 
-def test_group_runs_every_protocol_on_one_tokenisation(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_runs_every_protocol_on_one_tokenisation(corpus, monkeypatch):
     names = ["wikitext", "stdlib", "pile", "pg19", "text"]
     loaded = task_manager(metadata(corpus)).load([f"sb_{name}{end}" for name in names for end in ("", "_long")])
     assert sorted(loaded["tasks"]) == sorted(
@@ -280,14 +269,8 @@ DEFAULTS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
     ],
 )
 def test_default_lengths_that_do_not_fit_are_dropped_and_the_reason_is_named(
-    corpus: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    task: str,
-    choices: dict[str, Any],
-    scored: list[int],
-    reason: str,
-) -> None:
+    corpus, tmp_path, caplog, task, choices, scored, reason
+):
     if "pretrained" in choices:
         choices = {"pretrained": str(tiny_gpt2(tmp_path / "gpt2", positions=600))}
     values = metadata(corpus, **choices)
@@ -298,13 +281,13 @@ def test_default_lengths_that_do_not_fit_are_dropped_and_the_reason_is_named(
     assert reason in caplog.text
 
 
-def test_a_length_beyond_the_learned_positions_is_refused_by_name(corpus: Path, tmp_path: Path) -> None:
+def test_a_length_beyond_the_learned_positions_is_refused_by_name(corpus, tmp_path):
     choices = metadata(corpus, pretrained=str(tiny_gpt2(tmp_path / "gpt2", positions=32)))
     with pytest.raises(UserError, match=r"64 tokens, found room for 32, since the model has 32 learned positions"):
         run_task("sb_stdlib_stream", KnownLM(), choices)
 
 
-def test_shuffled_answers_are_refused(corpus: Path) -> None:
+def test_shuffled_answers_are_refused(corpus):
     class Short(KnownLM):
         def token_logprobs(self, requests: list[Any]) -> list[Any]:
             return [type(answer)(answer.logprobs[1:]) for answer in super().token_logprobs(requests)]
@@ -318,9 +301,7 @@ def few_documents(text: str) -> bool:
 
 
 @pytest.mark.parametrize("split", ["paragraph", "40 tokens", r"\n\n(?=\S)"])
-def test_one_long_file_has_intervals_where_it_is_split_and_a_warning_where_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, split: str
-) -> None:
+def test_one_long_file_has_intervals_where_it_is_split_and_a_warning_where_not(tmp_path, caplog, split):
     (tmp_path / "texts").mkdir()
     file = tmp_path / "texts" / "own.txt"
     file.write_text("\n\n".join(random_text(30 + index, index).replace("\n", " ") for index in range(25)))
@@ -337,7 +318,7 @@ def test_one_long_file_has_intervals_where_it_is_split_and_a_warning_where_not(
     assert parts["record"]["corpus_detail"] == f"own.txt, split by {split}"
 
 
-def test_a_limit_to_few_documents_is_said_before_any_is_scored(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_to_few_documents_is_said_before_any_is_scored(corpus, caplog):
     run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus), limit=3)
     assert "3 documents are scored" in caplog.text
     caplog.clear()
@@ -345,7 +326,7 @@ def test_a_limit_to_few_documents_is_said_before_any_is_scored(corpus: Path, cap
     assert not few_documents(caplog.text)
 
 
-def test_wikitext_s_pages_are_not_split(corpus: Path) -> None:
+def test_wikitext_s_pages_are_not_split(corpus):
     with pytest.raises(UserError, match="no split for wikitext"):
         run_task("sb_wikitext_rolling", KnownLM(), metadata(corpus, split="paragraph"))
 
@@ -356,10 +337,9 @@ def finished(run: dict[str, Any], file: Path) -> str:
     return str(file)
 
 
-def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corpus, tmp_path):
     def at(lengths: list[int], **more: Any) -> dict[str, Any]:
-        options = metadata(corpus, **more) | {"context_lengths": lengths}
-        return run_task("sb_stdlib_fixed_target", KnownLM(), options)
+        return run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus, **more) | {"context_lengths": lengths})
 
     def rows(run: dict[str, Any], length: int) -> list[Any]:
         return [sample[f"nll@{length:07d}"] for sample in run["samples"]]
@@ -385,7 +365,7 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
     assert first["record"]["room_tokens"] == 64
 
 
-def test_a_stream_s_targets_are_the_same_however_windows_cut_them(corpus: Path) -> None:
+def test_a_stream_s_targets_are_the_same_however_windows_cut_them(corpus):
     cut = [("stream", [64]), ("stream", [8, 64]), ("sliding", [32, 64])]
     runs = [run_task(f"sb_stdlib_{p}", KnownLM(), metadata(corpus) | {"context_lengths": n}) for p, n in cut]
     assert len({run["record"]["targets_sha256"] for run in runs}) == 1

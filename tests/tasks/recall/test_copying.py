@@ -88,8 +88,7 @@ def test_phrases_come_back_after_their_distance_and_none_meets_another(task_of: 
 def test_a_shorter_text_is_the_beginning_of_a_longer_one(task_of: Any) -> None:
     words = task_of("sb_copy_passage", "byte_level_bpe").words
     short, long = words.text(500, "a"), words.text(5000, "a")
-    assert len(short) == 500
-    assert len(long) == 5000
+    assert (len(short), len(long)) == (500, 5000)
     assert (long[:500] == short).all()
 
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
@@ -24,7 +23,8 @@ def read(prompt: str) -> tuple[dict[str, str], list[tuple[str, str]], str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_object_holds_the_answer_and_both_examples(folder: Path, kind: str) -> None:
-    task = load_task("sb_json_kv", {"tokenizer": str(folder / kind), "context_lengths": [2000, 6000], "num_samples": 3})
+    options = {"tokenizer": str(folder / kind), "context_lengths": [2000, 6000], "num_samples": 3}
+    task = load_task("sb_json_kv", options)
     made = prompts(task)
     for number, prompt in enumerate(made):
         pairs, examples, asked = read(prompt)
@@ -39,11 +39,7 @@ def test_the_object_holds_the_answer_and_both_examples(folder: Path, kind: str) 
         assert abs(before - depth) <= 1
     keys = [list(read(prompt)[0]) for prompt in made[:2]]
     assert set(keys[0][:-1]) < set(keys[1])
-    assert made == prompts(load_task("sb_json_kv", {**task_options(task), "num_samples": 3}))
-
-
-def task_options(task: Any) -> dict[str, Any]:
-    return {"tokenizer": task.counter.tokenizer, "context_lengths": list(task.lengths)}
+    assert made == prompts(load_task("sb_json_kv", {**options, "tokenizer": task.counter.tokenizer}))
 
 
 def test_a_longer_length_read_before_changes_no_sample(folder: Path) -> None:
@@ -51,8 +47,7 @@ def test_a_longer_length_read_before_changes_no_sample(folder: Path) -> None:
     options = {"tokenizer": str(folder / "byte_level_bpe"), "num_samples": 2, "context_lengths": [3000]}
     short = prompts(load_task("sb_json_kv", options))
     task = load_task("sb_json_kv", options)
-    long = task.generator.draft(0, 2 * blocks)
-    assert long.most_units == 3 * BLOCK_PAIRS
+    assert task.generator.draft(0, 2 * blocks).most_units == 3 * BLOCK_PAIRS
     assert prompts(task) == short
     assert task.generator.draft(1, 2**21).most_units == POOL_PAIRS
 

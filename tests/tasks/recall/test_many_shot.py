@@ -48,8 +48,7 @@ def test_shots_come_in_rounds_of_all_labels_each_with_one_number(folder: Path, k
     for index in range(5):
         short, question = made(task, index, 1500)
         long, same = made(task, index, 30_000)
-        assert question == same
-        assert long[: len(short)] == short
+        assert (question, long[: len(short)]) == (same, short)
         assert len(short) >= 12
         dealt = {kind_of(text): number for text, number in long}
         assert {(kind_of(text), number) for text, number in long} == set(dealt.items())
@@ -128,8 +127,7 @@ def test_who_reads_the_shots_is_right_and_a_guess_is_at_its_level(folder: Path, 
 
 
 def test_the_log_probability_of_a_label_is_the_sum_along_its_tokens() -> None:
-    paths = [(5, 1), (5, 2), (6,), (7, 1, 1), (7, 1, 2)]
-    tree = LabelTree(paths)
+    tree = LabelTree([(5, 1), (5, 2), (6,), (7, 1, 1), (7, 1, 2)])
     sequences = tree.sequences(np.array([3, 4]))
     assert [one.inputs_L.tolist() for one in sequences] == [[3, 4], [3, 4, 5], [3, 4, 7], [3, 4, 7, 1]]
     assert [one.targets_T.tolist() for one in sequences] == [[5, 6, 7], [1, 2], [1], [1, 2]]
@@ -179,8 +177,7 @@ def test_the_hubs_layouts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     load_labelled.cache_clear()
     found = load_labelled(examples, None)
     assert asked == [((source.path, source.config), {"revision": "refs/convert/parquet" if source.converted else None})]
-    assert found.labels == 6
-    assert found.source == source.path
+    assert (found.labels, found.source) == (6, source.path)
     if source.asked:
         assert found.questions == [f"sentence {i}" for i in range(60, 80)]  # the ten others are shots
         assert len(found.shots) == 60
@@ -256,6 +253,5 @@ def test_all_of_a_hundred_labels_have_as_many_digits(tmp_path: Path, folder: Pat
         path = write_labelled(tmp_path / f"{labels}.jsonl", labels=labels, rows=20 * labels)
         options = options_of(folder, "byte_level_bpe", examples_file=str(path), context_lengths=[40_000], num_samples=1)
         numbers = load_task("sb_many_shot_file", options).generator.numbers.tolist()
-        assert len(numbers) == labels
-        assert len({len(str(number)) for number in numbers}) == 1
+        assert (len(numbers), len({len(str(number)) for number in numbers})) == (labels, 1)
         assert numbers[0] >= 1

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ def decoded(task: Any, tokens: Any) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_back", [1, 3])
-def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder: Path, kind: str, n_back: int) -> None:
+def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder, kind, n_back):
     options = {"tokenizer": str(folder / kind), "context_lengths": [500, 900], "pairs": [2, 5], "n_back": n_back}
     task = load_task("sb_mqrar_text", options)
     found = sequences(task)
@@ -39,14 +38,13 @@ def test_text_mqrar_asks_for_the_number_n_assignments_ago(folder: Path, kind: st
         assert len(sequence.inputs_L) == [500, 500, 900, 900][number % 4]
         counts = task.eval_docs[number // 4]["answer_tokens"][number % 4][0]
         for answer, name, before in answers_of_text(task, sequence, counts):
-            history = re.findall(rf"(?:^|\n) ?{name} = (\d{{4}})\n", before)
-            assert answer == history[-n_back]
+            assert answer == re.findall(rf"(?:^|\n) ?{name} = (\d{{4}})\n", before)[-n_back]
         asked = min(len(re.findall(r"# ?\d{4}", decoded(task, one.inputs_L))) for one in (sequence, replaced))
         assert len(counts) in (asked, asked + 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_mqrar_asks_the_same_with_other_numbers_assigned(folder: Path, kind: str) -> None:
+def test_text_mqrar_asks_the_same_with_other_numbers_assigned(folder, kind):
     task = load_task("sb_mqrar_text", {"tokenizer": str(folder / kind), "context_lengths": [700], "pairs": [4]})
     found = sequences(task)
     for number, (shown, replaced) in enumerate(zip(found[0::2], found[1::2], strict=True)):
@@ -64,8 +62,7 @@ def answers_of_text(task: Any, sequence: TargetSequence, counts: list[int]) -> l
     """Returns each answer, the name it is asked for, and the text before it."""
     assert sum(counts) == len(sequence.targets_T)
     found = []
-    starts = np.cumsum(counts) - counts
-    for start, count in zip(starts, counts, strict=True):
+    for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
         answer = decoded(task, sequence.targets_T[start : start + count]).strip()
         before = decoded(task, sequence.inputs_L[: sequence.positions_T[start] + 1])
         match = re.search(r"print ?\( ?([a-z]+) ?\) ?#$", before.rstrip().replace("  ", " "))
@@ -75,7 +72,7 @@ def answers_of_text(task: Any, sequence: TargetSequence, counts: list[int]) -> l
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_flip_flop_reads_the_bit_written_last(folder: Path, kind: str) -> None:
+def test_flip_flop_reads_the_bit_written_last(folder, kind):
     task = load_task("sb_flipflop", {"tokenizer": str(folder / kind), "context_lengths": [400], "ignore_share": 0.5})
     for sequence in sequences(task):
         assert len(sequence.inputs_L) == 400
@@ -86,7 +83,7 @@ def test_flip_flop_reads_the_bit_written_last(folder: Path, kind: str) -> None:
             assert decoded(task, np.array([target])).strip() == re.findall(r"w ([01])", before)[-1]
 
 
-def test_token_mqrar_uses_the_generator(folder: Path) -> None:
+def test_token_mqrar_uses_the_generator(folder):
     task = load_task("sb_mqrar", {"pairs": [8, 16], "context_lengths": [128], "vocabulary": 100, "num_samples": 3})
     found = sequences(task, limit=3)
     assert len(found) == 12
@@ -102,9 +99,7 @@ def test_token_mqrar_uses_the_generator(folder: Path) -> None:
         ("sb_niah_multikey_2", {"scripts": "nvidia", "context_lengths": [4200], "num_samples": 12}),
     ],
 )
-def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
-    folder: Path, name: str, options: dict[str, Any], kind: str
-) -> None:
+def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(folder, name, options, kind):
     options = {"tokenizer": str(folder / kind), "context_lengths": [2000, 3000], "num_samples": 2, **options}
     texts = prompts(load_task(name, options))
     task = load_task(f"{name}_forced", options)
@@ -113,8 +108,7 @@ def test_forced_needles_score_the_answer_behind_the_generated_tasks_own_prompts(
     for number, text in enumerate(texts):
         (value,) = task.eval_docs[number // lengths]["references"]
         shown, replaced = found[2 * number : 2 * number + 2]
-        whole = encode(f"{text} {value}")["input_ids"]
-        assert [*shown.inputs_L.tolist(), int(shown.targets_T[-1])] == whole
+        assert [*shown.inputs_L.tolist(), int(shown.targets_T[-1])] == encode(f"{text} {value}")["input_ids"]
         for sequence in (shown, replaced):
             length = len(sequence.inputs_L)
             assert sequence.positions_T.tolist() == list(range(length - len(sequence.targets_T), length))
@@ -139,7 +133,7 @@ class Half(PartialModel):
         return results
 
 
-def test_metrics_inside_lm_eval(folder: Path) -> None:
+def test_metrics_inside_lm_eval(folder):
     options = {"tokenizer": str(folder / "character"), "context_lengths": [1200], "pairs": [4]}
     tasks = ["sb_mqrar_text", "sb_mqrar", "sb_niah_single_1_forced"]
     results = evaluated(Half(), tasks, options, limit=2)
@@ -182,12 +176,12 @@ def test_metrics_inside_lm_eval(folder: Path) -> None:
         ("sb_json_kv", {"sb_json_kv": {"depth": 3}}, "did you mean 'depths'"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence(folder: Path, task: str, options: dict[str, Any], message: str) -> None:
+def test_what_a_user_can_mend_is_one_sentence(folder, task, options, message):
     with pytest.raises(UserError, match=message):
         load_task(task, {"tokenizer": str(folder / "byte_level_bpe"), **options})
 
 
-def test_several_steps_back_are_asked_for_in_one_run(folder: Path) -> None:
+def test_several_steps_back_are_asked_for_in_one_run(folder):
     options = {"tokenizer": str(folder / "byte_level_bpe"), "pairs": 2, "context_lengths": [600], "n_back": [1, 2, 4]}
     for name in ("sb_mqrar_text", "sb_mqrar"):
         task = load_task(name, options)
@@ -197,7 +191,7 @@ def test_several_steps_back_are_asked_for_in_one_run(folder: Path) -> None:
         assert len(sequences(task, limit=1)) == 6
 
 
-def test_options_can_be_set_for_one_task_alone(folder: Path) -> None:
+def test_options_can_be_set_for_one_task_alone(folder):
     own = {"pairs": 3, "vocabulary": 64, "context_lengths": [128]}
     task = load_task("sb_mqrar", {"pairs": [8], "context_lengths": [512], "sb_mqrar": own})
     assert next(iter(task.aggregation())) == "exact_match_3_pairs@0000128"
@@ -205,13 +199,13 @@ def test_options_can_be_set_for_one_task_alone(folder: Path) -> None:
         load_task("sb_mqrar", {"sb_mqrar": {"pair": 3}})
 
 
-def test_a_model_with_too_few_token_ids_is_refused(folder: Path) -> None:
+def test_a_model_with_too_few_token_ids_is_refused(folder):
     (folder / "config.json").write_text('{"vocab_size": 500}')
     with pytest.raises(UserError, match="8192 token ids and the model has 500"):
         load_task("sb_mqrar", {"pretrained": str(folder)})
 
 
-def test_a_length_that_this_machine_cannot_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_length_that_this_machine_cannot_write_is_refused(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 2**14)
     with pytest.raises(UserError, match="room for 524288, since a text takes 512 bytes a token to write and this mach"):
         FlipFlopOptions(context_lengths=[2**20]).lengths_of("sb_flipflop", None)

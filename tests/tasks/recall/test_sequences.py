@@ -58,8 +58,7 @@ def test_the_papers_settings_are_possible_and_sequences_differ() -> None:
     for pairs in PAIRS:
         setting = Mqrar(pairs=pairs)
         first, second = setting.sequence(0, 0), setting.sequence(0, 1)
-        assert len(first.inputs_L) == 768
-        assert len(first.targets_T) == 384 - pairs
+        assert (len(first.inputs_L), len(first.targets_T)) == (768, 384 - pairs)
         assert (first.inputs_L != second.inputs_L).any()
         assert (first.inputs_L == setting.sequence(0, 0).inputs_L).all()
 

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,24 +33,22 @@ class Reader(PartialModel):
 
 
 @pytest.fixture
-def metadata(folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
+def metadata(folder, corpora) -> dict[str, Any]:
     run = {"context_lengths": [2000, 3000], "num_samples": 20}
     return {**corpora, **run, "tokenizer": str(folder / "byte_level_bpe")}
 
 
 def evaluate(tasks: list[str], metadata: dict[str, Any], **options: Any) -> dict[str, Any]:
-    results = evaluated(Reader(), tasks, metadata, **options)
-    return json.loads(json.dumps(results, default=handle_non_serializable))
+    return json.loads(json.dumps(evaluated(Reader(), tasks, metadata, **options), default=handle_non_serializable))
 
 
-def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[str, Any]) -> None:
+def test_a_reader_scores_one_at_every_length_and_groups_average(metadata):
     results = evaluate(["sb_ruler"], metadata, limit=2)
     for name in TASKS:
         own = results["results"][name]
         expected = 1.0 if "niah" in name else 0.0
         assert own["score@0002000,none"] == own["score@0003000,none"] == expected
-        assert own["score@0002000_stderr,none"] == 0.0
-        assert own["sample_len"] == 2
+        assert (own["score@0002000_stderr,none"], own["sample_len"]) == (0.0, 2)
         assert not any(value == -1 for value in own.values())
     for length in (2000, 3000):
         assert results["groups"]["sb_niah"][f"score@{length:07d},none"] == 1.0
@@ -62,14 +59,12 @@ def test_a_reader_scores_one_at_every_length_and_groups_average(metadata: dict[s
     assert results["groups"]["sb_ruler"]["score@0003000,none"] == pytest.approx(8 / 13)
 
 
-def test_samples_hold_raw_and_parsed_answers_references_tokens_and_depths(metadata: dict[str, Any]) -> None:
-    results = evaluate(["sb_niah_single_1"], metadata, limit=3)
-    samples = results["samples"]["sb_niah_single_1"]
+def test_samples_hold_raw_and_parsed_answers_references_tokens_and_depths(metadata):
+    samples = evaluate(["sb_niah_single_1"], metadata, limit=3)["samples"]["sb_niah_single_1"]
     assert [sample["doc_id"] for sample in samples] == [0, 1, 2]
     for sample in samples:
         (value,) = sample["doc"]["references"]
-        assert sample["resps"] == [[f"\x00 {value}"]] * 2
-        assert sample["filtered_resps"] == [value] * 2
+        assert (sample["resps"], sample["filtered_resps"]) == ([[f"\x00 {value}"]] * 2, [value] * 2)
         assert sample["score@0002000"] == sample["score@0003000"] == 1.0
         assert sample["doc"]["lengths"] == [2000, 3000]
         assert [len(depths) for depths in sample["doc"]["depths_percent"]] == [1, 1]
@@ -77,7 +72,7 @@ def test_samples_hold_raw_and_parsed_answers_references_tokens_and_depths(metada
         assert len(sample["arguments"]) == 2
 
 
-def test_the_record_names_what_was_run_and_single_samples_can_be_chosen(metadata: dict[str, Any]) -> None:
+def test_the_record_names_what_was_run_and_single_samples_can_be_chosen(metadata):
     results = evaluate(["sb_niah_single_2"], metadata, samples={"sb_niah_single_2": [5]})
     (sample,) = results["samples"]["sb_niah_single_2"]
     assert (sample["doc"]["index"], sample["score@0002000"]) == (5, 1.0)
@@ -117,35 +112,30 @@ def test_the_record_names_what_was_run_and_single_samples_can_be_chosen(metadata
         ("sb_ruler_qa_squad", {"squad": "/no/such/file"}, "corpus file at /no/such/file, and found none"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence(
-    metadata: dict[str, Any], task: str, options: dict[str, Any], message: str
-) -> None:
+def test_what_a_user_can_mend_is_one_sentence(metadata, task, options, message):
     with pytest.raises(UserError, match=message) as raised:
         load_task(task, {**metadata, **options})
     assert "\n" not in str(raised.value)
 
 
-def test_options_of_other_tasks_and_arguments_of_the_model_are_no_misspelt_ones(metadata: dict[str, Any]) -> None:
+def test_options_of_other_tasks_and_arguments_of_the_model_are_no_misspelt_ones(metadata):
     other = {"sb_ruler_vt": {"num_hops": 6}, "sb_mqrar": {"pairs": 8}, "num_chains": 2, "freq_cw": 9, "pairs": 4}
     model = {"max_length": 4096, "add_bos_token": True, "max_batch_tokens": 9, "training_length": 4, "seed": 1}
     assert load_task("sb_niah_single_1", {**metadata, **other, **model}).lengths == (2000, 3000)
 
 
-def test_a_dataset_named_for_another_task_leaves_the_questions_alone(metadata: dict[str, Any]) -> None:
+def test_a_dataset_named_for_another_task_leaves_the_questions_alone(metadata):
     for dataset in ("hotpotqa", "deepmind/narrativeqa"):
-        task = load_task("sb_ruler_qa_squad", {**metadata, "dataset": dataset})
-        assert task.record().corpus == "squad"
+        assert load_task("sb_ruler_qa_squad", {**metadata, "dataset": dataset}).record().corpus == "squad"
 
 
-def test_a_file_in_another_layout_is_refused(metadata: dict[str, Any]) -> None:
+def test_a_file_in_another_layout_is_refused(metadata):
     for name, other, layout in (("squad", "hotpot", "SQuAD 2"), ("hotpot", "squad", "HotpotQA")):
         with pytest.raises(UserError, match=f"in the layout of {layout}"):
             load_task(f"sb_ruler_qa_{name}", {**metadata, name: metadata[other]})
 
 
-def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(
-    metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(metadata, caplog):
     fitted = load_task("sb_ruler_cwe", metadata).fitted
     needed = fitted.fitter(3000, Frame()).minimum_length(range(metadata["num_samples"]))
     lengths = [needed - 1, 3000]
@@ -163,18 +153,16 @@ def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(
     assert sample["doc"]["lengths"] == [3000]
 
 
-def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(metadata: dict[str, Any]) -> None:
+def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(metadata):
     task = load_task("sb_ruler_qa_squad", metadata)
     each = [task.fitted.fitter(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
     assert each[0] < max(each)
-    lengths = {"context_lengths": [max(each) - 1, max(each)]}
-    task = load_task("sb_ruler_qa_squad", {**metadata, **lengths})
+    task = load_task("sb_ruler_qa_squad", {**metadata, "context_lengths": [max(each) - 1, max(each)]})
     task.build_all_requests(limit=1, rank=0, world_size=1)
-    assert [len(instance.args) for instance in task.instances] == [2]
-    assert task.lengths == (max(each),)
+    assert ([len(instance.args) for instance in task.instances], task.lengths) == ([2], (max(each),))
 
 
-def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) -> None:
+def test_a_chat_template_can_leave_a_length_too_short(metadata):
     task = load_task("sb_niah_single_1", {**metadata, "context_lengths": [600, 3000]})
     assert task.lengths == (600, 3000)
 
@@ -182,8 +170,7 @@ def test_a_chat_template_can_leave_a_length_too_short(metadata: dict[str, Any]) 
         return "\n".join(["Be kind. " * 90, *(message["content"] for message in messages)])
 
     task.build_all_requests(limit=1, rank=0, world_size=1, apply_chat_template=True, chat_template=chat)
-    assert task.lengths == (3000,)
-    assert list(task.aggregation()) == ["score@0003000"]
+    assert (task.lengths, list(task.aggregation())) == ((3000,), ["score@0003000"])
 
 
 class Thinker(Reader):
@@ -195,7 +182,7 @@ class Thinker(Reader):
         return [Answer(a, thinking_cut=r.doc_id % 2 == 1) for a, r in zip(answers, requests, strict=True)]
 
 
-def test_how_often_thinking_was_cut_is_a_metric_and_keeps_the_prompts(metadata: dict[str, Any]) -> None:
+def test_how_often_thinking_was_cut_is_a_metric_and_keeps_the_prompts(metadata):
     plain, thinking = (
         evaluated(lm, ["sb_niah_single_1"], {**metadata, **more}, limit=4)
         for lm, more in ((Reader(), {}), (Thinker(), {"thinking_tokens": 50}))
@@ -207,7 +194,7 @@ def test_how_often_thinking_was_cut_is_a_metric_and_keeps_the_prompts(metadata: 
     assert units[0] == units[1]
 
 
-def test_a_longer_answer_takes_its_tokens_from_the_context(metadata: dict[str, Any]) -> None:
+def test_a_longer_answer_takes_its_tokens_from_the_context(metadata):
     def prompt_tokens(**options: Any) -> int:
         (sample,) = evaluate(["sb_niah_single_1"], metadata, limit=1, **options)["samples"]["sb_niah_single_1"]
         return int(sample["doc"]["prompt_tokens"][0])
@@ -216,15 +203,14 @@ def test_a_longer_answer_takes_its_tokens_from_the_context(metadata: dict[str, A
     assert 2000 - 600 - 60 < prompt_tokens(gen_kwargs="max_gen_toks=600") <= 2000 - 600
 
 
-def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata: dict[str, Any]) -> None:
+def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata):
     task = load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 9000, "num_samples": 1})
-    assert task.asked_lengths == (4096, 8192)
-    assert task.dropped_lengths == (16384, 32768, 65536, 131072)
+    assert (task.asked_lengths, task.dropped_lengths) == ((4096, 8192), (16384, 32768, 65536, 131072))
     with pytest.raises(UserError, match="shortest default context length"):
         load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 4095})
 
 
-def test_the_wording_is_read_without_importing_lm_evals_tasks() -> None:
+def test_the_wording_is_read_without_importing_lm_evals_tasks():
     code = (
         "import sys; from sbeval.tasks.ruler import wording as w; w.niah_wording(); "
         "[w.task_wording(task) for task in ('vt', 'cwe', 'fwe', 'qa')]; "

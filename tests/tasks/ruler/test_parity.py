@@ -36,8 +36,7 @@ def metadata(folder: Path, corpora: dict[str, Any]) -> dict[str, Any]:
 
 def read(name: str, metadata: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     task = load_task(name, metadata)
-    texts = prompts(task)
-    return list(zip(texts, list(task.eval_docs), strict=True))
+    return list(zip(prompts(task), list(task.eval_docs), strict=True))
 
 
 @pytest.mark.parametrize("name", NIAH)
@@ -95,8 +94,7 @@ def test_hidden_files_are_no_essays(tmp_path: Path) -> None:
 
 
 def test_essays_come_in_order_and_again_where_they_end(metadata: dict[str, Any]) -> None:
-    essays = Path(metadata["essays"])
-    words = " ".join(path.read_text() for path in sorted(essays.glob("*.txt"))).split()
+    words = " ".join(path.read_text() for path in sorted(Path(metadata["essays"]).glob("*.txt"))).split()
     for prompt, doc in read("sb_niah_single_2", {**metadata, "context_lengths": [12000]}):
         body = prompt.partition("afterwards.\n")[2].rpartition("\nWhat")[0]
         rest = re.sub(r"One of the special magic numbers for [^:]+: \d+\.", "", body).split()
@@ -114,8 +112,7 @@ def test_variable_tracking_has_one_worked_example_and_its_chain_in_order(metadat
             hops = re.findall(r"VAR ([A-Z]+) = VAR ([A-Z]+) \n", text)
             names = [value[1], *(name for name, _ in hops)]
             assert len(hops) == 4
-            assert [old for _, old in hops] == names[:-1]
-            assert {len(name) for name in names} == {letters}
+            assert ([old for _, old in hops], {len(name) for name in names}) == (names[:-1], {letters})
             question = f"Question: Find all variables that are assigned the value {value[2]} in the text above."
             assert f"{question} Answer: According to the chain(s) of variable assignment in the text above, 5" in text
             if text is example:
@@ -168,10 +165,8 @@ def test_a_worked_example_has_the_questions_own_chains_and_haystack(metadata: di
 def test_the_number_of_worked_examples_is_configurable(metadata: dict[str, Any], shots: int) -> None:
     for task in ("sb_ruler_vt", "sb_ruler_cwe"):
         for prompt, _ in read(task, {**metadata, "num_fewshot": shots, "context_lengths": [6000]}):
-            questions = prompt.count("Question: ")
-            assert questions == shots + 1
-            examples = prompt.split("Memorize ")[1:-1]
-            assert len(set(examples)) == shots
+            assert prompt.count("Question: ") == shots + 1
+            assert len(set(prompt.split("Memorize ")[1:-1])) == shots
 
 
 @pytest.mark.parametrize(("length", "example", "repeats"), [(3000, (20, 3, 1), (6, 1)), (9000, (40, 10, 3), (30, 3))])

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fresh_process import run
@@ -17,34 +16,32 @@ OFFLINE = set(OFFLINE_TASKS.replace(" and ", ", ").split(", "))
 
 
 @pytest.fixture
-def offline(tmp_path: Path) -> dict[str, str]:
+def offline(tmp_path) -> dict[str, str]:
     """Environment of a process that reaches no network and has nothing on disk."""
     nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
     folders = {name: str(tmp_path / name) for name in ("HF_HOME", "SBEVAL_CACHE")}
     return {**nowhere, **folders, "HF_HUB_OFFLINE": "1", "no_proxy": ""}
 
 
-def test_given_corpora_pass(corpora: dict[str, Any]) -> None:
+def test_given_corpora_pass(corpora):
     check_options(["sb_ruler", "sb_niah_forced", "sb_paper_ruler", "hellaswag"], corpora)
 
 
 @pytest.mark.parametrize(
     ("task", "missing"),
     [
-        ("sb_niah", "essays"),
-        ("sb_niah_forced", "essays"),
-        ("sb_niah_s*", "essays"),
+        *((task, "essays") for task in ("sb_niah", "sb_niah_forced", "sb_niah_s*")),
         ("sb_ruler", "hotpot"),
         ("sb_paper_ruler", "squad"),
         ("sb_ruler_qa_squad", "squad"),
     ],
 )
-def test_a_place_without_them_is_named(corpora: dict[str, Any], task: str, missing: str) -> None:
+def test_a_place_without_them_is_named(corpora, task, missing):
     with pytest.raises(UserError, match="/no/such/place"):
         check_options([task], {**corpora, missing: "/no/such/place"})
 
 
-def test_options_that_change_what_is_needed_count(corpora: dict[str, Any]) -> None:
+def test_options_that_change_what_is_needed_count(corpora):
     nowhere = {"essays": "/no/such/place"}
     check_options(["sb_niah_single_2"], {**nowhere, "type_haystack": "noise"})
     own = {"sb_niah_single_2": {"essays": corpora["essays"]}, "type_haystack": "needle"}
@@ -55,7 +52,7 @@ def test_options_that_change_what_is_needed_count(corpora: dict[str, Any]) -> No
         check_options(["sb_ruler_vt"], {"sb_ruler_vt": {"needles": 1}})
 
 
-def test_tasks_without_corpora_are_those_the_message_names() -> None:
+def test_tasks_without_corpora_are_those_the_message_names():
     check_options(OFFLINE, {"essays": "/no/such/place", "squad": "/no/such/place", "hotpot": "/no/such/place"})
     for name in set(TASKS) - OFFLINE:
         with pytest.raises(UserError, match="/no/such/place"):
@@ -66,9 +63,7 @@ def test_tasks_without_corpora_are_those_the_message_names() -> None:
     ("asked", "keys"),
     [("sb_ruler_qa_squad", '"squad": "FILE"'), ("sb_ruler", '"essays": "DIR", "squad": "FILE", "hotpot": "FILE"')],
 )
-def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(
-    asked: str, keys: str, tmp_path: Path, offline: dict[str, str]
-) -> None:
+def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(asked, keys, tmp_path, offline):
     process = run([SBEVAL, "run", "--tasks", asked, "--model_args", "pretrained=no-such-model"], environment=offline)
     assert process.returncode == 1
     (sentence,) = process.stderr.splitlines()
