@@ -36,7 +36,6 @@ from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.scans import scan_in_pieces
 from sbeval.model_adapters.speed.seen_keys import see_keys
-from sbeval.model_adapters.speed.spread import copy_once
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
@@ -101,7 +100,6 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             sharded = any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
             if self.device.type == "cuda" and not sharded:
                 make_faster(self.model)
-            copy_once(self.model)
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)
             if "attn_implementation" not in self.arguments:

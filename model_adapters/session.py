@@ -175,8 +175,7 @@ class Session:
                 prompt_tokens=tokens,
             ),
             draft_tokens=options.draft_tokens,
-            # a GPU for each where the layers are spread
-            batches_ahead=0 if on_cpu else len({weight.device for weight in hf.model.parameters()}),
+            batches_ahead=0 if on_cpu else 1,
             cache_hook=hf.cache_hook,
             quiet=not ranks.is_first_process(),
             thinking=None if options.thinking_tokens is None else Thinking.of(hf, options.thinking_tokens),

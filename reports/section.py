@@ -297,9 +297,9 @@ class Material:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of measurement, or another part of the page; its readers read what it needs beside the tidy table.
+    """A kind of measurement, or another part of the page; its readers read what is not in the tidy table.
 
-    It has no section where `needs` brought nothing.
+    `section` is not asked where the reader `needs` brought nothing, and may still return None.
     """
 
     section: Callable[[Material], Section | None]

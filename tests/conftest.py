@@ -26,7 +26,7 @@ if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES")
 
         quick_interpreter.install()
 
-# torch asks oneDNN whether there are matrix instructions (AMX), which its own plain code does not have, and then fails
+# told to use plain instructions, torch still asks oneDNN for matrix instructions (AMX), and fails where there are any
 if os.environ.get("ATEN_CPU_CAPABILITY") == "default":
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "SSE41")
 

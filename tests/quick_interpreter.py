@@ -31,7 +31,7 @@ def _patch_lang(fn: Any) -> Any:
 
 
 def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
-    """Has the one number of an array be an index: NumPy 2.4 makes none of what Triton 3.6 hands to `int`."""
+    """Makes a tensor of one number an index: Triton 3.6 calls `int` on its array, which NumPy 2.4 refuses."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
@@ -52,7 +52,7 @@ def _generic_reduce(self: Any, given: Any) -> Any:
 
 
 def install() -> None:
-    interpreter._patch_lang_tensor = _patch_lang_tensor  # for good: without it nothing runs there
+    interpreter._patch_lang_tensor = _patch_lang_tensor  # `uninstall` keeps it: no kernel runs without
     interpreter.GridExecutor.__call__, interpreter._patch_lang = _call, _patch_lang
     interpreter._get_np_dtype, interpreter.ReduceOps.generic_reduce = _get_np_dtype, _generic_reduce
 

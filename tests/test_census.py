@@ -6,16 +6,16 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 290,
-    "product lines": 44412,
-    "lines of code": 30580,
-    "modules with one importer": 65,
+    "product files": 289,
+    "product lines": 44359,
+    "lines of code": 30547,
+    "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 69,
     "of them of our modules": 29,
     "vague names": 161,
-    "test lines": 31752,
+    "test lines": 31689,
 }
 COUNTS = census()
 

@@ -1,4 +1,4 @@
-"""Lines over a logarithmic axis of tokens, alone or as small multiples; most are numbers against context length."""
+"""Lines over a logarithmic axis of tokens, alone or as small multiples, most of them against context length."""
 
 import dataclasses
 import math

@@ -1,6 +1,7 @@
-"""One number a curve: mean change of NLL beyond the training length, mean scores, effective lengths.
+"""Two sections: one number for each curve, and the claimed and effective context lengths of each model.
 
-Claimed and effective context lengths, one table a model, each length with its rule and interval.
+The number is the mean change of NLL beyond the training length, a mean score or an effective length; each length has
+its rule and interval.
 """
 
 import math

@@ -69,7 +69,8 @@ def told_in_one_sentence() -> Iterator[None]:
     """
     try:
         try:
-            with raising_when_asked_to_end(), _showing_what_is_visible(), _databases_fail_once():
+            with raising_when_asked_to_end(), _showing_what_is_visible():
+                _silence_threads_of_databases()
                 _check_surroundings()
                 yield
         except AskedToEnd as ended:
@@ -122,34 +123,31 @@ def _showing_what_is_visible() -> Iterator[None]:
         yield
         return
     write = stream.write
+    strict = stream if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict" else None
     with contextlib.suppress(AttributeError):  # of another program's stream, which may be read-only
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # where its encoding lacks a sign, as that of errors
+        if strict is not None:  # what its encoding lacks is shown as on standard error
+            strict.reconfigure(errors="backslashreplace")
         stream.write = lambda text: write(visible_in_colour(text))  # type: ignore[method-assign]
     try:
         yield
     finally:
         with contextlib.suppress(AttributeError):
             stream.write = write  # type: ignore[method-assign]
+            if strict is not None:
+                strict.reconfigure(errors="strict")
 
 
-@contextlib.contextmanager
-def _databases_fail_once() -> Iterator[None]:
-    """Within it, an error that ends a thread of sqlitedict is told by the thread that waits for it alone."""
+def _silence_threads_of_databases() -> None:
+    """Has a thread of sqlitedict end without a word for good: who waits for it raises the same error, and tells it."""
     logger, hook = logging.getLogger("sqlitedict"), threading.excepthook
-    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
 
     def others(ended: threading.ExceptHookArgs) -> None:
         if type(ended.thread).__module__ != logger.name:
             hook(ended)
 
-    logger.setLevel(logging.CRITICAL + 1)
-    threading.excepthook = others
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        threading.excepthook = hook
+    if hook.__module__ != __name__:
+        threading.excepthook = others
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

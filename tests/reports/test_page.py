@@ -22,6 +22,7 @@ from result_files import (
 
 from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results, watch
+from sbeval.reports.build import KINDS, READERS
 from sbeval.reports.kinds.runs import run_facts
 from sbeval.reports.read.fields import in_words, name_list
 from sbeval.reports.section import Figure, Report
@@ -189,3 +190,7 @@ def test_a_report_is_rebuilt_only_when_results_appear_or_grow(tmp_path: Path, mo
     pages = watch(["~"], build, interval_seconds=2.0, sleep=sleep)
     assert [next(pages) for _ in range(3)] == [tmp_path / "index.html"] * 3
     assert (builds, set(sleeps)) == ([1, 3, 5], {2.0})
+
+
+def test_what_a_kind_of_measurement_needs_is_read() -> None:
+    assert {kind.needs for kind in KINDS if kind.needs is not None} <= set(READERS)
