@@ -100,7 +100,7 @@ def whole_adapter(name: str | None) -> Iterator[None]:
         UserError: naming the adapter and what is missing.
     """
     if name is not None and (Path(name) / _ADAPTER).is_file():
-        _check_rank(Path(name))
+        _check_adapter(Path(name))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
         try:
@@ -111,9 +111,15 @@ def whole_adapter(name: str | None) -> Iterator[None]:
             raise UserError(f"{expected}, found some missing ({first_line(warning)}): {remedy}.") from warning
 
 
-def _check_rank(folder: Path) -> None:
-    """Refuses an adapter that asks for huge matrices, with more rows or columns than any that its file holds."""
+def _check_adapter(folder: Path) -> None:
+    """Refuses an adapter of an unknown kind, or of huge matrices, with more rows or columns than any its file holds."""
+    import peft  # seconds, for those who have an adapter
+
     source = read_json_object(folder / "adapter_config.json", "the configuration of an adapter")
+    for key, known in (("peft_type", peft.PeftType), ("task_type", peft.TaskType)):
+        if source.get(key) is not None and source[key] not in (names := [kind.value for kind in known]):
+            expected = f"Expected {key} of the adapter at peft={folder} to be one of {', '.join(names)}"
+            raise UserError(f"{expected}, found {shown(source[key])}: correct adapter_config.json.")
     pattern = source.get("rank_pattern")
     patterned = pattern.values() if isinstance(pattern, dict) else ()
     ranks = [source.get("r"), source.get("num_virtual_tokens"), *patterned]

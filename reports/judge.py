@@ -6,6 +6,7 @@ whole band is beyond that, and elsewhere there is not enough data. `compare` ask
 """
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, with_int
 if TYPE_CHECKING:
     from sbeval.policy import Rule
 
+logger = logging.getLogger(__name__)
 BEYOND, OVER_OCTAVES = "mean change beyond the training length", "mean over octaves"
 _FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both have"
 _DOUBTFUL = f"the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}"
@@ -198,6 +200,8 @@ def pair_of_models(reference: Place, candidate: Place, *, paths: Paths, labels: 
     given = list(paths)
     shared = load_results(given, labels=labels) if given else None
     (first, first_label), (second, second_label) = (_model(name, shared, labels) for name in (reference, candidate))
+    for note in dict.fromkeys([*first.notes, *second.notes]):
+        logger.warning("%s%s", f"{note.path}: " if note.path else "", note.reason)
     alike = first_label == second_label and first is not second
     return (
         Side(first, first_label, f"{first_label} ({reference})" if alike else first_label),

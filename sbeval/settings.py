@@ -143,7 +143,7 @@ Lengths = Annotated[tuple[int, ...], Expected("a list of positive whole numbers 
 Number = Annotated[float, number("a number", math.isfinite)]
 PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < value < math.inf)]
 Share = Annotated[float, number("a number from 0 to below 1", lambda value: 0 <= value < 1)]
-Limit = Annotated[float, Expected("a number above 0", _limit, ", or leave it out for no limit")]
+Limit = Annotated[float, Expected("a number above 0 and below 2^63", _limit, ", or leave it out for no limit")]
 Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
 Name = Annotated[str, Expected("a name that a folder can have, without slashes", _name)]
 Flag = Annotated[bool, Expected("true or false", _of(bool))]

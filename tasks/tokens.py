@@ -26,7 +26,6 @@ TAIL_CHARACTERS = 400
 """So much of a text's end decides how what comes behind it is tokenised."""
 
 TOKENIZER_KEYS = ("tokenizer", "tokenizer_path", "pretrained", "model")
-_REMEDY = 'name the tokenizer with tokenizer= in --model_args or --metadata \'{"tokenizer": "PATH"}\''
 _LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 
 
@@ -147,15 +146,16 @@ def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
     """
     source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
     if source is None:
-        remedy = f"give the model with --model_args pretrained=..., or {_REMEDY}"
-        raise UserError(f"{task}: expected the model's tokenizer, found none: {remedy}.")
+        remedy = "give the model with --model_args pretrained=..., or name the tokenizer with tokenizer= there or"
+        expected = f"{task}: expected the model's tokenizer, found none"
+        raise UserError(f"""{expected}: {remedy} in --metadata '{{"tokenizer": "PATH"}}'.""")
     if not isinstance(source, str):
         return source
     options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}
     if "subfolder" in options:  # lm-eval reads that of a step as a number
         options["subfolder"] = str(options["subfolder"])
     try:
-        return _load_once(source, remedy=_REMEDY, **options)
+        return _load_once(source, **options)
     except UserError as error:
         raise UserError(f"{task}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from sbeval.errors import UserError, first_line, raised_here, shown
 from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
 
+logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
 _ALIGNMENT_BYTES = 64  # where torch's own allocator places tensors on a CPU
 
@@ -228,9 +230,12 @@ def check_quantisation(config: Any, folder: Path) -> None:
         AutoQuantizationConfig.from_dict(dict(quantised))
     except Exception as error:  # of any class, as each method's own
         with contextlib.suppress(UserError):  # nothing there that can be looked at
-            method = quantised.get("quant_method")  # transformers warns of one it does not know, and reads the weights
+            method = quantised.get("quant_method")  # transformers reads weights without one it does not know
             unknown = isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING
             if unknown and Weights(folder).all_in_floating_point():
+                logger.warning(
+                    "quant_method %s is passed over: it is unknown, and no weight is quantised", shown(method)
+                )
                 del place.quantization_config
                 return
         raise UserError(

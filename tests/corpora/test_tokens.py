@@ -31,6 +31,7 @@ from sbeval.corpora import (
 from sbeval.corpora.encode import encode_documents, words_and_bytes_before
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
+from sbeval.tasks.tokens import model_tokenizer
 
 TEXTS = [random_text(60, 1), "é", random_text(20, 2), "  leading and trailing \n", random_text(90, 3)]
 
@@ -207,6 +208,9 @@ def test_tokens_that_own_code_cut_are_kept_by_that_code(changed: dict[str, str],
     )
     assert (first is second) == same
     assert (first.tokens(0, first.total_tokens).tolist() == second.tokens(0, second.total_tokens).tolist()) == same
+    # a task loads it as the model's adapter does
+    of_task = model_tokenizer({"pretrained": str(tmp_path / "first"), "trust_remote_code": True}, "task")
+    assert tokenizer_sha256(of_task) == tokenizer_sha256(load_tokenizer(tmp_path / "first", trust_remote_code=True))
 
 
 SLOW = """from transformers import PreTrainedTokenizer

@@ -205,6 +205,14 @@ def test_flex_attention_becomes_what_the_model_supports(instead, checkpoint, tmp
     assert f"{instead} is used" in caplog.text
 
 
+@pytest.mark.parametrize("key", ["peft_type", "task_type"])
+def test_an_adapter_of_an_unknown_kind_is_named(key, checkpoint, tmp_path):
+    save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj")
+    adapter = copied(tmp_path / "lora", tmp_path / "other", "adapter_config.json", **{key: "NO_SUCH"})
+    with pytest.raises(UserError, match=rf"{key} of the adapter at peft=\S+ to be one of .*, found 'NO_SUCH': correct"):
+        load_lm(checkpoint("llama"), peft=str(adapter))
+
+
 def test_an_adapter_of_more_ranks_than_its_file_has_rows_is_refused(checkpoint, tmp_path):
     save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj")
     refused = [{"r": 10**9}, {"rank_pattern": {"q_proj": 10**9}}]

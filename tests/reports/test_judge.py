@@ -1,5 +1,6 @@
 """Two models compared and judged: what is worse, by which rule, and what is not known."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_a_checkpoint_that_got_worse_is_found_at_every_length(tmp_path: Path) ->
     assert beyond.context_length_tokens is None
     assert beyond.low < 0 < beyond.high
     assert "worse" in comparison.text()
+
+
+def test_what_is_left_out_is_said_beside_a_comparison(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folders = pair(tmp_path, 0.05)
+    (file,) = folders[1].glob("samples_*.jsonl")
+    first, *others = map(json.loads, file.read_text().splitlines())
+    first["nll@0002048"][0][1] = 2**63
+    file.write_text("".join(json.dumps(sample) + "\n" for sample in (first, *others)))
+    compare(*folders)
+    assert f"{file}: samples at 2K do not give their results file's numbers and were left out" in caplog.text
 
 
 def test_a_better_checkpoint_and_the_same_results_are_not_worse(tmp_path: Path) -> None:
