@@ -146,9 +146,8 @@ def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
     """
     source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
     if source is None:
-        remedy = "give the model with --model_args pretrained=..., or name the tokenizer with tokenizer= there or"
-        expected = f"{task}: expected the model's tokenizer, found none"
-        raise UserError(f"""{expected}: {remedy} in --metadata '{{"tokenizer": "PATH"}}'.""")
+        remedy = "give the model with --model_args pretrained=..., or the tokenizer as a key of --metadata"
+        raise UserError(f"{task}: expected the model's tokenizer, found none: {remedy}.")
     if not isinstance(source, str):
         return source
     options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}

@@ -8,7 +8,7 @@ from tests.measures.census import census
 AT_MOST = {
     "product files": 289,
     "product lines": 44374,
-    "lines of code": 30561,
+    "lines of code": 30558,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,

@@ -1,7 +1,6 @@
 """How a command ends: a sentence for what a user can mend, a signal's exit code, silence where nobody reads."""
 
 import contextlib
-import io
 import logging
 import os
 import signal
@@ -123,18 +122,20 @@ def _showing_what_is_visible() -> Iterator[None]:
         yield
         return
     write = stream.write
-    strict = stream if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict" else None
+    strict = stream.encoding if getattr(stream, "errors", None) == "strict" else None
+
+    def write_visibly(text: str) -> int:
+        text = visible_in_colour(text)
+        # what the encoding lacks is shown as on standard error
+        return write(text.encode(strict, "backslashreplace").decode(strict) if strict else text)
+
     with contextlib.suppress(AttributeError):  # of another program's stream, which may be read-only
-        if strict is not None:  # what its encoding lacks is shown as on standard error
-            strict.reconfigure(errors="backslashreplace")
-        stream.write = lambda text: write(visible_in_colour(text))  # type: ignore[method-assign]
+        stream.write = write_visibly  # type: ignore[method-assign]
     try:
         yield
     finally:
         with contextlib.suppress(AttributeError):
             stream.write = write  # type: ignore[method-assign]
-            if strict is not None:
-                strict.reconfigure(errors="strict")
 
 
 def _silence_threads_of_databases() -> None:
