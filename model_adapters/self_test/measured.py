@@ -107,7 +107,9 @@ class Measured:
             raise Nothing("eager attention does not run") from error
         finally:
             self._model.set_attn_implementation(before)
-        difference = apart(eager_LV, self._whole(self._long_L))
+        with torch.compiler.set_stance("default"):  # the kernel that a run uses, not its definition
+            attended_LV = self._logits(self._long_L[None])[0]
+        difference = apart(eager_LV, attended_LV)
         if not math.isfinite(difference):
             raise Nothing("eager attention gives no numbers")
         return difference

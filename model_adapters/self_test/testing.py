@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import json
 import logging
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from sbeval.model_adapters.session import Session
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
-_VERSION = 3
+_VERSION = 4
 """Of what is tested; a higher one has every model tested again."""
 _OWN = ("sbeval", "moduleformer")
 # their kernels take the place of a model's own code where they are installed
@@ -76,6 +78,7 @@ def tested(session: Session, lm: Any) -> Session:
     )
 
 
+@torch.no_grad()
 def _found(session: Session, lm: Any) -> Outcome:
     """What is kept of the same model and versions, or else found now."""
     name = type(lm.model).__name__
@@ -87,7 +90,7 @@ def _found(session: Session, lm: Any) -> Outcome:
             return Outcome.from_json(read_json_object(place, "a self-test"))
     attention = getattr(lm.model.config, "_attn_implementation", None)
     try:
-        with torch.no_grad(), session.autocast(), session.rope.hold(TOKENS), quiet_transformers():
+        with session.autocast(), session.rope.hold(TOKENS), quiet_transformers(), _uncompiled(attention):
             outcome = _decided(session, lm)
     except Exception as error:  # models' code raises anything; what is asked of the model then raises it again
         if out_of_memory(error):
@@ -99,6 +102,17 @@ def _found(session: Session, lm: Any) -> Outcome:
         with contextlib.suppress(UserError), whole_file(place, "a self-test") as new:
             new.write_text(json.dumps(outcome.to_json()))
     return outcome
+
+
+@contextlib.contextmanager
+def _uncompiled(attention: str | None) -> Iterator[None]:
+    """Within it FlexAttention is the definition it is compiled from: each shape of the test would take seconds."""
+    with contextlib.ExitStack() as stack:
+        if attention == "flex_attention":
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
 
 
 def _place(lm: Any) -> Path | None:

@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sbeval.errors import UserError
@@ -276,6 +277,26 @@ def test_broken_eager_attention_is_unused(eager, checkpoint, monkeypatch):
     lm = load_lm(checkpoint("llama"))
     assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
     assert lm.model.config._attn_implementation == "sdpa"
+
+
+def test_flex_attention_is_compiled_once_to_be_compared_with_eager_attention(checkpoint, monkeypatch):
+    is_compiled = torch.compile(lambda x_1: x_1 * torch.compiler.is_compiling(), backend="eager")
+    compiled: list[tuple[bool, str]] = []
+
+    def watched(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+        compiled.append((bool(is_compiled(torch.ones(1))), body.config._attn_implementation))
+        return own(body, **given)
+
+    flex = "flex_attention"
+    for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        monkeypatch.setitem(table, flex, table["sdpa"])
+    in_the_forward(watched)(monkeypatch)
+    lm = load_lm(checkpoint("llama"), attn_implementation=flex)
+    assert lm.session.self_test.failed == {}
+    assert [name for is_true, name in compiled if is_true] == [flex]
+    assert len(compiled) > 10
+    likelihoods(lm, families.PAIRS)
+    assert compiled[-1] == (True, flex)
 
 
 def test_a_model_that_keeps_changing_is_not_scored(checkpoint, monkeypatch):
