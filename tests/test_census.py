@@ -7,15 +7,15 @@ from tests.measures.census import census
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
     "product files": 289,
-    "product lines": 44390,
-    "lines of code": 30571,
+    "product lines": 44440,
+    "lines of code": 30610,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 70,
     "of them of our modules": 29,
     "vague names": 161,
-    "test lines": 31741,
+    "test lines": 31783,
 }
 COUNTS = census()
 

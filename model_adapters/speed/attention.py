@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from sbeval.model_adapters.speed.replacing import Forward, with_name
-from sbeval.models.flex import has_tuned_size, long_causal_attention
 from sbeval.models.kernels.devices import runs_triton
 from sbeval.models.rope import rotate
+from sbeval.models.softmax import long_causal_attention
 
 _ROTATION = "apply_rotary_pos_emb"
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
@@ -153,17 +153,11 @@ def with_attention(forward: Any, stand_in: Callable[[Any], Any]) -> Forward | No
 
 
 def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_attention) -> list[nn.Module]:
-    """Gives attention modules whose heads are small enough the table above, and returns those modules.
+    """Gives attention modules the table above, and returns those modules.
 
     Those with a forward of their own stay as they are, unless it is one from `fuse_rotations`.
     """
-
-    def with_table(module: nn.Module) -> Forward | None:
-        head_dim = getattr(module, "head_dim", None)
-        tuned = isinstance(head_dim, int) and has_tuned_size(head_dim)
-        return _with_table(_forward_of(module), attend) if tuned else None
-
-    return _with_forwards(model, with_table)
+    return _with_forwards(model, lambda module: _with_table(_forward_of(module), attend))
 
 
 def _forward_of(module: nn.Module) -> Any:

@@ -25,7 +25,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sbeval.model_adapters.speed.replacing import held
-from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
+from sbeval.models.softmax import MASK_ELEMENTS, cudnn_attention, softmax_attention
 from sbeval.scoring.body import no_cache
 
 logger = logging.getLogger(__name__)
@@ -266,9 +266,7 @@ def _attend(
         return _with_sinks(q_BHLD, k_BGLD, v_BGLD, window=window or length, scale=scale, sink_H=sink_H)
     output_BHLD: Tensor
     if window is None:
-        k_BHLD, v_BHLD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGLD, v_BGLD))
-        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
-        output_BHLD, log_sum = cudnn(q_BHLD, k_BHLD, v_BHLD, None, True, 0.0, True, scale=scale)[:2]
+        output_BHLD, log_sum = cudnn_attention(q_BHLD, k_BGLD, v_BGLD, scale, True)
     else:
         whole = [x.transpose(1, 2) for x in (q_BHLD, k_BGLD, v_BGLD)]
         sides = {"window_size_left": window - 1, "window_size_right": 0}

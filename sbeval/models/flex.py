@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from sbeval.models.kernels.devices import OptionalKernel
+from sbeval.models.kernels.devices import OptionalKernel, is_hopper
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """From a logit, batch, head, query and key index to the logit with its bias."""
@@ -34,7 +34,6 @@ TUNED_HEAD_DIM = 32
 BLOCKS_OF_ROWS = "going on with blocks of rows"
 BLOCK_TOKENS = 128
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
-_TUNED_ON = (9, 0)  # compute capability
 _MOST_KINDS = 1024
 """Kernels compiled in one process: of dtypes, head sizes and counts, biases, windows. Dynamo gives up after eight."""
 
@@ -162,13 +161,8 @@ compiled_flex_attention = CompiledFlexAttention()
 _plain_flex_attention = CompiledFlexAttention(instead="going on with its scaled_dot_product_attention")
 
 
-def long_causal_attention(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, *, scale: float) -> Tensor | None:
-    """Returns [B, H, L, D] of plain causal attention, or None where PyTorch's other kernels are faster or all there is.
-
-    Keys and values of another shape than the queries are left to those.
-    """
-    if not suits_long_flex(q_BHLD, k_BHLD, v_BHLD):
-        return None
+def long_flex_attention(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, *, scale: float) -> Tensor | None:
+    """Returns [B, H, L, D] of plain causal attention to all keys, or None where it cannot be compiled."""
     return _plain_flex_attention(q_BHLD, k_BHLD, v_BHLD, scale=scale, sliding_window=q_BHLD.shape[2], score_mod=None)
 
 
@@ -181,14 +175,7 @@ def suits_long_flex(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> bool:
 def is_tuned(q_BHLD: Tensor) -> bool:
     """Whether the tiles of FlexAttention's kernel were tuned for heads like these on a GPU like theirs."""
     sixteen_bits = q_BHLD.dtype in (torch.float16, torch.bfloat16)
-    if not (q_BHLD.is_cuda and sixteen_bits and has_tuned_size(q_BHLD.shape[3])):
-        return False
-    return torch.cuda.get_device_capability(q_BHLD.device) == _TUNED_ON
-
-
-def has_tuned_size(head_dim: int) -> bool:
-    """Whether heads of this size are among those whose tiles were tuned."""
-    return _SMALLEST_HEAD_DIM <= head_dim <= TUNED_HEAD_DIM
+    return sixteen_bits and _SMALLEST_HEAD_DIM <= q_BHLD.shape[3] <= TUNED_HEAD_DIM and is_hopper(q_BHLD)
 
 
 def suits_flex(q_BHQD: Tensor, k_BGKD: Tensor, *others: Tensor) -> bool:

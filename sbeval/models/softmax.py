@@ -2,12 +2,14 @@
 
 No [L, L] tensor is ever held. A mask or bias that depends on distance alone is made once, for one block of rows, and
 every block takes its newest columns; any other is made for each block, and again in the backward pass. Where
-FlexAttention is faster, neither is made at all.
+FlexAttention is faster, neither is made at all. Keys and values that outgrow a GPU's cache are attended to piece by
+piece.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim, R rows of a block, C keys a
 block can see.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -17,7 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from sbeval.models.flex import ScoreMod, compiled_flex_attention, long_causal_attention, suits_flex
+from sbeval.models.flex import ScoreMod, compiled_flex_attention, long_flex_attention, suits_flex, suits_long_flex
+from sbeval.models.kernels.devices import OptionalKernel, is_hopper
 
 MASK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Most elements of one block's mask or bias, by device: small enough for memory, large enough to keep it busy."""
@@ -25,6 +28,13 @@ _MORE_WITHOUT_GRADIENTS = {"cuda": 8}
 """How much larger blocks may be where nothing is kept for a backward pass: few rows leave a GPU idle."""
 _MULTIPLE = 16
 _MASK_BYTES = 16
+CACHED_BYTES = 32 * 2**20
+"""Keys and values of a head for which an H200's cache of 60 MB has room while cuDNN's kernel goes over them.
+
+With head_dim 128 its rate falls from 588 TFLOP/s at 64K tokens to 556 at 128K and 524 at 256K, and in pieces is 590 and
+600; with 256, from 592 and 561 at 64K and 128K to 618 and 630 (cuDNN 9.19, bf16).
+"""
+_in_pieces = OptionalKernel("cuDNN's attention", "going on with its scaled_dot_product_attention")
 
 
 class Bias(Protocol):
@@ -129,6 +139,61 @@ def softmax_attention(
         else:
             outputs.append(block(*arguments))
     return torch.cat(outputs, dim=2)
+
+
+def long_causal_attention(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
+    """Returns [B, H, L, D] of plain causal attention, or None where `scaled_dot_product_attention` is the fastest way.
+
+    Values of another shape than the keys are left to that.
+    """
+    if suits_long_flex(q_BHLD, k_BGLD, v_BGLD):
+        return long_flex_attention(q_BHLD, k_BGLD, v_BGLD, scale=scale)
+    length, head_dim = q_BHLD.shape[2:]
+    heads = q_BHLD, k_BGLD, v_BGLD
+    same = k_BGLD.shape == v_BGLD.shape and k_BGLD.shape[2:] == (length, head_dim)
+    sixteen_bits = {x.dtype for x in heads} in ({torch.float16}, {torch.bfloat16})
+    pieces = -(-2 * length * head_dim * k_BGLD.element_size() // CACHED_BYTES)
+    kept = torch.is_grad_enabled() and any(x.requires_grad for x in heads)
+    if pieces == 1 or not (same and sixteen_bits and is_hopper(q_BHLD)) or kept or torch.compiler.is_compiling():
+        return None
+    piece_tokens = _aligned(-(-length // pieces))
+    return _in_pieces.attempt(lambda: causal_in_pieces(*heads, scale=scale, piece_tokens=piece_tokens))
+
+
+def cudnn_attention(
+    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns [B, H, Q, D] and the log of the sum of each query's weights, [B, H, Q] in fp32."""
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+    output_BHQD, log_sum = attention(q_BHQD, k_BGKD, v_BGKD, None, True, 0.0, causal, scale=scale)[:2]
+    return output_BHQD, log_sum.reshape(output_BHQD.shape[:3])
+
+
+def causal_in_pieces(
+    q_BHLD: Tensor,
+    k_BGLD: Tensor,
+    v_BGLD: Tensor,
+    *,
+    scale: float,
+    piece_tokens: int,
+    attend: Callable[..., tuple[Tensor, Tensor]] = cudnn_attention,
+) -> Tensor:
+    """Returns [B, H, L, D] of plain causal attention: the mean of attention to each piece of the keys.
+
+    A piece has the share that its weights have of all weights before they are normed. `attend` takes queries, keys,
+    values, the scale and whether it is causal, and returns what `cudnn_attention` does.
+    """
+    output_BHLD = torch.empty_like(q_BHLD)
+    pieces = [slice(begin, begin + piece_tokens) for begin in range(0, q_BHLD.shape[2], piece_tokens)]
+    for place, rows in enumerate(pieces):
+        q_BHRD = q_BHLD[:, :, rows]
+        mean_BHRD, log_sum_BHR = attend(q_BHRD, k_BGLD[:, :, rows], v_BGLD[:, :, rows], scale, True)
+        for earlier in pieces[:place]:
+            more_BHRD, more_BHR = attend(q_BHRD, k_BGLD[:, :, earlier], v_BGLD[:, :, earlier], scale, False)
+            share_BHR1 = torch.sigmoid(more_BHR - log_sum_BHR)[..., None].to(more_BHRD.dtype)
+            mean_BHRD, log_sum_BHR = mean_BHRD.lerp_(more_BHRD, share_BHR1), torch.logaddexp(log_sum_BHR, more_BHR)
+        output_BHLD[:, :, rows] = mean_BHRD
+    return output_BHLD
 
 
 def readable_mask(mask: Tensor) -> Tensor:

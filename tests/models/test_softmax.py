@@ -9,7 +9,9 @@ from torch.testing import assert_close
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM, softmax
 from sbeval.models.biases import FIRE_INITIAL_THRESHOLD, AlibiBias, FireBias, alibi_slopes
-from sbeval.models.softmax import softmax_attention
+from sbeval.models.softmax import causal_in_pieces, long_causal_attention, softmax_attention
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 def written_out(
@@ -61,6 +63,48 @@ def test_blocks_of_queries_equal_the_definition(queries, older, group, window, p
         token = (torch.arange(older, keys) >= start[:, None])[:, None, :, None]
         output, expected = output * token, expected * token
     assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    logits = scale * q @ k.mT
+    if causal:
+        logits = logits.masked_fill(torch.ones(logits.shape[2:]).triu(1).bool(), -torch.inf)
+    return logits.softmax(-1) @ v, logits.logsumexp(-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 40),
+    piece_tokens=st.integers(1, 45),
+    group=st.sampled_from([1, 2]),
+    spread=st.sampled_from([1.0, 300.0]),  # with the larger, nearly all weights are 0 or 1
+)
+def test_attention_in_pieces_of_keys_is_the_definition(length, piece_tokens, group, spread):
+    torch.manual_seed(length)
+    q, k, v = (torch.randn(2, heads, length, 8, dtype=torch.float64) for heads in (4, 4 // group, 4 // group))
+    pieces = causal_in_pieces(q * spread, k, v, scale=0.7, piece_tokens=piece_tokens, attend=attended)
+    assert_close(pieces, written_out(q * spread, k, v, 0.7, None, None, None), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not HOPPER, reason="texts are cut for the cache of compute capability 9.0")
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("texts", "length", "head_dim", "pieces"), [(1, 4096, 128, 2), (2, 3001, 64, 5), (1, 2049, 256, 3)]
+)
+def test_keys_that_outgrow_the_cache_change_no_more_than_rounding(dtype, texts, length, head_dim, pieces, monkeypatch):
+    shape = (texts, length, 4, head_dim)  # heads as a model's projections leave them, one position after the other
+    q, k, v = (torch.randn(shape, device="cuda").to(dtype).transpose(1, 2) for _ in range(3))
+    k, v = k[:, :2], v[:, :2]
+    whole = softmax_attention(q, k, v, scale=0.3)
+    assert long_causal_attention(q, k, v, scale=0.3) is None
+    monkeypatch.setattr(softmax, "CACHED_BYTES", -(-4 * length * head_dim // pieces))
+    cut = softmax_attention(q, k, v, scale=0.3)
+    assert not torch.equal(cut, whole)
+    expected = softmax_attention(*(x.double() for x in (q, k, v)), scale=0.3)
+    error, error_of_whole = ((x.double() - expected).square().mean().sqrt() for x in (cut, whole))
+    assert error <= 1.5 * error_of_whole
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,10 +17,9 @@ from sbeval.models.flex import (
     CompiledFlexAttention,
     flex_causal_attention,
     flex_with_options,
-    long_causal_attention,
     suits_long_flex,
 )
-from sbeval.models.softmax import softmax_attention
+from sbeval.models.softmax import long_causal_attention, softmax_attention
 from tests.models.small import make_bias
 
 Options = Callable[..., dict[str, Any]]
@@ -100,8 +99,9 @@ def test_long_plain_attention_is_for_small_heads_without_groups(capability):
 
 
 def test_a_cpu_keeps_its_own_attention():
-    q = torch.empty(1, 2, LONG_TOKENS, 32, dtype=torch.bfloat16)
-    assert long_causal_attention(q, q, q, scale=0.3) is None
+    for length, head_dim in ((LONG_TOKENS, 32), (2**17, 128)):
+        q = torch.empty(1, 2, length, head_dim, dtype=torch.bfloat16)
+        assert long_causal_attention(q, q, q, scale=0.3) is None
 
 
 @torch.no_grad()

@@ -20,6 +20,11 @@ def runs_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def is_hopper(tensor: Tensor) -> bool:
+    """Whether a tensor lies on a GPU of the kind for which kernels were tuned and chosen: an H100 or H200."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) == (9, 0)
+
+
 class OptionalKernel:
     """A kernel of PyTorch that says once, by its `name`, where it does not run, and is not tried again.
 
