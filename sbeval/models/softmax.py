@@ -190,8 +190,10 @@ def causal_in_pieces(
         mean_BHRD, log_sum_BHR = attend(q_BHRD, k_BGLD[:, :, rows], v_BGLD[:, :, rows], scale, True)
         for earlier in pieces[:place]:
             more_BHRD, more_BHR = attend(q_BHRD, k_BGLD[:, :, earlier], v_BGLD[:, :, earlier], scale, False)
-            share_BHR1 = torch.sigmoid(more_BHR - log_sum_BHR)[..., None].to(more_BHRD.dtype)
-            mean_BHRD, log_sum_BHR = mean_BHRD.lerp_(more_BHRD, share_BHR1), torch.logaddexp(log_sum_BHR, more_BHR)
+            share_BHR1 = torch.sigmoid(more_BHR - log_sum_BHR)[..., None]
+            # not in 16 bits, of which every piece would round some away
+            mean_BHRD = mean_BHRD.to(share_BHR1.dtype).lerp_(more_BHRD.to(share_BHR1.dtype), share_BHR1)
+            log_sum_BHR = torch.logaddexp(log_sum_BHR, more_BHR)
         output_BHLD[:, :, rows] = mean_BHRD
     return output_BHLD
 

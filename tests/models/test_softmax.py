@@ -87,6 +87,21 @@ def test_attention_in_pieces_of_keys_is_the_definition(length, piece_tokens, gro
     assert_close(pieces, written_out(q * spread, k, v, 0.7, None, None, None), rtol=1e-9, atol=1e-9)
 
 
+def test_many_pieces_round_no_more_than_one():
+    def rounded(*arguments: Any) -> tuple[Tensor, Tensor]:
+        output, log_sum = attended(*arguments)
+        return output.to(torch.bfloat16), log_sum.float()
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 320, 16, dtype=torch.float64)
+    exact = written_out(q, k, v, 0.25, None, None, None)
+    errors = [
+        (causal_in_pieces(q, k, v, scale=0.25, piece_tokens=tokens, attend=rounded) - exact).square().mean().sqrt()
+        for tokens in (20, 320)
+    ]
+    assert errors[0] <= errors[1]
+
+
 @pytest.mark.skipif(not HOPPER, reason="texts are cut for the cache of compute capability 9.0")
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
