@@ -36,6 +36,7 @@ from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.scans import scan_in_pieces
 from sbeval.model_adapters.speed.seen_keys import see_keys
+from sbeval.model_adapters.speed.spread import settle_hooks
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
@@ -97,8 +98,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
             scan_in_pieces(self.model)
-            sharded = any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
+            planned = self.arguments.get("tp_plan") is not None
+            sharded = not planned and any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
             if self.device.type == "cuda" and not sharded:
+                settle_hooks(self.model)
                 make_faster(self.model)
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.answers import handed_over
-from sbeval.model_adapters.batching import BatchLimits, fitting, run_in_batches
+from sbeval.model_adapters.batching import BatchLimits, fitting, free_memory, out_of_memory, run_in_batches
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
@@ -120,8 +120,15 @@ def scored(session: Session, windows: Windows, *, batches: BatchLimits, name: Na
 
     def start(batch: Sequence[int]) -> PendingBatch:
         loaded = [windows[index].load() for index in batch]
-        with session.rope.hold(windows[batch[0]].length):
-            return start_batch(session, loaded)
+        relay = session.relay
+        while True:
+            try:
+                with relay.window() if relay else contextlib.nullcontext(), session.rope.hold(windows[batch[0]].length):
+                    return start_batch(session, loaded)
+            except (RuntimeError, MemoryError) as error:
+                if relay is None or not out_of_memory(error) or not relay.alone():
+                    raise
+            free_memory()  # that of the batches under way too, for which it waits
 
     def finished() -> list[Scored]:
         """Waits for the first of the started batches, and takes it away unless the wait is interrupted."""

@@ -18,6 +18,7 @@ from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.options import AdapterOptions, Truncation
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome
+from sbeval.model_adapters.speed.spread import Relay
 from sbeval.models.learned_positions import learned_positions
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
@@ -111,6 +112,7 @@ class Session:
         quiet: whether to hide progress bars, as in every process but the first.
         thinking: what an answer's thinking may take, None where answers are all that is generated.
         self_test: in which ways the model may be run.
+        relay: what has GPUs over which the layers are spread work at once, None for other models.
         begun: hashes of the texts from a chat template that begin the model's answer.
     """
 
@@ -133,6 +135,7 @@ class Session:
     thinking: Thinking | None = None
     tally: Tally = dataclasses.field(default_factory=Tally)
     self_test: Outcome = NOT_NEEDED
+    relay: Relay | None = None
     begun: set[int] = dataclasses.field(default_factory=set)
 
     @classmethod
@@ -150,6 +153,7 @@ class Session:
         on_cpu = hf.device.type == "cpu"
         rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
         automatic, shared = hf.batch_size == "auto", hf.arguments.get("tp_plan") is not None
+        relay = Relay.of(hf.model)
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
         batches = BatchLimits(
             max_rows=hf.max_batch_size if automatic else int(hf.batch_size),
@@ -175,7 +179,8 @@ class Session:
                 prompt_tokens=tokens,
             ),
             draft_tokens=options.draft_tokens,
-            batches_ahead=0 if on_cpu else 1,
+            batches_ahead=0 if on_cpu else 1 if relay is None else relay.windows,
+            relay=relay,
             cache_hook=hf.cache_hook,
             quiet=not ranks.is_first_process(),
             thinking=None if options.thinking_tokens is None else Thinking.of(hf, options.thinking_tokens),

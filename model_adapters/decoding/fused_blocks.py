@@ -153,6 +153,8 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
         return "its linear maps are of another kind"
+    if any(hasattr(part.weight, "full_tensor") for part in linears):
+        return "processes share its linear maps"
     if other := [type(norm).__name__ for norm in norms if _eps(norm) is None]:
         return f"its norms are {', '.join(other)}"
     named = ("q_norm", "k_norm", "head_gate", "exclusive")

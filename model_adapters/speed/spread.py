@@ -1,0 +1,119 @@
+"""Layers spread over several GPUs (`parallelize=True`), each of which works on a window of its own.
+
+PyTorch has a copy from one GPU to another wait for all that both were given before, and accelerate copies positions and
+masks for every layer. With one stream a GPU, each GPU would wait for whatever the others do. So windows have streams of
+their own, one on each GPU, and a GPU begins with a window where the window before has passed on to the next GPU.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+from accelerate.hooks import AlignDevicesHook, remove_hook_from_module
+from torch import nn
+
+
+def settle_hooks(model: nn.Module) -> None:
+    """Leaves a hook of accelerate's at the beginning of each block alone, and has what rotates lie where blocks begin.
+
+    A block's hook brings all that the block needs, and no part with a hook of its own is fused. Tables of angles, which
+    are needed first, come last in the model, and so on the last GPU.
+    """
+    blocks = _blocks(model)
+    inside = {id(part) for block in blocks for part in block.modules()}
+    for block in blocks:
+        for part in block.modules():
+            if part is not block and (device := _device(part)) is not None and device == _device(block):
+                remove_hook_from_module(part)
+                if getattr(vars(part).get("forward"), "__func__", None) is type(part).forward:
+                    del part.forward  # what the hook stood in for, and no change of the class's
+    if not blocks or (first := _device(blocks[0])) is None:
+        return
+    for module in model.modules():
+        tables = any(True for _ in module.buffers()) and not any(True for _ in module.parameters())
+        if tables and id(module) not in inside and _device(module) not in (None, first):
+            hook: Any = module._hf_hook
+            hook.execution_device = first
+            module.to(first)
+
+
+class Relay:
+    """Streams for windows under way, as many as there are GPUs, each with a stream on every GPU."""
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        self._devices = devices
+        self._lanes = [{device: torch.cuda.Stream(device) for device in devices} for _ in devices]  # type: ignore[no-untyped-call]
+        self._left: dict[torch.device, torch.cuda.Event] = {}
+        self._turn = 0
+        self._under_way = False
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self | None:
+        """Returns the relay of a model whose blocks are spread over GPUs alone, None for others."""
+        devices = {block: _device(block) for block in _blocks(model) if hasattr(block, "_hf_hook")}
+        order = list(dict.fromkeys(device for device in devices.values() if device is not None))
+        if len(order) < 2 or None in devices.values() or any(device.type != "cuda" for device in order):
+            return None
+        relay = cls(order)
+        for (_, before), (block, after) in pairwise(devices.items()):
+            if before != after:
+                block.register_forward_pre_hook(functools.partial(relay._pass_on, before, after))
+        return relay
+
+    @property
+    def windows(self) -> int:
+        """How many windows may be under way."""
+        return len(self._lanes)
+
+    def alone(self) -> bool:
+        """Has one window under way from now on, and returns whether there were more."""
+        several = len(self._lanes) > 1
+        del self._lanes[1:]
+        return several
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[None]:
+        """Within it the GPUs are given one window's work, on its own streams."""
+        lane = self._lanes[self._turn % len(self._lanes)]
+        self._turn += 1
+        with contextlib.ExitStack() as stack:
+            for device in reversed(self._devices):  # the first is the current one then
+                lane[device].wait_stream(torch.cuda.current_stream(device))
+                stack.enter_context(torch.cuda.stream(lane[device]))
+            self._enter(self._devices[0])
+            self._under_way = True
+            try:
+                yield
+            finally:
+                self._under_way = False
+                self._leave(self._devices[-1])
+
+    def _pass_on(self, before: torch.device, after: torch.device, *_: object) -> None:
+        if self._under_way:
+            self._leave(before)
+            self._enter(after)
+
+    def _enter(self, device: torch.device) -> None:
+        if (left := self._left.get(device)) is not None:
+            torch.cuda.current_stream(device).wait_event(left)
+
+    def _leave(self, device: torch.device) -> None:
+        self._left[device] = torch.cuda.current_stream(device).record_event()
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that accelerate places, in the order in which they run."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    inner = {id(each) for outer in lists for block in outer for each in block.modules()}
+    return [block for each in lists if id(each) not in inner for block in each]
+
+
+def _device(module: nn.Module) -> torch.device | None:
+    """Where accelerate has a module run with weights that lie there, None if it does something else or nothing."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if type(hook) is not AlignDevicesHook or hook.offload or hook.execution_device is None:
+        return None
+    return torch.device(hook.execution_device)
