@@ -1,20 +1,15 @@
 """An 8B on one GPU, with its layers spread over two, and with every matrix shared by two processes: time and memory.
 
     PYTHONPATH=benchmarks:benchmarks/architectures python benchmarks/architectures/several_gpus.py
-        [--ways one,spread,plan] [--dtype float32 --layers 4 --length 4096] [--profile]
+        [--ways one,spread,plan] [--work windows,long,short,single] [--profile]
+        [--dtype float32 --layers 4 --length 4096 --prompt-tokens 1024]
 
-Llama 3 8B's sizes with random weights, in a folder of its own. Each way is a process, or two, of `sb`:
-
-| way | `--model_args` |
-|---|---|
-| one | nothing more: one GPU |
-| spread | `parallelize=True`; then the same with one stream a GPU |
-| plan | `tp_plan=auto`, in a process for each GPU |
-
-Windows of one text go through `loglikelihood_rolling`; four prompts are continued by 32 tokens through
-`generate_until` at batch size 4; short prompts by 256, four at once and one, where a step is nearly all there is. One
-call of each kind goes before the clock, then `--rounds` of them, whose medians the table has. Without two GPUs all is
-small, two processes share a CPU, and the table says only that it runs.
+Llama 3 8B's sizes with random weights, in a folder of its own. Each way is a process, or two, of `sb`: nothing more
+than one GPU, `parallelize=True`, and `tp_plan=auto` in a process for each GPU. `windows` of one text go through
+`loglikelihood_rolling`; with `in turn`, a spread model has one stream a GPU for all of them. Through `generate_until`
+at batch size 4 go four `long` prompts, continued by 32 tokens, and four `short` ones and a `single` one, continued by
+256, where steps are nearly all there is. One call, or two windows, goes before the clock; then come `--rounds` calls,
+of which the table has the medians. Without two GPUs all is small, and says only that it runs.
 """
 
 import argparse
@@ -22,11 +17,13 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,8 @@ import transformers
 from harness import text_of, tokenizer
 from lm_eval.api.instance import Instance
 from measuring import machine
+
+from sbeval.model_adapters.lm import StickBreakingLM
 
 GPU = torch.cuda.device_count() > 1
 SIZES: dict[str, Any] = {
@@ -51,6 +50,7 @@ SMALL = {
     "num_key_value_heads": 2,
 }
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KINDS = {"between GPUs": "nccl|Memcpy PtoP", "attention": "fmha|flash|sdpa|attn", "products": "gemm|nvjet|cutlass|xmma"}
 WAYS: dict[str, dict[str, Any]] = {"one": {}, "spread": {"parallelize": True}, "plan": {"tp_plan": "auto"}}
 
 
@@ -76,11 +76,10 @@ def generation(lm: Any, prompts: int, prompt_tokens: int, new_tokens: int) -> st
     return f"{hash(tuple(lm.generate_until(requests, disable_tqdm=True))) % 10**6:06d}"
 
 
-def timed(work: Callable[[], Any], rounds: int) -> dict[str, Any]:
-    """What a call returns, its seconds, and the most GiB that a GPU held meanwhile."""
-    seconds, value = [], work()
+def timed(warm: Callable[[], Any], work: Callable[[], Any], rounds: int) -> dict[str, Any]:
+    """What a call returns, its seconds, and the most GiB that each GPU held meanwhile."""
+    seconds, value = [], warm()
     for _ in range(rounds):
-        families.attempted(lambda: None)  # what was kept of earlier calls goes, and peaks begin anew
         for device in range(torch.cuda.device_count()):
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
@@ -91,46 +90,47 @@ def timed(work: Callable[[], Any], rounds: int) -> dict[str, Any]:
     return {"seconds": statistics.median(seconds), "spread": max(seconds) / min(seconds) - 1, "gib": peaks, "is": value}
 
 
+def kernels_of(work: Callable[[], Any]) -> str:
+    """Seconds of the first GPU by what its kernels do, and the ten longest of the others."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+    seconds: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    for event in profile.key_averages():
+        kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, event.key)), None)
+        (seconds if kind else others)[kind or event.key[:70]] += event.self_device_time_total / 1e6
+    rows = [*seconds.most_common(), ("all others", sum(others.values())), *others.most_common(10)]
+    return "\n".join(f"| {name} | {value:.3f} s |" for name, value in rows)
+
+
 def measure(way: str, folder: str, arguments: argparse.Namespace) -> None:
     """Prints what one way took, as JSON, in the first process."""
-    from sbeval.model_adapters.lm import StickBreakingLM
-
     started = time.perf_counter()
     lm: Any = StickBreakingLM(
         folder, dtype=arguments.dtype, max_length=arguments.length, batch_size=4, device=DEVICE, **WAYS[way]
     )
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
     loading = time.perf_counter() - started
-    windows = functools.partial(families.window, lm, arguments.windows * arguments.length)
-    windows_of: dict[str, Callable[[], Any]] = {"windows": lambda: windows() / (arguments.windows * arguments.length)}
-    if way == "spread" and lm.session.relay is not None:
-        relayed = lm.session
-        in_turn = dataclasses.replace(relayed, relay=None, batches_ahead=1)
-
-        def one_stream() -> Any:
-            lm.session = in_turn
-            try:
-                return windows_of["windows"]()
-            finally:
-                lm.session = relayed
-
-        windows_of["windows, one stream a GPU"] = one_stream
+    tokens = arguments.windows * arguments.length
+    windows: Callable[[], Any] = lambda: families.window(lm, tokens) / tokens  # noqa: E731
     short, new = (256, 256) if GPU else (16, 8)
-    works = {
-        **windows_of,
-        "4 long prompts": lambda: generation(lm, 4, arguments.prompt_tokens, 32 if GPU else 4),
-        "4 short prompts": lambda: generation(lm, 4, short, new),
-        "1 short prompt": lambda: generation(lm, 1, short, new),
+    works: dict[str, Callable[[], Any]] = {
+        "long": lambda: generation(lm, 4, arguments.prompt_tokens, 32 if GPU else 4),
+        "short": lambda: generation(lm, 4, short, new),
+        "single": lambda: generation(lm, 1, short, new),
     }
-    works = {name: work for name, work in works.items() if any(name.startswith(each) for each in arguments.work)}
-    taken = {name: timed(work, arguments.rounds) for name, work in works.items()}
-    if arguments.profile:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            windows()
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(
-                profile.key_averages().table(sort_by="self_device_time_total", row_limit=30, max_name_column_width=90)
-            )
+    taken = {}
+    for name in arguments.work.split(","):
+        if name in works:
+            taken[name] = timed(works[name], works[name], arguments.rounds)
+            continue
+        relayed = lm.session
+        if name == "in turn":  # as without streams for each window
+            lm.session = dataclasses.replace(relayed, relay=None, batches_ahead=1)
+        taken[name] = timed(functools.partial(families.window, lm, 2 * arguments.length), windows, arguments.rounds)
+        if arguments.profile and name == "windows":
+            taken["kernels"] = kernels_of(windows)
+        lm.session = relayed
     if int(os.environ.get("RANK", "0")) == 0:
         print(json.dumps({"way": way, "loading": loading, **taken}), flush=True)
 
@@ -141,13 +141,13 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    parser.add_argument("--work", nargs="+", default=["windows", "4 long", "4 short", "1 short"])
+    parser.add_argument("--work", default="windows,long,short,single", help="and: in turn")
     parser.add_argument("--dtype", default="bfloat16" if GPU else "float32")
     parser.add_argument("--layers", type=int, default=32 if GPU else 2)
     parser.add_argument("--length", type=int, default=65536 if GPU else 64)
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--prompt-tokens", type=int, default=16384 if GPU else 32)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if arguments.way:
@@ -165,6 +165,7 @@ def main() -> None:
             print(*(line for line in lines if not line.startswith('{"way"')), sep="\n", flush=True)
             for taken in results:
                 print(f"{way}: loaded in {taken['loading']:.1f} s")
+                print(taken.get("kernels", ""))
                 for name, row in taken.items():
                     if isinstance(row, dict):
                         memory = " and ".join(f"{gib:.1f}" for gib in row["gib"])

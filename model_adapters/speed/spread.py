@@ -53,12 +53,13 @@ class Relay:
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
         """Returns the relay of a model whose blocks are spread over GPUs alone, None for others."""
-        devices = {block: _device(block) for block in _blocks(model) if hasattr(block, "_hf_hook")}
-        order = list(dict.fromkeys(device for device in devices.values() if device is not None))
-        if len(order) < 2 or None in devices.values() or any(device.type != "cuda" for device in order):
+        hooked = [block for block in _blocks(model) if hasattr(block, "_hf_hook")]
+        devices = [device for block in hooked if (device := _device(block)) is not None and device.type == "cuda"]
+        order = list(dict.fromkeys(devices))
+        if len(order) < 2 or len(devices) < len(hooked):
             return None
         relay = cls(order)
-        for (_, before), (block, after) in pairwise(devices.items()):
+        for block, (before, after) in zip(hooked[1:], pairwise(devices), strict=True):
             if before != after:
                 block.register_forward_pre_hook(functools.partial(relay._pass_on, before, after))
         return relay
