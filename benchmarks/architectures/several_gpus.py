@@ -112,6 +112,7 @@ def measure(way: str, folder: str, arguments: argparse.Namespace) -> None:
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
     loading = time.perf_counter() - started
     tokens = arguments.windows * arguments.length
+    lm.tok_encode(families.shared_text(tokens))
     windows: Callable[[], Any] = lambda: families.window(lm, tokens) / tokens  # noqa: E731
     short, new = (256, 256) if GPU else (16, 8)
     works: dict[str, Callable[[], Any]] = {

@@ -1,8 +1,9 @@
 """Layers spread over several GPUs (`parallelize=True`), each of which works on a window of its own.
 
-PyTorch has a copy from one GPU to another wait for all that both were given before, and accelerate copies positions and
-masks for every layer. With one stream a GPU, each GPU would wait for whatever the others do. So windows have streams of
-their own, one on each GPU, and a GPU begins with a window where the window before has passed on to the next GPU.
+PyTorch has a copy from one GPU to another wait for all that both were given before. With one stream a GPU, each GPU
+would wait for whatever the others do. So windows have streams of their own, one on each GPU, and a GPU begins with a
+window where the window before has passed on to the next GPU. accelerate copies positions and masks for each layer anew;
+here once, since the host, too, waits where many copies do.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from typing import Any, Self
 
 import torch
 from accelerate.hooks import AlignDevicesHook, remove_hook_from_module
-from torch import nn
+from torch import Tensor, nn
 
 
 def settle_hooks(model: nn.Module) -> None:
@@ -47,6 +48,7 @@ class Relay:
         self._devices = devices
         self._lanes = [{device: torch.cuda.Stream(device) for device in devices} for _ in devices]  # type: ignore[no-untyped-call]
         self._left: dict[torch.device, torch.cuda.Event] = {}
+        self._copies: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
         self._turn = 0
         self._under_way = False
 
@@ -62,6 +64,7 @@ class Relay:
         for block, (before, after) in zip(hooked[1:], pairwise(devices), strict=True):
             if before != after:
                 block.register_forward_pre_hook(functools.partial(relay._pass_on, before, after))
+            block.register_forward_pre_hook(functools.partial(relay._bring, after), with_kwargs=True)
         return relay
 
     @property
@@ -90,12 +93,27 @@ class Relay:
                 yield
             finally:
                 self._under_way = False
+                self._copies.clear()
                 self._leave(self._devices[-1])
 
     def _pass_on(self, before: torch.device, after: torch.device, *_: object) -> None:
         if self._under_way:
             self._leave(before)
             self._enter(after)
+
+    def _bring(self, device: torch.device, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Returns a block's arguments with those by name on its device, copied at most once a window."""
+        return (given, {name: self._at(device, value) for name, value in named.items()}) if self._under_way else None
+
+    def _at(self, device: torch.device, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._at(device, entry) for entry in value)
+        if not isinstance(value, Tensor) or not value.is_cuda or value.device == device or value.is_inference():
+            return value
+        key = id(value), value._version, device
+        if key not in self._copies:  # with the original, whose id is its own as long as it is there
+            self._copies[key] = value, value.to(device)
+        return self._copies[key][1]
 
     def _enter(self, device: torch.device) -> None:
         if (left := self._left.get(device)) is not None:

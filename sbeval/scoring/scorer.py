@@ -217,8 +217,11 @@ class TokenScorer:
         assert self._body is not None
         placeholder_BC = torch.zeros(hidden_BCD.shape[:2], dtype=torch.long, device=hidden_BCD.device)
         assert self._output_class is not None
+        # accelerate's hook would bring what nothing needs to the first of several GPUs, and wait for it
+        hooked = not getattr(getattr(self._whole, "_hf_hook", None), "offload", True)
+        forward = getattr(self._whole, "_old_forward", self._whole) if hooked else self._whole
         with body_returns(self._body, self._output_class(last_hidden_state=hidden_BCD)):
-            logits_BCV: Tensor = self._whole(input_ids=placeholder_BC, **no_cache(self._whole)).logits
+            logits_BCV: Tensor = forward(input_ids=placeholder_BC, **no_cache(self._whole)).logits
         return logits_BCV
 
     def _own_logits(self, input_ids_BL: Tensor) -> Tensor:
