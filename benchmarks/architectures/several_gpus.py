@@ -7,9 +7,9 @@
 Llama 3 8B's sizes with random weights, in a folder of its own. Each way is a process, or two, of `sb`: nothing more
 than one GPU, `parallelize=True`, and `tp_plan=auto` in a process for each GPU. `windows` of one text go through
 `loglikelihood_rolling`; with `in turn`, a spread model has one stream a GPU for all of them. Through `generate_until`
-at batch size 4 go four `long` prompts, continued by 32 tokens, and four `short` ones and a `single` one, continued by
-256, where steps are nearly all there is. One call, or two windows, goes before the clock; then come `--rounds` calls,
-of which the table has the medians. Without two GPUs all is small, and says only that it runs.
+go four `long` prompts, continued by 32 tokens, and four `short` ones and a `single` one, continued by 256, where steps
+are nearly all there is. One call, or two windows, goes before the clock; then come `--rounds` calls, of which the table
+has the medians. Without two GPUs all is small, and says only that it runs.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def measure(way: str, folder: str, arguments: argparse.Namespace) -> None:
     """Prints what one way took, as JSON, in the first process."""
     started = time.perf_counter()
     lm: Any = StickBreakingLM(
-        folder, dtype=arguments.dtype, max_length=arguments.length, batch_size=4, device=DEVICE, **WAYS[way]
+        folder, dtype=arguments.dtype, max_length=arguments.length, batch_size="auto", device=DEVICE, **WAYS[way]
     )
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
     loading = time.perf_counter() - started

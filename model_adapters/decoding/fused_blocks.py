@@ -8,13 +8,14 @@ vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from sbeval.model_adapters.speed.linear import AlignedLinear
 from sbeval.model_adapters.speed.parts import FusedGatedMLP
+from sbeval.model_adapters.speed.plan import SummedMap
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp import UNGATED
 from sbeval.models.rope import cos_sin
@@ -92,10 +93,10 @@ class FusedBlocks:
         from sbeval.models.kernels.one_row import Slot, map_row
 
         head_dim = block.head_dim
-        query_width, key_width = (block.maps[i].out_features for i in (0, 1))
+        weights = [_held(part) for part in block.maps]
+        query_width, key_width = len(weights[0]), len(weights[1])
         heads_1T = hidden_1E.new_empty(1, query_width + 2 * key_width)
         before, after = block.norms
-        weights = [part.weight for part in block.maps]
         biases = _biases(*block.maps)
         q_1H1D = heads_1T[:, :query_width].view(1, -1, 1, head_dim)
         v_1G1D = heads_1T[:, query_width + key_width :].view(1, -1, 1, head_dim)
@@ -114,17 +115,34 @@ class FusedBlocks:
         norm: Callable[[Tensor], Tensor] | None = getattr(block.attention, "head_norm", None)
         if norm is not None:
             mixed_1T = norm(mixed_1T[:, None])[:, 0]
-        scale = block.residual_multiplier
-        map_row(mixed_1T, [block.output.weight], _biases(block.output), out=hidden_1E, scale=scale, add=True)
+        _add_row(mixed_1T, block.output, hidden_1E, block.residual_multiplier)
         inner_1F = hidden_1E.new_empty(1, _readable(block.down))
-        weights = [linear.weight for linear in block.gated]
+        weights = [_held(linear) for linear in block.gated]
         before_it: dict[str, Any] = {"norm_E": after.weight, "eps": _eps(after)}
         map_row(hidden_1E, weights, _biases(*block.gated), out=inner_1F, activation=block.activation, **before_it)
-        map_row(inner_1F, [block.down.weight], _biases(block.down), out=hidden_1E, scale=scale, add=True)
+        _add_row(inner_1F, block.down, hidden_1E, block.residual_multiplier)
+
+
+def _add_row(x_1F: Tensor, linear: nn.Linear, hidden_1E: Tensor, scale: float) -> None:
+    """Adds a map of a row to the residual stream."""
+    # triton, which runs on a GPU and is not on every machine
+    from sbeval.models.kernels.one_row import map_row
+
+    if isinstance(linear.forward, SummedMap):
+        part_1E = map_row(x_1F, [_held(linear)], out=torch.empty_like(hidden_1E), scale=scale)
+        hidden_1E += linear.forward.total(part_1E)
+    else:
+        map_row(x_1F, [linear.weight], _biases(linear), out=hidden_1E, scale=scale, add=True)
+
+
+def _held(linear: nn.Linear, name: str = "weight") -> Tensor:
+    """What this process holds of a parameter."""
+    parameter: Any = getattr(linear, name)
+    return cast(Tensor, parameter.to_local() if hasattr(parameter, "to_local") else parameter)
 
 
 def _biases(*linears: nn.Linear) -> list[Tensor] | None:
-    return None if linears[0].bias is None else [linear.bias for linear in linears]
+    return None if linears[0].bias is None else [_held(linear, "bias") for linear in linears]
 
 
 def _block_of(layer: Any, config: Any) -> _Block:
@@ -153,8 +171,11 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
         return "its linear maps are of another kind"
-    if any(hasattr(part.weight, "full_tensor") for part in linears):
-        return "processes share its linear maps"
+    summed = [part for part in linears if isinstance(part.forward, SummedMap)]
+    if any(hasattr(part.weight, "to_local") for part in linears) and (
+        summed != [linears[3], linears[6]] or any(part.bias is not None for part in summed)
+    ):
+        return "processes share its linear maps in another way"
     if other := [type(norm).__name__ for norm in norms if _eps(norm) is None]:
         return f"its norms are {', '.join(other)}"
     named = ("q_norm", "k_norm", "head_gate", "exclusive")
@@ -165,7 +186,7 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
     maps, gated = linears[:3], linears[4:6]
     if any(len({part.bias is None for part in parts}) > 1 for parts in (maps, gated)):
         return "some of its maps have a bias and others have none"
-    if attention.head_dim % 2 or any(part.out_features % _WIDTH_MULTIPLE for part in maps):
+    if attention.head_dim % 2 or any(len(_held(part)) % _WIDTH_MULTIPLE for part in maps):
         return f"its heads together are no multiple of {_WIDTH_MULTIPLE} wide, or each has an odd width"
     return None
 
@@ -185,4 +206,4 @@ def _eps(norm: Any) -> Any:
 
 def _readable(part: nn.Linear) -> int:
     """Width of its input rows, padding included."""
-    return part.padded_in_features if isinstance(part, AlignedLinear) else part.in_features
+    return part.padded_in_features if isinstance(part, AlignedLinear) else _held(part).shape[1]

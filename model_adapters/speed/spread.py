@@ -26,8 +26,9 @@ def settle_hooks(model: nn.Module) -> None:
     blocks = _blocks(model)
     inside = {id(part) for block in blocks for part in block.modules()}
     for block in blocks:
-        for part in block.modules():
-            if part is not block and (device := _device(part)) is not None and device == _device(block):
+        hooked = [part for part in block.modules() if hasattr(part, "_hf_hook")]
+        if hooked and hooked[0] is block and {_device(part) for part in hooked} == {_device(block)} != {None}:
+            for part in hooked[1:]:
                 remove_hook_from_module(part)
                 if getattr(vars(part).get("forward"), "__func__", None) is type(part).forward:
                     del part.forward  # what the hook stood in for, and no change of the class's

@@ -40,8 +40,11 @@ class Killed(BaseException):
 class Scorer(TokenScorer):
     """Gives each target minus its own number, and NaN for 66; dies when it is given 99, and fails at 98.
 
-    The first wait for 77 is interrupted, and there is no memory to read 55. An answer to 44 cannot be kept.
+    The first wait for 77 is interrupted, and there is no memory to read 55. An answer to 44 cannot be kept. 88 fits
+    where it is alone.
     """
+
+    alone = False
 
     def __init__(self) -> None:
         super().__init__(torch.nn.Identity())
@@ -61,6 +64,8 @@ class Scorer(TokenScorer):
             raise Killed
         if 98 in target_N.tolist():
             raise LookupError("cannot start")
+        if 88 in target_N.tolist() and not self.alone:
+            raise torch.OutOfMemoryError
         self.started.append(int(target_N[0]))
         logprobs = torch.where(target_N == 66, torch.nan, -target_N.float())
 
@@ -82,12 +87,17 @@ class Cache(CacheHook):
             raise OSError("no space left")
 
 
-def run(targets: Sequence[int], ahead: int, rows: int = 1) -> tuple[list[str], dict[int, float], Meter]:
+def run(
+    targets: Sequence[int], ahead: int, rows: int = 1, relay: Any = None
+) -> tuple[list[str], dict[int, float], Meter]:
     """What happened in which order, the answers kept, and the tokens counted, of windows of one token."""
     events: list[str] = []
     results: dict[int, float] = {}
     scorer = Scorer()
+    if relay is not None:
+        relay.scorer = scorer
     session = Session(
+        relay=relay,
         scorer=scorer,
         rope=RequestRope(torch.nn.Identity(), None, None),
         meter=Meter(),
@@ -127,6 +137,23 @@ def test_windows_are_scored_once_in_order_and_what_was_begun_before_a_run_ends_i
     assert list(results.items()) == [(target, -float(target)) for target in done]
     assert events == [f"{min(1 + i // rows + ahead, most)} started, {target} done" for i, target in enumerate(done)]
     assert meter.tokens == len(done) or name == "no memory to read scores"
+
+
+class Relayed:
+    """A relay of two windows at once."""
+
+    scorer: Any
+
+    window = staticmethod(contextlib.nullcontext)
+
+    def alone(self) -> bool:
+        several, self.scorer.alone = not self.scorer.alone, True
+        return several
+
+
+def test_a_window_for_which_memory_ran_out_beside_others_runs_alone():
+    assert list(run([4, 88, 2, 88, 3], 2, relay=Relayed())[1]) == [4, 88, 2, 3]
+    assert list(run([4, 88], 2)[1]) == [4]
 
 
 def test_results_that_nobody_asks_for_any_more_hold_nothing_of_the_model():

@@ -7,16 +7,60 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from ranks import run_ranks
+from torch.testing import assert_close
 from transformers import PretrainedConfig
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
+from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.loading import check_tensor_plan
+from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.model_adapters.speed.plan import SummedMap, give_back_sums
+from tests.model_adapters import small
 from tests.model_adapters.small import english, generated, likelihoods, load_lm
 
 MODELS = ("llama", "qwen3", "gemma3")
 PAIRS = [(english()[:300], english()[300:420]), (english()[50:90], " and"), (english()[7:200], english()[200:230])]
 PROMPTS = [(english()[start : start + 60], {"until": [], "max_gen_toks": 12}) for start in (0, 40, 300)]
+
+
+WIDE = {"num_key_value_heads": 2, "num_attention_heads": 4, "head_dim": 32, "intermediate_size": 64, "vocab_size": 61}
+
+
+def fused(rank: int, folder: Path, out: Path) -> None:
+    """One process's logits of a text and of a step in slots, before and after its parts are fused."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto").eval()
+    plan = [module.forward for module in model.modules() if "forward" in vars(module)]
+    logits = {}
+    with torch.no_grad():
+        logits["plan"] = model(torch.arange(9)[None]).logits
+        assert make_faster(model)
+        logits["fused"] = model(torch.arange(9)[None]).logits
+    for name, blocks in (("step", None), ("fused step", FusedBlocks.of(model))):
+        stepper = Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=blocks)
+        stepper.start([0], [np.arange(9)], [3])
+        logits[name] = stepper.try_step()
+    sums = [module for module in model.modules() if isinstance(module.forward, SummedMap)]
+    give_back_sums(sums)
+    assert plan == [
+        module.forward for module in model.modules() if "forward" in vars(module) and module.forward in plan
+    ]
+    torch.save((logits, len(sums)), out / f"{rank}.pt")
+
+
+def test_fused_parts_of_a_plan_have_its_logits(tmp_path):
+    small.odd("llama", **WIDE).save_pretrained(tmp_path / "model")
+    run_ranks(fused, tmp_path / "model", tmp_path, processes=2)
+    expected = small.odd("llama", **WIDE)(torch.arange(9)[None]).logits.detach()
+    for rank in range(2):
+        logits, sums = torch.load(tmp_path / f"{rank}.pt")
+        assert sums == 4
+        for name in ("plan", "fused"):
+            assert_close(logits[name], expected, rtol=1e-5, atol=1e-5)
+        for name in ("step", "fused step"):
+            assert_close(logits[name], expected[:, -1], rtol=1e-4, atol=1e-4)
 
 
 def worker(rank: int, folders: dict[str, Path], out: Path) -> None:

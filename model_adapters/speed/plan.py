@@ -1,0 +1,99 @@
+"""Maps of a tensor plan (`tp_plan`) whose outputs its processes add up, with another kernel for small sums.
+
+NCCL takes some 40 microseconds for the sum behind attention or an MLP, which for a few tokens is longer than the map
+takes. Where two GPUs reach each other's memory, each reads the other's part instead.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, ReduceOp, all_reduce
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.functional import linear
+
+SMALL_BYTES = 2**19
+_PROCESSES = 2  # of more, each would add in another order, and round otherwise than the others
+
+
+class SharedSum:
+    """Adds up the parts of a sum that the processes of a group hold."""
+
+    def __init__(self, group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> None:
+        self._group = group
+        self._buffer = _shared_memory(group, dtype, device)
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """Returns the sum of every process's part, each of which may be overwritten."""
+        if (buffer := self._buffer) is not None and part.dtype == buffer.dtype and part.is_contiguous():
+            read_whole = part.nbytes % 16 == 0  # as these kernels read
+            if read_whole and part.numel() <= buffer.numel():
+                return _one_shot(buffer, part, self._group)
+        all_reduce(part, group=self._group)
+        return part
+
+
+def _shared_memory(group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """Memory of a GPU that the other reads, None where that does not work for every process."""
+    if device.type != "cuda" or group.size() != _PROCESSES:
+        return None
+    part = torch.full((8,), float(1 + group.rank()), dtype=dtype, device=device)
+    works = torch.zeros(1, device=device)
+    try:
+        from torch.distributed import _symmetric_memory as symmetric_memory  # not in every build of PyTorch
+
+        buffer = symmetric_memory.empty(SMALL_BYTES // dtype.itemsize, dtype=dtype, device=device)
+        symmetric_memory.rendezvous(buffer, group)
+        works += (_one_shot(buffer, part, group) == 3).all()
+    except (ImportError, AttributeError, RuntimeError):  # kernels and builds differ, and NCCL remains
+        pass
+    all_reduce(works, ReduceOp.MIN, group)
+    return buffer if works else None
+
+
+def _one_shot(buffer: Any, part: Tensor, group: ProcessGroup) -> Tensor:
+    operator = torch.ops.symm_mem.one_shot_all_reduce_copy
+    total: Tensor = operator(buffer[: part.numel()].view(part.shape), part, "sum", group.group_name)
+    return total
+
+
+class SummedMap:
+    """Stands in for the forward of a map whose inputs are dealt out, and calls it where gradients are wanted.
+
+    Attributes:
+        total: adds up what the processes compute.
+        own: the forward of the plan.
+    """
+
+    def __init__(self, of: nn.Linear, total: SharedSum) -> None:
+        self.own, self.total, self._map = of.forward, total, of
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., inputs of this process] to [..., outputs], the same in every process."""
+        weight: Any = self._map.weight
+        if torch.is_grad_enabled() or isinstance(x, DTensor):
+            return self.own(x)
+        summed = self.total(linear(x, weight.to_local()))
+        bias: Any = self._map.bias
+        return summed if bias is None else summed + (bias.to_local() if isinstance(bias, DTensor) else bias)
+
+
+def sum_quickly(model: nn.Module) -> list[nn.Module]:
+    """Gives every map whose outputs processes add up the forward above, and returns those maps."""
+    shared_sum = functools.cache(SharedSum)
+    changed: list[nn.Module] = []
+    for module in model.modules():
+        if type(module) is nn.Linear and "forward" in vars(module) and isinstance(weight := module.weight, DTensor):
+            mesh, plain = weight.device_mesh, not module._forward_hooks and not module._forward_pre_hooks
+            if plain and mesh.ndim == 1 and weight.placements == (Shard(1),):
+                total = shared_sum(mesh.get_group(), weight.dtype, weight.device)
+                vars(module)["forward"] = SummedMap(module, total)
+                changed.append(module)
+    return changed
+
+
+def give_back_sums(maps: list[nn.Module]) -> None:
+    """Gives maps from `sum_quickly` the forward of their plan again."""
+    for module in maps:
+        vars(module)["forward"] = vars(module)["forward"].own
