@@ -13,6 +13,7 @@ Without a GPU all is small, and says only that it runs.
 import argparse
 import functools
 import logging
+import os
 import statistics
 import subprocess
 import tempfile
@@ -76,7 +77,7 @@ class Readings:
     def __enter__(self) -> Self:
         self._lines = tempfile.TemporaryFile("w+")
         query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "50"]
-        self._process = subprocess.Popen([*query, "--id=0"], stdout=self._lines) if GPU else None
+        self._process = subprocess.Popen([*query, "--id=" + os.environ.get("CUDA_VISIBLE_DEVICES", "0")], stdout=self._lines) if GPU else None
         return self
 
     def __exit__(self, *_: object) -> None:
