@@ -15,7 +15,6 @@ has the medians. Without two GPUs all is small, and says only that it runs.
 import argparse
 import dataclasses
 import functools
-import json
 import os
 import re
 import statistics
@@ -43,11 +42,8 @@ SIZES: dict[str, Any] = {
     **{"head_dim": 128, "vocab_size": 128256, "num_hidden_layers": 32, "max_position_embeddings": 2**17},
 }
 SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "head_dim": 16,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **{"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "vocab_size": 512},
 }
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = {"between GPUs": "nccl|Memcpy PtoP", "attention": "fmha|flash|sdpa|attn", "products": "gemm|nvjet|cutlass|xmma"}
@@ -76,8 +72,8 @@ def generation(lm: Any, prompts: int, prompt_tokens: int, new_tokens: int) -> st
     return f"{hash(tuple(lm.generate_until(requests, disable_tqdm=True))) % 10**6:06d}"
 
 
-def timed(warm: Callable[[], Any], work: Callable[[], Any], rounds: int) -> dict[str, Any]:
-    """What a call returns, its seconds, and the most GiB that each GPU held meanwhile."""
+def timed(warm: Callable[[], Any], work: Callable[[], Any], rounds: int) -> str:
+    """The seconds of a call, the most GiB that each GPU held meanwhile, and what it returned, as cells."""
     seconds, value = [], warm()
     for _ in range(rounds):
         for device in range(torch.cuda.device_count()):
@@ -87,7 +83,9 @@ def timed(warm: Callable[[], Any], work: Callable[[], Any], rounds: int) -> dict
         value = work()
         seconds.append(time.perf_counter() - started)
     peaks = [torch.cuda.max_memory_allocated(device) / 2**30 for device in range(torch.cuda.device_count())]
-    return {"seconds": statistics.median(seconds), "spread": max(seconds) / min(seconds) - 1, "gib": peaks, "is": value}
+    held = " and ".join(f"{peak:.1f}" for peak in peaks if peak) or "no"
+    spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
+    return f"{statistics.median(seconds):.3f} s ({spread}) | {held} GiB | {value}"
 
 
 def kernels_of(work: Callable[[], Any]) -> str:
@@ -104,36 +102,36 @@ def kernels_of(work: Callable[[], Any]) -> str:
 
 
 def measure(way: str, folder: str, arguments: argparse.Namespace) -> None:
-    """Prints what one way took, as JSON, in the first process."""
-    started = time.perf_counter()
+    """Prints what one way took, a row for each work, in the first process."""
+    first = int(os.environ.get("RANK", "0")) == 0
     lm: Any = StickBreakingLM(
         folder, dtype=arguments.dtype, max_length=arguments.length, batch_size="auto", device=DEVICE, **WAYS[way]
     )
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
-    loading = time.perf_counter() - started
     tokens = arguments.windows * arguments.length
     lm.tok_encode(families.shared_text(tokens))
     windows: Callable[[], Any] = lambda: families.window(lm, tokens) / tokens  # noqa: E731
     short, new = (256, 256) if GPU else (16, 8)
     works: dict[str, Callable[[], Any]] = {
+        "windows": windows,
+        "in turn": windows,
         "long": lambda: generation(lm, 4, arguments.prompt_tokens, 32 if GPU else 4),
         "short": lambda: generation(lm, 4, short, new),
         "single": lambda: generation(lm, 1, short, new),
     }
-    taken = {}
+    relayed = lm.session
     for name in arguments.work.split(","):
-        if name in works:
-            taken[name] = timed(works[name], works[name], arguments.rounds)
+        if name == "in turn" and relayed.relay is None:
             continue
-        relayed = lm.session
-        if name == "in turn":  # as without streams for each window
-            lm.session = dataclasses.replace(relayed, relay=None, batches_ahead=1)
-        taken[name] = timed(functools.partial(families.window, lm, 2 * arguments.length), windows, arguments.rounds)
-        if arguments.profile and name == "windows":
-            taken["kernels"] = kernels_of(windows)
-        lm.session = relayed
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(json.dumps({"way": way, "loading": loading, **taken}), flush=True)
+        lm.session = dataclasses.replace(relayed, relay=None, batches_ahead=1) if name == "in turn" else relayed
+        two_windows = functools.partial(families.window, lm, 2 * arguments.length)
+        row = timed(two_windows if works[name] is windows else works[name], works[name], arguments.rounds)
+        if first:
+            print(f"| {way} | {name} | {row} |", flush=True)
+    if arguments.profile and GPU:
+        table = kernels_of(two_windows)
+        if first:
+            print(table, flush=True)
 
 
 def main() -> None:
@@ -160,20 +158,9 @@ def main() -> None:
         for way in arguments.ways.split(","):
             launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2"] if way == "plan" else []
             command = [sys.executable, *launcher, __file__, "--way", way, "--folder", folder, *sys.argv[1:]]
-            ran = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "0"}, stdout=subprocess.PIPE, text=True)
-            lines = ran.stdout.splitlines()
-            results = [json.loads(line) for line in lines if line.startswith('{"way"')]
-            print(*(line for line in lines if not line.startswith('{"way"')), sep="\n", flush=True)
-            for taken in results:
-                print(f"{way}: loaded in {taken['loading']:.1f} s")
-                print(taken.get("kernels", ""))
-                for name, row in taken.items():
-                    if isinstance(row, dict):
-                        memory = " and ".join(f"{gib:.1f}" for gib in row["gib"])
-                        print(f"| {way} | {name} | {row['seconds']:.3f} s (spread {row['spread']:.1%}) | ", end="")
-                        print(f"{memory} GiB | {row['is']} |", flush=True)
-            if not results:
-                print(f"| {way} | ended with {ran.returncode} |", flush=True)
+            ended = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "0"}).returncode
+            if ended:
+                print(f"| {way} | ended with {ended} |", flush=True)
 
 
 if __name__ == "__main__":

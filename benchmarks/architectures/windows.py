@@ -77,7 +77,8 @@ class Readings:
     def __enter__(self) -> Self:
         self._lines = tempfile.TemporaryFile("w+")
         query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "50"]
-        self._process = subprocess.Popen([*query, "--id=" + os.environ.get("CUDA_VISIBLE_DEVICES", "0")], stdout=self._lines) if GPU else None
+        query += ["--id", os.environ.get("CUDA_VISIBLE_DEVICES", "0")]
+        self._process = subprocess.Popen(query, stdout=self._lines) if GPU else None
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,10 +11,14 @@ import functools
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from accelerate.hooks import AlignDevicesHook, remove_hook_from_module
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+_handles: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
 
 
 def settle_hooks(model: nn.Module) -> None:
@@ -62,10 +66,15 @@ class Relay:
         if len(order) < 2 or len(devices) < len(hooked):
             return None
         relay = cls(order)
+        for handle in _handles.pop(model, []):  # of a relay before this one
+            handle.remove()
+        handles = _handles[model] = []
         for block, (before, after) in zip(hooked[1:], pairwise(devices), strict=True):
             if before != after:
-                block.register_forward_pre_hook(functools.partial(relay._pass_on, before, after))
-            block.register_forward_pre_hook(functools.partial(relay._bring, after), with_kwargs=True)
+                passing = functools.partial(relay._pass_on, before, after)
+                handles.append(block.register_forward_pre_hook(passing))
+            bringing = functools.partial(relay._bring, after)
+            handles.append(block.register_forward_pre_hook(bringing, with_kwargs=True))
         return relay
 
     @property

@@ -109,8 +109,11 @@ def streams(monkeypatch) -> None:
 def test_a_gpu_begins_with_a_window_where_the_one_before_has_passed_on(alone, begins, streams):
     log: list[tuple[str, float]] = []
     blocks = nn.ModuleList([Block(f"cuda:{place // 2}", log) for place in range(4)])
-    relay = Relay.of(nn.ModuleDict({"layers": blocks}))
+    model = nn.ModuleDict({"layers": blocks})
+    assert Relay.of(model) is not None
+    relay = Relay.of(model)
     assert relay is not None
+    assert [len(block._forward_pre_hooks) for block in blocks] == [0, 1, 2, 1]
     assert relay.windows == 2
     if alone:
         assert relay.alone()
