@@ -6,16 +6,17 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    "product files": 289,
-    "product lines": 44440,
-    "lines of code": 30610,
+    # two of them, and some 300 lines, are for models on several GPUs
+    "product files": 291,
+    "product lines": 44780,
+    "lines of code": 30850,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
-    "imports in functions": 70,
-    "of them of our modules": 29,
-    "vague names": 161,
-    "test lines": 31783,
+    "imports in functions": 72,
+    "of them of our modules": 30,
+    "vague names": 160,
+    "test lines": 32060,
 }
 COUNTS = census()
 

@@ -93,7 +93,7 @@ class FusedBlocks:
         from sbeval.models.kernels.one_row import Slot, map_row
 
         head_dim = block.head_dim
-        weights = [_held(part) for part in block.maps]
+        weights = [_held(linear) for linear in block.maps]
         query_width, key_width = len(weights[0]), len(weights[1])
         heads_1T = hidden_1E.new_empty(1, query_width + 2 * key_width)
         before, after = block.norms
@@ -129,8 +129,8 @@ def _add_row(x_1F: Tensor, linear: nn.Linear, hidden_1E: Tensor, scale: float) -
     from sbeval.models.kernels.one_row import map_row
 
     if isinstance(linear.forward, SummedMap):
-        part_1E = map_row(x_1F, [_held(linear)], out=torch.empty_like(hidden_1E), scale=scale)
-        hidden_1E += linear.forward.total(part_1E)
+        addend_1E = map_row(x_1F, [_held(linear)], out=torch.empty_like(hidden_1E), scale=scale)
+        hidden_1E += linear.forward.total(addend_1E)
     else:
         map_row(x_1F, [linear.weight], _biases(linear), out=hidden_1E, scale=scale, add=True)
 
@@ -171,9 +171,9 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
         return "its linear maps are of another kind"
-    summed = [part for part in linears if isinstance(part.forward, SummedMap)]
-    if any(hasattr(part.weight, "to_local") for part in linears) and (
-        summed != [linears[3], linears[6]] or any(part.bias is not None for part in summed)
+    summed = [linear for linear in linears if isinstance(linear.forward, SummedMap)]
+    if any(hasattr(linear.weight, "to_local") for linear in linears) and (
+        summed != [linears[3], linears[6]] or any(linear.bias is not None for linear in summed)
     ):
         return "processes share its linear maps in another way"
     if other := [type(norm).__name__ for norm in norms if _eps(norm) is None]:

@@ -48,11 +48,11 @@ def make_faster(model: nn.Module) -> bool:
     return False
 
 
-def _near(found: Tensor, expected: Tensor) -> bool:
+def _near(logits: Tensor, expected: Tensor) -> bool:
     """Whether logits are the same but for rounding, which 32 layers with random weights blow up to 7 eps of all."""
-    if same_but_for_rounding(found, expected):
+    if same_but_for_rounding(logits, expected):
         return True
-    error, spread = (x.float().square().mean().sqrt() for x in (found - expected, expected))
+    error, spread = (x.float().square().mean().sqrt() for x in (logits - expected, expected))
     return bool(error <= _ROUNDED_EPS * torch.finfo(expected.dtype).eps * spread)
 
 

@@ -107,7 +107,7 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
         return None
     hooked = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
     weight: Any = getattr(module.gate_proj, "weight", None)
-    # the parts of a tensor plan compute with what their process holds
+    # a tensor plan's maps compute with what their process holds
     plain = type(weight) is nn.Parameter or hasattr(weight, "full_tensor")
     if hooked or module._parameters or not plain or weight.device.type == "meta":
         return None

@@ -18,43 +18,43 @@ _PROCESSES = 2  # of more, each would add in another order, and round otherwise 
 
 
 class SharedSum:
-    """Adds up the parts of a sum that the processes of a group hold."""
+    """Adds up what the processes of a group hold."""
 
     def __init__(self, group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> None:
         self._group = group
         self._buffer = _shared_memory(group, dtype, device)
 
-    def __call__(self, part: Tensor) -> Tensor:
-        """Returns the sum of every process's part, each of which may be overwritten."""
-        if (buffer := self._buffer) is not None and part.dtype == buffer.dtype and part.is_contiguous():
-            read_whole = part.nbytes % 16 == part.data_ptr() % 16 == 0  # as the kernel reads
-            if read_whole and part.numel() <= buffer.numel():
-                return _one_shot(buffer, part, self._group)
-        all_reduce(part, group=self._group)
-        return part
+    def __call__(self, addend: Tensor) -> Tensor:
+        """Returns the sum of every process's addend, each of which may be overwritten."""
+        if (buffer := self._buffer) is not None and addend.dtype == buffer.dtype and addend.is_contiguous():
+            read_whole = addend.nbytes % 16 == addend.data_ptr() % 16 == 0  # as the kernel reads
+            if read_whole and addend.numel() <= buffer.numel():
+                return _one_shot(buffer, addend, self._group)
+        all_reduce(addend, group=self._group)
+        return addend
 
 
 def _shared_memory(group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """Memory of a GPU that the other reads, None where that does not work for every process."""
     if device.type != "cuda" or group.size() != _PROCESSES:
         return None
-    part = torch.full((8,), float(1 + group.rank()), dtype=dtype, device=device)
+    addend = torch.full((8,), float(1 + group.rank()), dtype=dtype, device=device)
     works = torch.zeros(1, device=device)
     try:
         from torch.distributed import _symmetric_memory as symmetric_memory  # not in every build of PyTorch
 
         buffer = symmetric_memory.empty(SMALL_BYTES // dtype.itemsize, dtype=dtype, device=device)
         symmetric_memory.rendezvous(buffer, group)
-        works += (_one_shot(buffer, part, group) == 3).all()
+        works += (_one_shot(buffer, addend, group) == 3).all()
     except (ImportError, AttributeError, RuntimeError):  # kernels and builds differ, and NCCL remains
         pass
     all_reduce(works, ReduceOp.MIN, group)
     return buffer if works else None
 
 
-def _one_shot(buffer: Any, part: Tensor, group: ProcessGroup) -> Tensor:
+def _one_shot(buffer: Any, addend: Tensor, group: ProcessGroup) -> Tensor:
     operator = torch.ops.symm_mem.one_shot_all_reduce_copy
-    total: Tensor = operator(buffer[: part.numel()].view(part.shape), part, "sum", group.group_name)
+    total: Tensor = operator(buffer[: addend.numel()].view(addend.shape), addend, "sum", group.group_name)
     return total
 
 
@@ -63,17 +63,17 @@ class SummedMap:
 
     Attributes:
         total: adds up what the processes compute.
-        own: the forward of the plan.
+        planned: the forward of the plan.
     """
 
     def __init__(self, of: nn.Linear, total: SharedSum) -> None:
-        self.own, self.total, self._map = of.forward, total, of
+        self.planned, self.total, self._map = of.forward, total, of
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs of this process] to [..., outputs], the same in every process."""
         weight: Any = self._map.weight
         if torch.is_grad_enabled() or isinstance(x, DTensor):
-            return self.own(x)
+            return self.planned(x)
         summed = self.total(linear(x, weight.to_local()))
         bias: Any = self._map.bias
         return summed if bias is None else summed + (bias.to_local() if isinstance(bias, DTensor) else bias)
@@ -96,4 +96,4 @@ def sum_quickly(model: nn.Module) -> list[nn.Module]:
 def give_back_sums(maps: list[nn.Module]) -> None:
     """Gives maps from `sum_quickly` the forward of their plan again."""
     for module in maps:
-        vars(module)["forward"] = vars(module)["forward"].own
+        vars(module)["forward"] = vars(module)["forward"].planned

@@ -28,14 +28,14 @@ def settle_hooks(model: nn.Module) -> None:
     are needed first, come last in the model, and so on the last GPU.
     """
     blocks = _blocks(model)
-    inside = {id(part) for block in blocks for part in block.modules()}
+    inside = {id(module) for block in blocks for module in block.modules()}
     for block in blocks:
-        hooked = [part for part in block.modules() if hasattr(part, "_hf_hook")]
-        if hooked and hooked[0] is block and {_device(part) for part in hooked} == {_device(block)} != {None}:
-            for part in hooked[1:]:
-                remove_hook_from_module(part)
-                if getattr(vars(part).get("forward"), "__func__", None) is type(part).forward:
-                    del part.forward  # what the hook stood in for, and no change of the class's
+        hooked = [module for module in block.modules() if hasattr(module, "_hf_hook")]
+        if hooked and hooked[0] is block and {_device(module) for module in hooked} == {_device(block)} != {None}:
+            for module in hooked[1:]:
+                remove_hook_from_module(module)
+                if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
+                    del module.forward  # what the hook stood in for, and no change of the class's
     if not blocks or (first := _device(blocks[0])) is None:
         return
     for module in model.modules():
