@@ -228,7 +228,8 @@ def _scorer(hf: Any, options: AdapterOptions, chunk_logits: int | None) -> Token
     if options.extrapolation is not None:
         expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
         raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
-    if hf.arguments.get("tp_plan") is not None:
-        raise UserError("Expected tp_plan or context_parallel in --model_args, found both: leave one of them out.")
+    for other in ("tp_plan", "parallelize"):
+        if hf.arguments.get(other):
+            raise UserError(f"Expected {other} or context_parallel in --model_args, found both: leave one of them out.")
     context = join_context(hf.model, options.context_parallel, hf.device)
     return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)

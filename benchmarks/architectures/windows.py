@@ -4,7 +4,8 @@
 
 Eight layers of Llama 3 8B's sizes with its vocabulary (bf16, random weights) score 131,072 tokens through
 `loglikelihood_rolling`, in windows of each length. In turns with that, a product of 8,192 x 8,192 random numbers runs
-for as long, and one layer's attention of one window; ten products alone follow a second's rest. Rates are of the
+for as long, and one layer's attention of one window, as PyTorch has it and as `sb` does; ten products alone follow a
+second's rest. Rates are of the
 arithmetic that the definitions ask for, in TFLOP/s; a query attends to the keys before it alone. Times are medians of
 `--rounds` turns after one; clock and power are medians of what nvidia-smi reads every 50 ms of the last turn.
 Without a GPU all is small, and says only that it runs.
@@ -26,6 +27,8 @@ import torch
 from measuring import machine
 from torch.nn.functional import scaled_dot_product_attention
 
+from sbeval.models.softmax import softmax_attention
+
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 LLAMA: dict[str, Any] = {
@@ -38,7 +41,7 @@ TOKENS = 131072 if GPU else 512
 SQUARE = 8192 if GPU else 256
 TOGETHER = 10
 REST_SECONDS = 1.0 if GPU else 0.0
-WORKS = ("windows", "products", "attention", "rested products")
+WORKS = ("windows", "products", "PyTorch's attention", "attention", "rested products")
 
 
 def layer_attention(length: int, config: Any) -> float:
@@ -100,9 +103,13 @@ def measured(length: int, rounds: int) -> tuple[dict[str, float], dict[str, str]
     heads = [torch.randn(shape, device=DEVICE).to(torch.bfloat16) for _ in range(3)]
     left, right = (torch.randn(SQUARE, SQUARE, device=DEVICE).to(torch.bfloat16) for _ in range(2))
     product = functools.partial(torch.mm, left, right, out=torch.empty_like(left))
-    attention = functools.partial(scaled_dot_product_attention, *heads, is_causal=True)
-    operations = dict(zip(WORKS, (whole_windows(length, config), *[2.0 * SQUARE**3] * 3), strict=True))
-    operations["attention"] = layer_attention(length, config)
+    calls: dict[str, Callable[[], Any]] = {
+        **dict.fromkeys(("products", "rested products"), product),
+        "PyTorch's attention": functools.partial(scaled_dot_product_attention, *heads, is_causal=True),
+        "attention": functools.partial(softmax_attention, *heads, scale=config.head_dim**-0.5),
+    }
+    operations = {work: layer_attention(length, config) if "attention" in work else 2.0 * SQUARE**3 for work in calls}
+    operations["windows"] = whole_windows(length, config)
     times: dict[str, list[float]] = {work: [] for work in WORKS}
     shown: dict[str, str] = {}
     for _ in range(1 + rounds):
@@ -116,7 +123,7 @@ def measured(length: int, rounds: int) -> tuple[dict[str, float], dict[str, str]
                     times[work].append(now() - started)
                 else:
                     fill_seconds = 0.0 if work == "rested products" else times["windows"][-1]
-                    times[work].append(seconds_of_one(attention if work == "attention" else product, fill_seconds))
+                    times[work].append(seconds_of_one(calls[work], fill_seconds))
             shown[work] = readings.shown
     return {work: operations[work] / statistics.median(times[work][1:]) / 1e12 for work in WORKS}, shown
 
@@ -130,12 +137,16 @@ def main() -> None:
     logging.disable(logging.WARNING)
     families.FAMILIES["llama"] = LLAMA if GPU else {**LLAMA, **SMALL}
     print(machine())
-    print("| window | windows | products as long | share | attention as long | products after a rest | share |")
+    print(
+        "| window | windows | products as long | share | PyTorch's attention as long | attention of `sb` as long | ",
+        end="",
+    )
+    print("products after a rest | share |")
     for length in map(int, arguments.lengths.split(",")):
         with torch.no_grad():
             rate, shown = measured(length, arguments.rounds)
         cells = [f"{length:,}"] + [f"{rate[work]:.0f}{shown[work]}" for work in WORKS]
-        for place, products in ((3, "products"), (6, "rested products")):
+        for place, products in ((3, "products"), (7, "rested products")):
             cells.insert(place, f"{rate['windows'] / rate[products]:.2f}")
         print("|", " | ".join(cells), "|", flush=True)
 

@@ -171,11 +171,11 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
         return "its linear maps are of another kind"
-    summed = [linear for linear in linears if isinstance(linear.forward, SummedMap)]
-    if any(hasattr(linear.weight, "to_local") for linear in linears) and (
-        summed != [linears[3], linears[6]] or any(linear.bias is not None for linear in summed)
-    ):
-        return "processes share its linear maps in another way"
+    if any(hasattr(linear.weight, "to_local") for linear in linears):
+        summed = [linear for linear in linears if isinstance(linear.forward, SummedMap) and linear.bias is None]
+        given, taken = (len(_held(linears[i])) for i in (0, 4)), (_held(linears[i]).shape[1] for i in (3, 6))
+        if summed != [linears[3], linears[6]] or [*given] != [*taken]:
+            return "processes share its linear maps in another way"
     if other := [type(norm).__name__ for norm in norms if _eps(norm) is None]:
         return f"its norms are {', '.join(other)}"
     named = ("q_norm", "k_norm", "head_gate", "exclusive")

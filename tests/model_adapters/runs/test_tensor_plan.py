@@ -29,34 +29,43 @@ PROMPTS = [(english()[start : start + 60], {"until": [], "max_gen_toks": 12}) fo
 WIDE = {"num_key_value_heads": 2, "num_attention_heads": 4, "head_dim": 32, "intermediate_size": 64, "vocab_size": 61}
 
 
-def fused(rank: int, folder: Path, out: Path) -> None:
+LATE = {**dict.fromkeys(("gate_proj", "up_proj"), "replicate"), "down_proj": "rowwise_split_input"}
+PLANS: dict[str, Any] = {"auto": "auto", "dealt out late": {f"model.layers.*.mlp.{name}": LATE[name] for name in LATE}}
+
+
+def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
     """One process's logits of a text and of a step in slots, before and after its parts are fused."""
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto").eval()
-    plan = [module.forward for module in model.modules() if "forward" in vars(module)]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan=PLANS[plan]).eval()
+    planned = {name: module.forward for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     logits = {}
     with torch.no_grad():
         logits["plan"] = model(torch.arange(9)[None]).logits
         assert make_faster(model)
         logits["fused"] = model(torch.arange(9)[None]).logits
-    for name, blocks in (("step", None), ("fused step", FusedBlocks.of(model))):
-        stepper = Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=blocks)
+    if plan == "auto":
+        blocks = FusedBlocks.of(model)
+    else:
+        with pytest.raises(ValueError, match="share its linear maps in another way"):
+            FusedBlocks.of(model)
+        blocks = None
+    for name, each in (("step", None), ("fused step", blocks)):
+        stepper = Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=each)
         stepper.start([0], [np.arange(9)], [3])
         logits[name] = stepper.try_step()
-    sums = [module for module in model.modules() if isinstance(module.forward, SummedMap)]
-    give_back_sums(sums)
-    assert plan == [
-        module.forward for module in model.modules() if "forward" in vars(module) and module.forward in plan
-    ]
-    torch.save((logits, len(sums)), out / f"{rank}.pt")
+    summed = [module for module in model.modules() if isinstance(module.forward, SummedMap)]
+    give_back_sums(summed)
+    assert planned == {name: model.get_submodule(name).forward for name in planned}
+    torch.save((logits, len(summed)), out / f"{rank}.pt")
 
 
-def test_fused_parts_of_a_plan_have_its_logits(tmp_path):
+@pytest.mark.parametrize("plan", PLANS)
+def test_fused_parts_of_a_plan_have_its_logits(plan, tmp_path):
     small.odd("llama", **WIDE).save_pretrained(tmp_path / "model")
-    run_ranks(fused, tmp_path / "model", tmp_path, processes=2)
+    run_ranks(fused, plan, tmp_path / "model", tmp_path, processes=2)
     expected = small.odd("llama", **WIDE)(torch.arange(9)[None]).logits.detach()
     for rank in range(2):
-        logits, sums = torch.load(tmp_path / f"{rank}.pt")
-        assert sums == 4
+        logits, summed = torch.load(tmp_path / f"{rank}.pt")
+        assert summed == 4
         for name in ("plan", "fused"):
             assert_close(logits[name], expected, rtol=1e-5, atol=1e-5)
         for name in ("step", "fused step"):
@@ -102,6 +111,11 @@ def test_processes_that_share_matrices_answer_as_one(model, answers, checkpoint)
 def test_ways_to_share_a_model_exclude_each_other(options, sentence, checkpoint):
     with pytest.raises(UserError, match=sentence):
         load_lm(checkpoint("llama"), tp_plan="auto", **options)
+
+
+def test_spread_layers_and_shared_windows_exclude_each_other(checkpoint):
+    with pytest.raises(UserError, match="Expected parallelize or context_parallel in --model_args, found both"):
+        load_lm(checkpoint("rope"), parallelize=True, context_parallel=2)
 
 
 def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
