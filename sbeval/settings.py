@@ -25,6 +25,7 @@ MOST_TOKENS = 2**27
 MOST_COUNTED = 2**20
 """Of samples of a length, and of what a sample is made of."""
 _LEAST_LIKENESS = 0.75
+_LEAST_LETTERS = 3
 # most file systems hold 255; endings such as .old-TIMESTAMP come behind a name
 _MOST_NAME_BYTES = 200
 
@@ -223,6 +224,7 @@ def unknown_key(key: Any, known: Iterable[str], *, place: str, source: str) -> s
     """Returns the sentence about a key that some settings do not have."""
     names = sorted(known)
     near = get_close_matches(str(key), names, n=1, cutoff=_LEAST_LIKENESS)
+    near = near or [name for name in names if len(str(key)) > _LEAST_LETTERS and str(key) in name]
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}."
     return f"Expected keys that {place} has, found unknown key {key!r}{_in(source)}: {hint}"
 

@@ -6,7 +6,7 @@ from typing import Any
 from sbeval.corpora.split import Split
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
-from sbeval.settings import described, read_value
+from sbeval.settings import described, read_value, unknown_key
 from sbeval.tasks.metadata import SampleOptions, TaskOptions
 from sbeval.tasks.packaged import PREFIX, named
 from sbeval.tasks.perplexity.options import CorpusOptions, PerplexityOptions
@@ -84,6 +84,21 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
                 missing.setdefault(corpus, []).append(name)
     if missing:
         raise MissingCorpus(list(missing), [name for names in missing.values() for name in names])
+
+
+def check_keys(tasks: Iterable[str], keys: Iterable[str]) -> None:
+    """Checks the metadata's keys where packaged tasks alone are asked for, since of others nobody knows what they read.
+
+    Raises:
+        UserError: no packaged task reads a key.
+    """
+    asked = dict(named(tasks))
+    if None in asked.values():
+        return
+    known = {field for kind in (*OPTIONS, *(kind for _, kind in _HELP)) for field in kind.model_fields}
+    for key in keys:
+        if key not in known and not key.startswith(PREFIX):
+            raise UserError(unknown_key(key, known, place="a packaged task", source="--metadata"))
 
 
 def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions | None:

@@ -31,7 +31,9 @@ def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]],
         tables.append(_nll_table({name: (nll[name], _by_length(rows[name], "nll_ci95")) for name in abreast}))
     if scores:
         tables.append(_score_table({words: values for shares in scores.values() for words, values in shares.items()}))
-    if rest := {name: row for name, row in rows.items() if name not in nll and name not in scores}:
+    others_of = {name: row for name, row in rows.items() if name not in nll and name not in scores}
+    # a group without a number of its own has a name alone; numbers have that of their filter behind a comma
+    if rest := {name: row for name, row in others_of.items() if any("," in key for key in row)}:
         tables.append(others({**results, column: rest}))
     return "\n\n".join(tables)
 

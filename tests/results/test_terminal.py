@@ -74,6 +74,11 @@ def test_groups_that_stand_among_the_results_are_not_shown_twice() -> None:
     assert compact_table(results, lambda rest: "others", "groups") == ""
 
 
+def test_a_group_without_numbers_has_no_table() -> None:
+    stream = {"sb_stdlib_stream": perplexity([256])}
+    assert printed(stream | {"sb_stdlib": {"alias": "sb_stdlib", "name": "sb_stdlib"}}) == printed(stream)
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["a", "sb_text_stream", "sb_a_very_long_name_of_a_task_of_this_kind", "b"]),

@@ -8,7 +8,7 @@ from fresh_process import run
 from ruler_problems import TASKS
 
 from sbeval.errors import UserError
-from sbeval.tasks.asked import check_options
+from sbeval.tasks.asked import check_keys, check_options
 from sbeval.tasks.ruler.texts import OFFLINE_TASKS
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
@@ -50,6 +50,18 @@ def test_options_that_change_what_is_needed_count(corpora):
         check_options(["sb_ruler_vt"], {**nowhere, "sb_ruler_vt": {"type_haystack": "essay"}})
     with pytest.raises(UserError, match="keys that sb_ruler_vt has, found unknown key 'needles'"):
         check_options(["sb_ruler_vt"], {"sb_ruler_vt": {"needles": 1}})
+
+
+def test_keys_that_no_packaged_task_reads_are_refused_where_no_other_is_asked_for():
+    for key, hint in (
+        ("lengths", "did you mean 'context_lengths'"),
+        ("context_length", "did you mean"),
+        ("zz", "known"),
+    ):
+        with pytest.raises(UserError, match=f"keys that a packaged task has, found unknown key '{key}' .*{hint}"):
+            check_keys(["sb_stdlib", "sb_ruler"], [key])
+        check_keys(["sb_stdlib", "hellaswag"], [key])
+    check_keys(["sb_s*"], ["context_lengths", "essays", "sb_stdlib_rolling"])
 
 
 def test_tasks_without_corpora_are_those_the_message_names():
