@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,6 +70,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         ranks.watch()
         if ranks.is_first_process():
             loading.warn_of_versions()
+        elif kwargs.get("tp_plan") is not None:
+            logging.disable(logging.WARNING)  # every process has the same to say
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(local_path(pretrained))
         try:

@@ -12,6 +12,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, training_length_tokens
@@ -181,6 +182,8 @@ def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
     if arguments.get("device_map") != "meta":
         folder = Path(name) / (arguments.get("subfolder") or "")
         _check_room(auto_class, folder, trust_remote_code=bool(arguments.get("trust_remote_code")))
+    if (plan := arguments.pop("tp_plan", None)) is not None:
+        arguments["distributed_config"] = DistributedConfig(tp_plan=plan)
     loaded = auto_class.from_pretrained(
         name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True, "return_dict": True}
     )
