@@ -100,11 +100,11 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
+            settle_hooks(self.model)
             scan_in_pieces(self.model)
             planned = self.arguments.get("tp_plan") is not None
             sharded = not planned and any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
             if self.device.type == "cuda" and not sharded:
-                settle_hooks(self.model)
                 make_faster(self.model)
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)
