@@ -71,7 +71,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         if ranks.is_first_process():
             loading.warn_of_versions()
         elif kwargs.get("tp_plan") is not None:
-            logging.disable(logging.WARNING)  # every process has the same to say
+            logging.disable(logging.INFO)  # every process has the same to tell
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(local_path(pretrained))
         try:

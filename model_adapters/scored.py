@@ -128,6 +128,7 @@ def scored(session: Session, windows: Windows, *, batches: BatchLimits, name: Na
             except (RuntimeError, MemoryError) as error:
                 if relay is None or not out_of_memory(error) or not relay.alone():
                     raise
+            session.scorer.chunk_logits = None
             free_memory()  # that of the batches under way too, for which it waits
 
     def finished() -> list[Scored]:

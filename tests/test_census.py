@@ -8,15 +8,15 @@ from tests.measures.census import census
 AT_MOST = {
     # two of them, and some 300 lines, are for models on several GPUs
     "product files": 291,
-    "product lines": 44780,
-    "lines of code": 30850,
+    "product lines": 44810,
+    "lines of code": 30865,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 72,
     "of them of our modules": 30,
     "vague names": 160,
-    "test lines": 32060,
+    "test lines": 32155,
 }
 COUNTS = census()
 

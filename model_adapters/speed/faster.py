@@ -16,7 +16,7 @@ from sbeval.scoring.body import no_cache, same_but_for_rounding
 logger = logging.getLogger(__name__)
 
 _SAMPLE_TOKENS = 16
-_ROUNDED_EPS = 16
+_ROUNDED_EPS = 10
 
 
 @torch.no_grad()
@@ -49,9 +49,14 @@ def make_faster(model: nn.Module) -> bool:
 
 
 def _near(logits: Tensor, expected: Tensor) -> bool:
-    """Whether logits are the same but for rounding, which 32 layers with random weights blow up to 7 eps of all."""
+    """Whether logits are the same but for rounding, which 32 layers with random weights blow up to 7 eps of all.
+
+    An MLP that is left out is 11.
+    """
     if same_but_for_rounding(logits, expected):
         return True
+    if logits.shape != expected.shape or logits.dtype != expected.dtype:
+        return False
     error, spread = (x.float().square().mean().sqrt() for x in (logits - expected, expected))
     return bool(error <= _ROUNDED_EPS * torch.finfo(expected.dtype).eps * spread)
 

@@ -4,6 +4,7 @@ NCCL takes some 40 microseconds for the sum behind attention or an MLP, which fo
 takes. Where two GPUs reach each other's memory, each reads the other's part instead.
 """
 
+import contextlib
 import functools
 from typing import Any
 
@@ -38,18 +39,22 @@ def _shared_memory(group: ProcessGroup, dtype: torch.dtype, device: torch.device
     """Memory of a GPU that the other reads, None where that does not work for every process."""
     if device.type != "cuda" or group.size() != _PROCESSES:
         return None
-    addend = torch.full((8,), float(1 + group.rank()), dtype=dtype, device=device)
-    works = torch.zeros(1, device=device)
-    try:
+    buffer, works = None, torch.zeros(1, device=device)
+    with contextlib.suppress(ImportError, AttributeError, RuntimeError):  # builds and GPUs differ, and NCCL remains
         from torch.distributed import _symmetric_memory as symmetric_memory  # not in every build of PyTorch
 
         buffer = symmetric_memory.empty(SMALL_BYTES // dtype.itemsize, dtype=dtype, device=device)
         symmetric_memory.rendezvous(buffer, group)
-        works += (_one_shot(buffer, addend, group) == 3).all()
-    except (ImportError, AttributeError, RuntimeError):  # kernels and builds differ, and NCCL remains
-        pass
-    all_reduce(works, ReduceOp.MIN, group)
-    return buffer if works else None
+        works += 1
+    all_reduce(works, ReduceOp.MIN, group)  # or the next kernel might wait for a process that has none
+    if not works:
+        return None
+    with contextlib.suppress(AttributeError, RuntimeError):
+        addend = torch.full((8,), float(1 + group.rank()), dtype=dtype, device=device)
+        works *= (_one_shot(buffer, addend, group) == 3).all()
+        all_reduce(works, ReduceOp.MIN, group)
+        return buffer if works else None
+    return None  # there is no such operator for the dtype, in no process
 
 
 def _one_shot(buffer: Any, addend: Tensor, group: ProcessGroup) -> Tensor:
@@ -59,7 +64,9 @@ def _one_shot(buffer: Any, addend: Tensor, group: ProcessGroup) -> Tensor:
 
 
 class SummedMap:
-    """Stands in for the forward of a map whose inputs are dealt out, and calls it where gradients are wanted.
+    """Stands in for the forward of a map whose inputs are dealt out.
+
+    Calls that where gradients are wanted, and where it is given all inputs and deals them out itself.
 
     Attributes:
         total: adds up what the processes compute.
@@ -73,7 +80,7 @@ class SummedMap:
         """[..., inputs of this process] to [..., outputs], the same in every process."""
         weight: Any = self._map.weight
         held = weight.to_local()
-        if torch.is_grad_enabled() or isinstance(x, DTensor) or x.shape[-1] != held.shape[1]:  # some are dealt out here
+        if torch.is_grad_enabled() or isinstance(x, DTensor) or x.shape[-1] != held.shape[1]:
             return self.planned(x)
         summed = self.total(linear(x, held))
         bias: Any = self._map.bias

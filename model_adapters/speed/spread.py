@@ -30,17 +30,18 @@ def settle_hooks(model: nn.Module) -> None:
     blocks = _blocks(model)
     inside = {id(module) for block in blocks for module in block.modules()}
     for block in blocks:
-        hooked = [module for module in block.modules() if hasattr(module, "_hf_hook")]
-        if hooked and hooked[0] is block and {_device(module) for module in hooked} == {_device(block)} != {None}:
-            for module in hooked[1:]:
+        if (device := _device(block)) is None or not _all_lie_there(block):
+            continue
+        for module in list(block.modules()):
+            if module is not block and _device(module) == device:
                 remove_hook_from_module(module)
                 if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
                     del module.forward  # what the hook stood in for, and no change of the class's
     if not blocks or (first := _device(blocks[0])) is None:
         return
     for module in model.modules():
-        tables = any(True for _ in module.buffers()) and not any(True for _ in module.parameters())
-        if tables and id(module) not in inside and _device(module) not in (None, first):
+        angles = any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+        if angles and id(module) not in inside and _device(module) not in (None, first):
             hook: Any = module._hf_hook
             hook.execution_device = first
             module.to(first)
@@ -54,16 +55,16 @@ class Relay:
         self._lanes = [{device: torch.cuda.Stream(device) for device in devices} for _ in devices]  # type: ignore[no-untyped-call]
         self._left: dict[torch.device, torch.cuda.Event] = {}
         self._copies: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
-        self._turn = 0
+        self._turn = self._retries = 0
         self._under_way = False
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
         """Returns the relay of a model whose blocks are spread over GPUs alone, None for others."""
         hooked = [block for block in _blocks(model) if hasattr(block, "_hf_hook")]
-        devices = [device for block in hooked if (device := _device(block)) is not None and device.type == "cuda"]
+        devices = [device for block in hooked if (device := _device(block)) and _all_lie_there(block)]
         order = list(dict.fromkeys(devices))
-        if len(order) < 2 or len(devices) < len(hooked):
+        if len(order) < 2 or len(devices) < len(hooked) or any(device.type != "cuda" for device in order):
             return None
         relay = cls(order)
         for handle in _handles.pop(model, []):  # of a relay before this one
@@ -105,6 +106,14 @@ class Relay:
                 self._under_way = False
                 self._copies.clear()
                 self._leave(self._devices[-1])
+                self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Has one window at a time once memory was found only by waiting for the others and freeing what they left."""
+        retries = sum(torch.cuda.memory_stats(device).get("num_alloc_retries", 0) for device in self._devices)
+        if retries > self._retries:
+            self.alone()
+        self._retries = retries
 
     def _pass_on(self, before: torch.device, after: torch.device, *_: object) -> None:
         if self._under_way:
@@ -116,9 +125,9 @@ class Relay:
         return (given, {name: self._at(device, value) for name, value in named.items()}) if self._under_way else None
 
     def _at(self, device: torch.device, value: Any) -> Any:
-        if isinstance(value, tuple):
+        if type(value) is tuple:
             return tuple(self._at(device, entry) for entry in value)
-        if not isinstance(value, Tensor) or not value.is_cuda or value.device == device or value.is_inference():
+        if not isinstance(value, Tensor) or value.device == device or value.is_inference():
             return value
         key = id(value), value._version, device
         if key not in self._copies:  # with the original, whose id is its own as long as it is there
@@ -134,15 +143,23 @@ class Relay:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that accelerate places, in the order in which they run."""
+    """The blocks that accelerate places, in the order of their lists; where they run in another, GPUs wait longer."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     inner = {id(each) for outer in lists for block in outer for each in block.modules()}
     return [block for each in lists if id(each) not in inner for block in each]
 
 
 def _device(module: nn.Module) -> torch.device | None:
-    """Where accelerate has a module run with weights that lie there, None if it does something else or nothing."""
+    """Where a hook of accelerate's has a module run, if that is all that stands before the module's own forward."""
     hook: Any = getattr(module, "_hf_hook", None)
     if type(hook) is not AlignDevicesHook or hook.offload or hook.execution_device is None:
         return None
+    hooked: Any = vars(module).get("forward")
+    if hooked is not None and getattr(hooked, "__wrapped__", None) != getattr(module, "_old_forward", None):
+        return None
     return torch.device(hook.execution_device)
+
+
+def _all_lie_there(block: nn.Module) -> bool:
+    """Whether no part of a block has its weights brought from elsewhere, or a hook of another kind."""
+    return all(_device(module) == _device(block) for module in block.modules() if hasattr(module, "_hf_hook"))

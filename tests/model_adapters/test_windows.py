@@ -47,7 +47,7 @@ class Scorer(TokenScorer):
     alone = False
 
     def __init__(self) -> None:
-        super().__init__(torch.nn.Identity())
+        super().__init__(torch.nn.Identity(), chunk_logits=2**29)
         self.started: list[int] = []
         self.reading: list[int] = []
 
@@ -152,7 +152,9 @@ class Relayed:
 
 
 def test_a_window_for_which_memory_ran_out_beside_others_runs_alone():
-    assert list(run([4, 88, 2, 88, 3], 2, relay=Relayed())[1]) == [4, 88, 2, 3]
+    relay = Relayed()
+    assert list(run([4, 88, 2, 88, 3], 2, relay=relay)[1]) == [4, 88, 2, 3]
+    assert relay.scorer.chunk_logits is None
     assert list(run([4, 88], 2)[1]) == [4]
 
 

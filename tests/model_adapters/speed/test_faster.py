@@ -13,7 +13,7 @@ from torch import nn
 from transformers.generation import GenerationMixin
 
 from sbeval.model_adapters.speed.attention import FusedRotation, fuse_rotations
-from sbeval.model_adapters.speed.faster import make_faster
+from sbeval.model_adapters.speed.faster import _near, make_faster
 from sbeval.model_adapters.speed.generating import steps_without_plans
 from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
 from sbeval.model_adapters.speed.parts import FusedGatedMLP, fuse_mlps
@@ -45,6 +45,15 @@ def test_a_faster_model_gives_the_same_logits_with_fused_rotations_and_gated_mlp
     gated -= sum(isinstance(module, Mixture) for module in model.modules())
     assert sum(isinstance(module, FusedGatedMLP) for module in model.modules()) == gated
     assert all(kind.forward is forward for kind, forward in own.items())
+
+
+def test_rounding_that_adds_up_in_depth_is_no_fault_and_more_is():
+    expected = torch.randn(1, 16, 4096, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    noise = torch.randn(1, 16, 4096, generator=torch.Generator().manual_seed(1))
+    near = {eps: _near((expected + eps * 2**-7 * noise).to(torch.bfloat16), expected) for eps in (1, 8, 11)}
+    assert near == {1: True, 8: True, 11: False}
+    assert not _near(expected[:, :1], expected)
+    assert not _near(expected.float(), expected)
 
 
 def test_gemmas_norms_are_left_alone_and_llamas_are_fused():

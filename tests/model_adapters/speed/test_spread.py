@@ -8,13 +8,14 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from accelerate.hooks import AlignDevicesHook, attach_align_device_hook_on_blocks
+from accelerate.hooks import AlignDevicesHook, ModelHook, attach_align_device_hook_on_blocks, remove_hook_from_module
 from torch import nn
 
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.parts import FusedGatedMLP
 from sbeval.model_adapters.speed.spread import Relay, settle_hooks
+from sbeval.scoring.scorer import TokenScorer
 from tests.model_adapters.small import english, instances, odd, tiny_tokenizer
 
 TOKENS = torch.arange(40)[None]
@@ -41,21 +42,57 @@ def test_a_spread_model_is_fused_behind_the_hooks_of_its_blocks():
     torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_tables_of_angles_lie_where_the_first_block_does():
+def test_tables_of_angles_lie_where_the_first_block_does(monkeypatch):
+    model, moved = hooked(), []
+    for name in ("model.rotary_emb", "model.norm"):
+        module = model.get_submodule(name)
+        module._hf_hook.execution_device = torch.device("meta")
+        monkeypatch.setattr(module, "to", moved.append)
+    settle_hooks(model)
+    assert moved == [model.model.rotary_emb._hf_hook.execution_device] == [torch.device("cpu")]
+    assert model.model.norm._hf_hook.execution_device == torch.device("meta")
+
+
+@torch.no_grad()
+def test_the_head_of_a_spread_model_waits_for_no_other_gpu(monkeypatch):
     model = hooked()
-    model.model.rotary_emb._hf_hook.execution_device = torch.device("meta")
-    settle_hooks(model)
-    assert model.model.rotary_emb._hf_hook.execution_device == torch.device("cpu")
-    assert model.model.norm._hf_hook.execution_device == torch.device("cpu")
+    scorer = TokenScorer(model)
+    expected = model(TOKENS).logits
+    hidden = scorer._hidden(TOKENS)
+    monkeypatch.delattr(AlignDevicesHook, "pre_forward")
+    monkeypatch.delattr(ModelHook, "pre_forward")
+    for module in model.modules():
+        if module is not model and hasattr(module, "_hf_hook"):
+            remove_hook_from_module(module)
+    assert torch.equal(scorer._head(hidden), expected)
 
 
-def test_hooks_that_bring_weights_stay():
-    model: Any = odd("llama")
-    attach_align_device_hook_on_blocks(model, {"": torch.device("cpu")}, offload={"": True}, weights_map=None)
-    before = [name for name, module in model.named_modules() if hasattr(module, "_hf_hook")]
+@torch.no_grad()
+def test_a_forward_that_somebody_put_over_a_hook_stays():
+    model = hooked()
+    mlp = model.model.layers[1].mlp
+    before = mlp.forward
+    mlp.forward = lambda hidden: 2 * before(hidden)
+    expected = model(TOKENS).logits
     settle_hooks(model)
-    assert [name for name, module in model.named_modules() if hasattr(module, "_hf_hook")] == before
+    assert torch.equal(model(TOKENS).logits, expected)
+    assert hasattr(mlp, "_hf_hook")
+    assert not hasattr(model.model.layers[0].mlp.gate_proj, "_hf_hook")
+
+
+def test_blocks_whose_weights_are_brought_stay_as_they_are(streams):
+    model = hooked()
+    for place, block in enumerate(model.model.layers):
+        for module in block.modules():
+            if hasattr(module, "_hf_hook"):
+                module._hf_hook.execution_device = torch.device("cuda", place)
+    assert Relay.of(model) is not None
+    model.model.layers[1].mlp.up_proj._hf_hook.offload = True
     assert Relay.of(model) is None
+    remove_hook_from_module(model.model.rotary_emb)  # there is no GPU to bring it to
+    settle_hooks(model)
+    kept = [sum(hasattr(module, "_hf_hook") for module in block.modules()) for block in model.model.layers]
+    assert kept[0] == 1 < kept[1]
 
 
 class Stream:
@@ -77,22 +114,23 @@ class Stream:
 
 
 class Block(nn.Module):
-    def __init__(self, device: str, log: list[tuple[str, float]]) -> None:
+    def __init__(self, device: str, log: list[tuple[str, float]], before: str = "cuda:0", takes: float = 1) -> None:
         super().__init__()
-        self.device, self.log = torch.device(device), log
+        self.device, self.log, self.before, self.takes = torch.device(device), log, torch.device(before), takes
         self._hf_hook = AlignDevicesHook(execution_device=device)
 
     def forward(self) -> None:
         stream = Stream.current[self.device]
-        first = Stream.current[torch.device("cuda:0")]  # from which accelerate copies to every block
-        first.now = stream.now = max(first.now, stream.now)
+        # accelerate copies positions from the first GPU to every block, and hidden states from the one before
+        for other in (Stream.current[torch.device("cuda:0")], Stream.current[self.before]):
+            other.now = stream.now = max(other.now, stream.now)
         self.log.append((str(self.device), stream.now))
-        stream.now += 1
+        stream.now += self.takes
 
 
 @pytest.fixture
 def streams(monkeypatch) -> None:
-    Stream.current = {torch.device("cuda", place): Stream(torch.device("cuda", place)) for place in (0, 1)}
+    Stream.current = {torch.device("cuda", place): Stream(torch.device("cuda", place)) for place in range(4)}
 
     @contextlib.contextmanager
     def entered(stream: Stream) -> Iterator[None]:
@@ -101,20 +139,24 @@ def streams(monkeypatch) -> None:
         Stream.current[stream.device] = before
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream.current.__getitem__)
 
 
-@pytest.mark.parametrize(("alone", "begins"), [(False, [0, 2, 4]), (True, [0, 3, 6])])
-def test_a_gpu_begins_with_a_window_where_the_one_before_has_passed_on(alone, begins, streams):
+@pytest.mark.parametrize(
+    ("gpus", "alone", "begins"), [(2, False, [0, 2, 4]), (2, True, [0, 3, 6]), (4, False, [0, 2, 4, 6, 8, 10])]
+)
+def test_a_gpu_begins_with_a_window_where_the_one_before_has_passed_on(gpus, alone, begins, streams):
     log: list[tuple[str, float]] = []
-    blocks = nn.ModuleList([Block(f"cuda:{place // 2}", log) for place in range(4)])
+    devices = [f"cuda:{place // 2}" for place in range(2 * gpus)]
+    blocks = nn.ModuleList(map(Block, devices, [log] * len(devices), ["cuda:0", *devices]))
     model = nn.ModuleDict({"layers": blocks})
     assert Relay.of(model) is not None
     relay = Relay.of(model)
     assert relay is not None
-    assert [len(block._forward_pre_hooks) for block in blocks] == [0, 1, 2, 1]
-    assert relay.windows == 2
+    assert relay.windows == gpus
+    assert [len(block._forward_pre_hooks) for block in blocks] == [0, 1, *[2, 1] * (gpus - 1)]
     if alone:
         assert relay.alone()
         assert not relay.alone()
@@ -122,7 +164,49 @@ def test_a_gpu_begins_with_a_window_where_the_one_before_has_passed_on(alone, be
         with relay.window():
             for block in blocks:
                 block()
-    assert log == [(f"cuda:{place // 2}", begin + place) for begin in begins for place in range(4)]
+    assert log == [(f"cuda:{place // 2}", begin + place) for begin in begins for place in range(2 * gpus)]
+
+
+def test_a_gpu_works_on_one_window_at_a_time(streams):
+    log: list[tuple[str, float]] = []
+    blocks = nn.ModuleList([Block("cuda:0", log), Block("cuda:1", log, takes=3)])
+    relay = Relay.of(nn.ModuleDict({"layers": blocks}))
+    assert relay is not None
+    for _ in range(3):
+        with relay.window():
+            for block in blocks:
+                block()
+    assert [begin for device, begin in log if device == "cuda:1"] == [1, 4, 7]
+
+
+def test_what_every_block_is_given_is_copied_once_a_window(streams):
+    block = Block("cuda:1", [])
+    relay = Relay.of(nn.ModuleDict({"layers": nn.ModuleList([Block("cuda:0", []), block])}))
+    assert relay is not None
+    device, angles, mask = torch.device("meta"), (torch.zeros(3), torch.zeros(3)), torch.zeros(2)
+    assert relay._bring(device, block, (), {"mask": mask}) is None
+    for _ in range(2):
+        with relay.window():
+            given, first = relay._bring(device, block, (1,), {"angles": angles, "mask": mask, "cache": None})
+            _, second = relay._bring(device, block, (1,), {"angles": angles, "mask": mask})
+            mask.add_(1)
+            _, third = relay._bring(device, block, (1,), {"angles": angles, "mask": mask})
+        assert given == (1,)
+        assert first["cache"] is None
+        assert all(x.is_meta for x in (*first["angles"], first["mask"], third["mask"]))
+        assert all(x is y is z for x, y, z in zip(first["angles"], second["angles"], third["angles"], strict=True))
+        assert first["mask"] is second["mask"] is not third["mask"]
+        assert not relay._copies
+
+
+def test_where_memory_was_found_by_waiting_windows_run_one_at_a_time(streams, monkeypatch):
+    relay = Relay.of(nn.ModuleDict({"layers": nn.ModuleList([Block("cuda:0", []), Block("cuda:1", [])])}))
+    assert relay is not None
+    for retries, windows in ((0, 2), (1, 1)):
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device, n=retries: {"num_alloc_retries": n})
+        with relay.window():
+            pass
+        assert relay.windows == windows
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
