@@ -274,8 +274,8 @@ def check_run(asked: Any) -> bool:
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
         _load("sbeval.model_adapters.options", "check_early")(asked.model_args, batch_size=asked.batch_size)
-    _load("sbeval.tasks.asked", "check_keys")(asked.tasks, asked.metadata.keys() - asked.model_args.keys())
     _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
+    _load("sbeval.tasks.asked", "check_keys")(asked.tasks, asked.metadata.keys() - asked.model_args.keys())
     return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
 
 
