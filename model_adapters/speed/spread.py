@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 _handles: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
+"""What the newest relay of each model hangs on its blocks."""
 
 
 def settle_hooks(model: nn.Module) -> None:
