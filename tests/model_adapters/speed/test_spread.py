@@ -211,7 +211,7 @@ def test_where_memory_was_found_by_waiting_windows_run_one_at_a_time(streams, mo
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_windows_on_two_gpus_have_the_scores_of_one():
-    model: Any = odd("llama", num_hidden_layers=6).cuda()
+    model: Any = odd("llama", num_hidden_layers=6, vocab_size=400).cuda()
     alone = StickBreakingLM(copy.deepcopy(model), tokenizer=tiny_tokenizer(adds_bos=False), max_length=32)
     second = [*(f"model.layers.{place}" for place in (3, 4, 5)), "model.norm", "model.rotary_emb", "lm_head"]
     places = {name: 0 for name in ("model.embed_tokens", *(f"model.layers.{place}" for place in range(3)))}
