@@ -80,7 +80,11 @@ def tested(session: Session, lm: Any) -> Session:
 
 @torch.no_grad()
 def _found(session: Session, lm: Any) -> Outcome:
-    """What is kept of the same model and versions, or else found now."""
+    """What is kept of the same model and versions, or else found now.
+
+    Raises:
+        UserError: the model runs, but not with the `attn_implementation` that was named.
+    """
     name = type(lm.model).__name__
     if not lm.options.self_test:
         return Outcome(model=name, untested="self_test=false")
@@ -95,6 +99,12 @@ def _found(session: Session, lm: Any) -> Outcome:
     except Exception as error:  # models' code raises anything; what is asked of the model then raises it again
         if out_of_memory(error):
             free_memory()
+        elif attention is not None and "attn_implementation" in lm.arguments and not isinstance(error, Nothing):
+            raised = _raised(session, lm, attention)
+            if raised is not None and _raised(session, lm, EAGER) is None:
+                expected = f"Expected an attn_implementation with which {name} runs on {lm.device.type}"
+                remedy = "leave it out of --model_args, or name another"
+                raise UserError(f"{expected}, found {attention} ({first_line(raised)}): {remedy}.") from error
         if getattr(lm.model.config, "_attn_implementation", None) != attention:
             lm.model.set_attn_implementation(attention)
         return Outcome(model=name, untested=first_line(error))
@@ -102,6 +112,17 @@ def _found(session: Session, lm: Any) -> Outcome:
         with contextlib.suppress(UserError), whole_file(place, "a self-test") as new:
             new.write_text(json.dumps(outcome.to_json()))
     return outcome
+
+
+def _raised(session: Session, lm: Any, attention: str) -> Exception | None:
+    """What the model raises with an attention as it reads a text as in a run."""
+    try:
+        lm.model.set_attn_implementation(attention)
+        with session.autocast(), session.rope.hold(TOKENS), quiet_transformers():
+            Measured(lm, _tokens(lm))
+    except Exception as error:  # models' code raises anything
+        return None if isinstance(error, Nothing) else error
+    return None
 
 
 @contextlib.contextmanager

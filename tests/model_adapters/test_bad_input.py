@@ -205,6 +205,12 @@ def test_flex_attention_becomes_what_the_model_supports(instead, checkpoint, tmp
     assert f"{instead} is used" in caplog.text
 
 
+def test_an_attention_that_transformers_does_not_know_is_no_fault_of_the_checkpoint(checkpoint):
+    words = "no attention of the kind asked for .*: leave attn_implementation out, or name another"
+    with pytest.raises(UserError, match=words):
+        load_lm(checkpoint("llama"), attn_implementation="nonsense")
+
+
 @pytest.mark.parametrize("key", ["peft_type", "task_type"])
 def test_an_adapter_of_an_unknown_kind_is_named(key, checkpoint, tmp_path):
     save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj")

@@ -1,5 +1,6 @@
 """Ways of running a model in which it would answer wrongly are found before its first answer, and not used."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -277,6 +278,27 @@ def test_broken_eager_attention_is_unused(eager, checkpoint, monkeypatch):
     lm = load_lm(checkpoint("llama"))
     assert (lm.session.self_test.failed, lm.session.self_test.untested) == ({}, None)
     assert lm.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("named", "eager", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_a_named_attention_that_raises_where_eager_attention_runs_is_refused(
+    named, eager, refused, checkpoint, monkeypatch, caplog
+):
+    def attend(*_: Any, **kw: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    for name in ("flex_attention", "sdpa"):
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, attend)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "flex_attention", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    if eager:
+        monkeypatch.setattr("transformers.models.llama.modeling_llama.eager_attention_forward", attend)
+    words = r"runs on \w+, found flex_attention \(no such kernel\): leave it out of --model_args, or name another\."
+    with pytest.raises(UserError, match=words) if refused else contextlib.nullcontext():
+        lm = load_lm(checkpoint("llama"), **({"attn_implementation": "flex_attention"} if named else {}))
+        assert "was not tested: no such kernel" in caplog.text
+        assert lm.model.config._attn_implementation == ("flex_attention" if named else "sdpa")
 
 
 def test_flex_attention_is_compiled_once_to_be_compared_with_eager_attention(checkpoint, monkeypatch):
