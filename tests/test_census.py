@@ -6,10 +6,10 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    # two of them, and some 300 lines, are for models on several GPUs; 20 lines refuse an attention that does not run
+    # two of them, and some 300 lines, are for models on several GPUs; some 20 refuse an attention that does not run
     "product files": 291,
-    "product lines": 44829,
-    "lines of code": 30878,
+    "product lines": 44833,
+    "lines of code": 30880,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,

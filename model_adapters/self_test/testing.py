@@ -105,8 +105,7 @@ def _found(session: Session, lm: Any) -> Outcome:
                 expected = f"Expected an attn_implementation with which {name} runs on {lm.device.type}"
                 remedy = "leave it out of --model_args, or name another"
                 raise UserError(f"{expected}, found {attention} ({first_line(raised)}): {remedy}.") from error
-        if getattr(lm.model.config, "_attn_implementation", None) != attention:
-            lm.model.set_attn_implementation(attention)
+        _attend(lm.model, attention)
         return Outcome(model=name, untested=first_line(error))
     if place is not None:
         with contextlib.suppress(UserError), whole_file(place, "a self-test") as new:
@@ -114,10 +113,15 @@ def _found(session: Session, lm: Any) -> Outcome:
     return outcome
 
 
+def _attend(model: Any, attention: str | None) -> None:
+    if getattr(model.config, "_attn_implementation", None) != attention:
+        model.set_attn_implementation(attention)
+
+
 def _raised(session: Session, lm: Any, attention: str) -> Exception | None:
     """What the model raises with an attention as it reads a text as in a run."""
     try:
-        lm.model.set_attn_implementation(attention)
+        _attend(lm.model, attention)
         with session.autocast(), session.rope.hold(TOKENS), quiet_transformers():
             Measured(lm, _tokens(lm))
     except Exception as error:  # models' code raises anything
