@@ -80,7 +80,7 @@ def in_one_sentence(name: Any, what: str) -> Iterator[None]:
         elif "contains custom code" in str(error):
             reason = "it runs code of its own"
             remedy = "read that code, and pass trust_remote_code=True if you trust it"
-        elif re.search("attn_implementation|attention implementation", str(error)):
+        elif re.search("attn_implementation|attention implementation|Flash ?Attention", str(error)):
             reason = f"it has no attention of the kind asked for ({first_line(error)})"
             remedy = "leave attn_implementation out, or name another"
         elif place.is_dir():

@@ -28,7 +28,7 @@ from sbeval.model_adapters.session import Session
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
-_VERSION = 4
+_VERSION = 5
 """Of what is tested; a higher one has every model tested again."""
 _OWN = ("sbeval", "moduleformer")
 # their kernels take the place of a model's own code where they are installed
@@ -54,14 +54,24 @@ def tested(session: Session, lm: Any) -> Session:
     """Returns the session of a loaded `StickBreakingLM` as the model's self-test allows it; logs what that found.
 
     Every process of a run is to call it: the first one's outcome counts.
+
+    Raises:
+        UserError: the model runs, but not with the `attn_implementation` that was named.
     """
     if getattr(lm.model.config, "model_type", None) in _OWN:
         return session
-    outcomes = [_found(session, lm) if lm.rank == 0 else NOT_NEEDED]
+    outcomes: list[Outcome | UserError] = [NOT_NEEDED]
+    if lm.rank == 0:
+        try:
+            outcomes = [_found(session, lm)]
+        except UserError as error:  # for every process: the others wait for what comes of the test
+            outcomes = [error]
     if lm.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         with ranks.waiting():
             torch.distributed.broadcast_object_list(outcomes, src=0)
     (outcome,) = outcomes
+    if isinstance(outcome, UserError):
+        raise outcome
     if ranks.is_first_process():
         kept = names.ATTENTION in outcome.failed  # also where the user asked for it
         slower = kept or {outcome.scoring, outcome.generation} != {names.TOGETHER}
@@ -80,11 +90,7 @@ def tested(session: Session, lm: Any) -> Session:
 
 @torch.no_grad()
 def _found(session: Session, lm: Any) -> Outcome:
-    """What is kept of the same model and versions, or else found now.
-
-    Raises:
-        UserError: the model runs, but not with the `attn_implementation` that was named.
-    """
+    """What is kept of the same model and versions, or else found now."""
     name = type(lm.model).__name__
     if not lm.options.self_test:
         return Outcome(model=name, untested="self_test=false")
@@ -162,8 +168,11 @@ def _decided(session: Session, lm: Any) -> Outcome:
     checks[names.AGAIN] = measured.check(measured.again, measured.least)
     checks[names.LATER_TOKENS] = measured.check(measured.later_tokens)
     if session.rope.extrapolation is None:  # which is an attention of its own
-        checks[names.ATTENTION] = measured.check(measured.attention)
-        if not checks[names.ATTENTION].passed and "attn_implementation" not in lm.arguments:
+        attended = checks[names.ATTENTION] = measured.check(measured.attention)
+        named = "attn_implementation" in lm.arguments
+        if named and not attended.passed and attended.difference is None:
+            raise RuntimeError(attended.reason)  # of the compiled attention, with which nothing else is read here
+        if not attended.passed and not named:
             attention = EAGER
             lm.model.set_attn_implementation(EAGER)
             measured = Measured(lm, tokens)

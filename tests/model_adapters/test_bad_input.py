@@ -205,10 +205,14 @@ def test_flex_attention_becomes_what_the_model_supports(instead, checkpoint, tmp
     assert f"{instead} is used" in caplog.text
 
 
-def test_an_attention_that_transformers_does_not_know_is_no_fault_of_the_checkpoint(checkpoint):
+def test_an_attention_that_a_model_lacks_is_no_fault_of_the_checkpoint(checkpoint, tmp_path):
+    transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=400, hidden_size=8, n_layer=1, n_head=2)
+    ).save_pretrained(tmp_path / "bloom")
     words = "no attention of the kind asked for .*: leave attn_implementation out, or name another"
-    with pytest.raises(UserError, match=words):
-        load_lm(checkpoint("llama"), attn_implementation="nonsense")
+    for folder, named in ((checkpoint("llama"), "nonsense"), (tmp_path / "bloom", "flash_attention_2")):
+        with pytest.raises(UserError, match=words):
+            load_lm(folder, attn_implementation=named, tokenizer=str(checkpoint("llama")))
 
 
 @pytest.mark.parametrize("key", ["peft_type", "task_type"])

@@ -252,6 +252,13 @@ def test_one_process_decides_for_all(checkpoint, monkeypatch):
     session = testing.tested(lm.session, lm)
     assert (session.self_test, session.generation_batches.max_rows) == (decided, 1)
     assert lm.model.config._attn_implementation == "eager"
+    sent: list[Any] = []
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda outcomes, src: sent.extend(outcomes))
+    monkeypatch.setattr(testing, "_found", lambda *_: (_ for _ in ()).throw(UserError("another attention")))
+    lm._rank = 0
+    with pytest.raises(UserError, match="another attention"):
+        testing.tested(lm.session, lm)
+    assert [str(refusal) for refusal in sent] == ["another attention"]
 
 
 def test_a_model_that_cannot_be_tested_is_run_as_it_is(checkpoint, monkeypatch, caplog):
@@ -281,12 +288,17 @@ def test_broken_eager_attention_is_unused(eager, checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("named", "eager", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
+    ("named", "eager", "compiled", "refused"),
+    [(True, False, False, True), (True, False, True, True), (True, True, False, False), (False, False, False, False)],
 )
 def test_a_named_attention_that_raises_where_eager_attention_runs_is_refused(
-    named, eager, refused, checkpoint, monkeypatch, caplog
+    named, eager, compiled, refused, checkpoint, monkeypatch, caplog
 ):
-    def attend(*_: Any, **kw: Any) -> Any:
+    is_compiled = torch.compile(lambda x_1: x_1 * torch.compiler.is_compiling(), backend="eager")
+
+    def attend(*args: Any, **kw: Any) -> Any:
+        if compiled and not is_compiled(torch.ones(1)):
+            return sdpa_attention_forward(*args, **kw)
         raise RuntimeError("no such kernel")
 
     for name in ("flex_attention", "sdpa"):
