@@ -20,8 +20,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+_shares_passes = False
+
+
 class DoesNotFit(UserError):
     """A single input is too large for the memory."""
+
+
+class SharedDoesNotFit(UserError):
+    """Memory ran out in one of the processes that compute together, which ends all of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,9 +101,27 @@ def run_in_batches(
         logger.warning("out of memory with %d inputs of %d tokens: going on with half as many", len(batch), longest)
 
 
+def share_passes(shared: bool) -> None:
+    """Says whether other processes take part in each pass of the model, so that none may be run again by one alone."""
+    global _shares_passes
+    _shares_passes = shared
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """Returns whether a device or the machine had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
+    """Returns whether a device or the machine had no memory left.
+
+    Raises:
+        SharedDoesNotFit: it had not, and this process cannot try anything else: the others would add up what it
+            computes then with what they are at.
+    """
+    if isinstance(error, SharedDoesNotFit):
+        raise error
+    ran_out = isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
+    if ran_out and _shares_passes:
+        expected = "Expected memory for what the processes of a tensor plan compute together, but it ran out in one"
+        remedy = "use a smaller batch_size, a shorter context length, dtype=bfloat16 or more GPUs"
+        raise SharedDoesNotFit(f"{expected}: {remedy}.") from error
+    return ran_out
 
 
 @contextlib.contextmanager

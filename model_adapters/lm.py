@@ -30,6 +30,7 @@ from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.hub_names import local_path
 from sbeval.model_adapters import generation, loading, scoring
 from sbeval.model_adapters.answers import check_scores
+from sbeval.model_adapters.batching import share_passes
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
 from sbeval.model_adapters.self_test.testing import tested
@@ -67,6 +68,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self._encoded: dict[str, list[int]] = {}
         log_visibly()
         ranks.find_processes()
+        share_passes(kwargs.get("tp_plan") is not None and ranks.several())
         ranks.watch()
         if ranks.is_first_process():
             loading.warn_of_versions()

@@ -272,12 +272,16 @@ def check_tensor_plan(config: Any, plan: Any) -> None:
     """Checks that the processes of this run can share each of a model's products by a tensor plan.
 
     Raises:
-        UserError: transformers knows no plan for the model, or its key-value heads cannot be dealt out evenly.
+        UserError: transformers knows no plan for the model, its key-value heads cannot be dealt out evenly, or there is
+            one process, whose model transformers would leave on the CPU.
     """
     config, processes = text_config(config), int(os.environ.get("WORLD_SIZE", "1"))
     if plan == "auto" and not getattr(config, "base_model_tp_plan", None):
         remedy = "leave tp_plan out (context_parallel shares windows of this project's models)"
         raise UserError(f"Expected a model with a plan for tp_plan=auto, found {config.model_type}: {remedy}.")
+    if processes == 1 and torch.cuda.is_available():
+        remedy = "start one a GPU, as by sbeval launch --num_processes 2, or leave tp_plan out"
+        raise UserError(f"Expected several processes for tp_plan, found one: {remedy}.")
     names = ("num_key_value_heads", "num_attention_heads")
     heads = next((count for name in names if (count := getattr(config, name, None))), processes)
     if heads % processes:

@@ -22,7 +22,7 @@ from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")
-
+_RELAYED_CHUNK_LOGITS = 2**29  # a GPU takes some 1,000 kernels, and then the host waits, with the next window in hand
 
 TokenIds = NDArray[np.int64]
 
@@ -120,15 +120,19 @@ def scored(session: Session, windows: Windows, *, batches: BatchLimits, name: Na
 
     def start(batch: Sequence[int]) -> PendingBatch:
         loaded = [windows[index].load() for index in batch]
-        relay = session.relay
+        relay, scorer = session.relay, session.scorer
         while True:
+            if relay is not None and relay.windows > 1:
+                scorer.chunk_logits = _RELAYED_CHUNK_LOGITS
             try:
                 with relay.window() if relay else contextlib.nullcontext(), session.rope.hold(windows[batch[0]].length):
                     return start_batch(session, loaded)
             except (RuntimeError, MemoryError) as error:
                 if relay is None or not out_of_memory(error) or not relay.alone():
                     raise
-            session.scorer.chunk_logits = None
+            finally:
+                if relay is not None:
+                    scorer.chunk_logits = None
             free_memory()  # that of the batches under way too, for which it waits
 
     def finished() -> list[Scored]:

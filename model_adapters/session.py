@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS = 65536
 CPU_BATCH_TOKENS = 8192
-_RELAYED_CHUNK_LOGITS = 2**29  # a GPU takes some 1,000 kernels, and then the host waits, with the next window in hand
 _SHARED_SLOTS = 8  # of processes with a tensor plan, which may not count on equal memory
 
 
@@ -162,7 +161,7 @@ class Session:
             same_length=rope.by_length,
         )
         return cls(
-            scorer=_scorer(hf, options, None if relay is None else _RELAYED_CHUNK_LOGITS),
+            scorer=_scorer(hf, options),
             rope=rope,
             meter=Meter(),
             device=hf.device,
@@ -222,9 +221,9 @@ class Session:
             )
 
 
-def _scorer(hf: Any, options: AdapterOptions, chunk_logits: int | None) -> TokenScorer:
+def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
     if options.context_parallel == 1:
-        return TokenScorer(hf.model, chunk_logits=chunk_logits, non_finite=options.non_finite)
+        return TokenScorer(hf.model, non_finite=options.non_finite)
     if options.extrapolation is not None:
         expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
         raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")

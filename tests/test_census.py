@@ -6,17 +6,18 @@ from tests.measures.census import census
 
 # what each count was when it last fell; a change that needs more says so here
 AT_MOST = {
-    # two of them, and some 300 lines, are for models on several GPUs; some 30 refuse an attention that does not run
+    # two of them, and some 300 lines, are for models on several GPUs; some 50 end them
+    # together where memory runs out in one, and refuse an attention that does not run
     "product files": 291,
-    "product lines": 44842,
-    "lines of code": 30890,
+    "product lines": 44878,
+    "lines of code": 30913,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 72,
     "of them of our modules": 30,
     "vague names": 160,
-    "test lines": 32186,
+    "test lines": 32244,
 }
 COUNTS = census()
 

@@ -8,6 +8,7 @@ here once, since the host, too, waits where many copies do.
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Self
@@ -18,6 +19,7 @@ from accelerate.hooks import AlignDevicesHook, remove_hook_from_module
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+logger = logging.getLogger(__name__)
 _handles: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
 """What the newest relay of each model hangs on its blocks."""
 
@@ -56,7 +58,7 @@ class Relay:
         self._lanes = [{device: torch.cuda.Stream(device) for device in devices} for _ in devices]  # type: ignore[no-untyped-call]
         self._left: dict[torch.device, torch.cuda.Event] = {}
         self._copies: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
-        self._turn = self._retries = 0
+        self._turn = 0
         self._under_way = False
 
     @classmethod
@@ -87,6 +89,8 @@ class Relay:
     def alone(self) -> bool:
         """Has one window under way from now on, and returns whether there were more."""
         several = len(self._lanes) > 1
+        if several:
+            logger.warning("memory ran short beside another window: windows are run one at a time from now on")
         del self._lanes[1:]
         return several
 
@@ -100,21 +104,19 @@ class Relay:
                 lane[device].wait_stream(torch.cuda.current_stream(device))
                 stack.enter_context(torch.cuda.stream(lane[device]))
             self._enter(self._devices[0])
-            self._under_way = True
+            self._under_way, before = True, self._retries()
             try:
                 yield
             finally:
                 self._under_way = False
                 self._copies.clear()
                 self._leave(self._devices[-1])
-                self._look_for_room()
-
-    def _look_for_room(self) -> None:
-        """Has one window at a time once memory was found only by waiting for the others and freeing what they left."""
-        retries = sum(torch.cuda.memory_stats(device).get("num_alloc_retries", 0) for device in self._devices)
-        if retries > self._retries:
+        if self._retries() > before:  # where it ran out all the same, who asked for the window tries it alone
             self.alone()
-        self._retries = retries
+
+    def _retries(self) -> int:
+        """How often memory was found only by waiting for other windows and freeing what they left."""
+        return sum(torch.cuda.memory_stats(device).get("num_alloc_retries", 0) for device in self._devices)
 
     def _pass_on(self, before: torch.device, after: torch.device, *_: object) -> None:
         if self._under_way:

@@ -47,7 +47,8 @@ class Scorer(TokenScorer):
     alone = False
 
     def __init__(self) -> None:
-        super().__init__(torch.nn.Identity(), chunk_logits=2**29)
+        super().__init__(torch.nn.Identity())
+        self.chunks: list[int | None] = []
         self.started: list[int] = []
         self.reading: list[int] = []
 
@@ -60,6 +61,7 @@ class Scorer(TokenScorer):
         *,
         after: object = None,
     ) -> PendingScores:
+        self.chunks.append(self.chunk_logits)
         if 99 in target_N.tolist():
             raise Killed
         if 98 in target_N.tolist():
@@ -146,6 +148,10 @@ class Relayed:
 
     window = staticmethod(contextlib.nullcontext)
 
+    @property
+    def windows(self) -> int:
+        return 1 if self.scorer.alone else 2
+
     def alone(self) -> bool:
         several, self.scorer.alone = not self.scorer.alone, True
         return several
@@ -154,6 +160,7 @@ class Relayed:
 def test_a_window_for_which_memory_ran_out_beside_others_runs_alone():
     relay = Relayed()
     assert list(run([4, 88, 2, 88, 3], 2, relay=relay)[1]) == [4, 88, 2, 3]
+    assert relay.scorer.chunks == [2**29, 2**29, None, None, None, None]  # which are for several at once alone
     assert relay.scorer.chunk_logits is None
     assert list(run([4, 88], 2)[1]) == [4]
 

@@ -13,9 +13,11 @@ from torch.testing import assert_close
 from transformers import PretrainedConfig
 
 from sbeval.errors import UserError
+from sbeval.model_adapters.batching import SharedDoesNotFit, share_passes
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.loading import check_tensor_plan
+from sbeval.model_adapters.self_test import testing
 from sbeval.model_adapters.speed import faster
 from sbeval.model_adapters.speed.faster import make_faster
 from sbeval.model_adapters.speed.plan import SummedMap, give_back_sums
@@ -123,6 +125,27 @@ def test_spread_layers_and_shared_windows_exclude_each_other(checkpoint):
         load_lm(checkpoint("rope"), parallelize=True, context_parallel=2)
 
 
+def test_memory_that_runs_out_in_one_process_is_no_reason_to_try_again(checkpoint, monkeypatch, tmp_path):
+    def run_out(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path))
+    lm = load_lm(checkpoint("llama"), batch_size=2)
+    (tmp_path / "self_tests").rename(tmp_path / "others")
+    monkeypatch.setattr("transformers.LlamaModel.forward", run_out)
+    share_passes(True)
+    try:
+        for work in (
+            lambda: likelihoods(lm, PAIRS),
+            lambda: generated(lm, PROMPTS),
+            lambda: testing.tested(lm.session, lm),
+        ):
+            with pytest.raises(SharedDoesNotFit, match="it ran out in one: use a smaller batch_size"):
+                work()
+    finally:
+        share_passes(False)
+
+
 def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
     lm = load_lm(checkpoint("llama"), tp_plan="auto")
     with pytest.raises(UserError, match="no response cache beside tp_plan, found --use_cache"):
@@ -132,6 +155,11 @@ def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
 def test_what_no_plan_can_share_is_refused(checkpoint, monkeypatch):
     with pytest.raises(UserError, match=r"a plan for tp_plan=auto, found sbeval: leave tp_plan out \(context_par"):
         load_lm(checkpoint("stickbreaking"), tp_plan="auto")
+    plan = {"layers.*": "colwise"}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        with pytest.raises(UserError, match="several processes for tp_plan, found one: start one a GPU"):
+            check_tensor_plan(PretrainedConfig(num_attention_heads=4), plan)
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match="divide the model's 4 key-value heads for tp_plan, found 3: start fewer"):
-        check_tensor_plan(PretrainedConfig(num_attention_heads=4), {"layers.*": "colwise"})
+        check_tensor_plan(PretrainedConfig(num_attention_heads=4), plan)

@@ -199,14 +199,36 @@ def test_what_every_block_is_given_is_copied_once_a_window(streams):
         assert not relay._copies
 
 
+def two_blocks() -> nn.Module:
+    return nn.ModuleDict({"layers": nn.ModuleList([Block("cuda:0", []), Block("cuda:1", [])])})
+
+
 def test_where_memory_was_found_by_waiting_windows_run_one_at_a_time(streams, monkeypatch):
-    relay = Relay.of(nn.ModuleDict({"layers": nn.ModuleList([Block("cuda:0", []), Block("cuda:1", [])])}))
+    relay = Relay.of(two_blocks())
     assert relay is not None
-    for retries, windows in ((0, 2), (1, 1)):
-        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device, n=retries: {"num_alloc_retries": n})
+    # of memory that was looked for before a window, nothing follows
+    for before, retries, windows in ((0, 0, 2), (3, 3, 2), (3, 4, 1)):
+        stats = {"num_alloc_retries": before}
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device, stats=stats: stats)
         with relay.window():
-            pass
+            stats["num_alloc_retries"] = retries
         assert relay.windows == windows
+
+
+def test_a_window_for_which_memory_ran_out_can_be_run_alone(streams, monkeypatch):
+    relay, stats = Relay.of(two_blocks()), {"num_alloc_retries": 0}
+    assert relay is not None
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+
+    def run_out() -> None:
+        with relay.window():
+            stats["num_alloc_retries"] += 1  # as CUDA's allocator does before it gives up
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run_out()
+    assert relay.alone()
+    assert not relay.alone()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
