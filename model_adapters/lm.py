@@ -59,7 +59,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self.options = AdapterOptions.pop(kwargs)
-        check_shared_arguments(kwargs, thinks=self.options.thinking_tokens is not None)
+        check_shared_arguments(kwargs, self.options)
         self.arguments = dict(kwargs)
         self.loaded: checkpoints.LoadedCheckpoint | None = None
         self._format: checkpoints.FoundFormat = (None, {})

@@ -248,10 +248,10 @@ def _check_device(device: Any) -> None:
     raise UserError(f"{expected}, found {shown(device)} with {there} {kind}: correct --device.")
 
 
-def check_shared_arguments(arguments: dict[str, Any], *, thinks: bool = False) -> None:
+def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -> None:
     """Checks arguments of `hf` in which it answers a mistake with a traceback or not at all; digits become a number.
 
-    `thinks` says that `thinking_tokens` are given.
+    Of the adapter's own `options` it reads those that exclude some.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.
@@ -263,15 +263,17 @@ def check_shared_arguments(arguments: dict[str, Any], *, thinks: bool = False) -
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
     _check_device(arguments.get("device"))
-    if thinks:
+    if options.thinking_tokens is not None:
         if arguments.get("enable_thinking") not in (None, True):
             expected = "Expected enable_thinking=True beside thinking_tokens"
             raise UserError(f"{expected}, found {shown(arguments['enable_thinking'])}: leave one of them out.")
         arguments.pop("enable_thinking", None)  # set once the tokenizer is there, which may say what ends it
     elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
-    if arguments.get("tp_plan") is not None and arguments.get("parallelize"):
-        raise UserError("Expected tp_plan or parallelize=True in --model_args, found both: leave one of them out.")
+    shared = [name for name in ("tp_plan", "parallelize") if arguments.get(name)]
+    shared += ["context_parallel"] * (options.context_parallel > 1)
+    if len(shared) > 1:
+        raise UserError(f"Expected {shared[0]} or {shared[1]} in --model_args, found both: leave one of them out.")
     _check_batch_size(arguments.get("batch_size", 1))
     for name, kind in (("max_length", Tokens), ("max_batch_size", Count)):
         if arguments.get(name) is not None:

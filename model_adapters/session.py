@@ -227,8 +227,5 @@ def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
     if options.extrapolation is not None:
         expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
         raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
-    for other in ("tp_plan", "parallelize"):
-        if hf.arguments.get(other):
-            raise UserError(f"Expected {other} or context_parallel in --model_args, found both: leave one of them out.")
     context = join_context(hf.model, options.context_parallel, hf.device)
     return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)

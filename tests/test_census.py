@@ -9,15 +9,15 @@ AT_MOST = {
     # two of them, and some 300 lines, are for models on several GPUs; some 50 end them
     # together where memory runs out in one, and refuse an attention that does not run
     "product files": 291,
-    "product lines": 44878,
-    "lines of code": 30913,
+    "product lines": 44877,
+    "lines of code": 30912,
     "modules with one importer": 64,
     "circles of files": 0,
     "circles of rooms": 0,
     "imports in functions": 72,
     "of them of our modules": 30,
     "vague names": 160,
-    "test lines": 32244,
+    "test lines": 32236,
 }
 COUNTS = census()
 

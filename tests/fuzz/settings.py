@@ -127,7 +127,7 @@ def _extension(file: Path, tree: Tree | None) -> Any:
 def _model_args(file: Path, tree: Tree | None) -> Any:
     arguments = dict(tree or {})
     options = AdapterOptions.pop(arguments)
-    check_shared_arguments(arguments)
+    check_shared_arguments(arguments, options)
     return [options.model_dump(mode="json"), arguments]
 
 

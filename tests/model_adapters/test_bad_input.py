@@ -23,7 +23,7 @@ from sbeval.checkpoints.files import Weights, held_bytes
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.loading import in_template
-from sbeval.model_adapters.options import check_early, check_shared_arguments
+from sbeval.model_adapters.options import AdapterOptions, check_early, check_shared_arguments
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
 from tests.model_adapters.small import copied, instances, likelihoods, load_lm, save_lora, t5
 
@@ -444,13 +444,13 @@ def test_no_line_of_the_log_acts_on_a_terminal_once_a_model_is_loaded(checkpoint
 
 
 def test_the_device_that_lm_eval_names_by_default_is_never_refused():
-    check_shared_arguments({"device": "cuda:0"})
+    check_shared_arguments({"device": "cuda:0"}, AdapterOptions())
 
 
 def test_a_subfolder_that_lm_eval_reads_as_a_number_is_text(checkpoint, tmp_path):
     shutil.copytree(checkpoint("llama"), tmp_path / "1000")
     assert model_tokenizer({"pretrained": str(tmp_path), "subfolder": 1000}, "a task")
-    check_shared_arguments(given := {"subfolder": 1000})
+    check_shared_arguments(given := {"subfolder": 1000}, AdapterOptions())
     assert given == {"subfolder": "1000"}
 
 
