@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.multiprocessing as mp
 from torch import distributed
 
 _LONGEST_SECONDS = 300
+# the process that all are forked from has it since its start, before triton is imported
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 
 
 def run_ranks(function: Callable[..., object], *arguments: object, processes: int) -> None:
@@ -24,10 +27,11 @@ def run_ranks(function: Callable[..., object], *arguments: object, processes: in
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
-    started: Any = mp.start_processes(  # type: ignore[no-untyped-call]
-        _run, ({**os.environ, **shared}, function, arguments), processes, join=False, start_method="forkserver"
-    )
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with mock.patch.dict(os.environ, _NO_GPU):
+        started: Any = mp.start_processes(  # type: ignore[no-untyped-call]
+            _run, ({**os.environ, **shared}, function, arguments), processes, join=False, start_method="forkserver"
+        )
     last = time.monotonic() + _LONGEST_SECONDS
     while not started.join(timeout=1):
         if time.monotonic() > last:
@@ -42,7 +46,8 @@ def start(
     process = mp.get_context("forkserver").Process(  # type: ignore[no-untyped-call]
         target=_alone, args=(dict(environment), folder, log, function, arguments)
     )
-    process.start()
+    with mock.patch.dict(os.environ, _NO_GPU):
+        process.start()
     assert isinstance(process, BaseProcess)
     return process
 
@@ -58,7 +63,7 @@ def _alone(
     environment: dict[str, str], folder: Path, log: Path, function: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
     os.environ.clear()
-    os.environ.update({**environment, "CUDA_VISIBLE_DEVICES": ""})
+    os.environ.update({**environment, **_NO_GPU})
     os.chdir(folder)
     with log.open("w") as output:
         os.dup2(output.fileno(), 1)
