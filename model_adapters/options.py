@@ -36,6 +36,8 @@ DTYPES = frozenset(
 )
 MOST_DRAFT_TOKENS = 15
 _SOURCE = "--model_args"
+_OF_HF: dict[str, Any] = {"max_length": Tokens | None, "backend": Backend | None, "parallelize": Flag | None}
+_OF_HF["attn_implementation"] = str | Mapping[str, Any] | None
 _LEAST_LIKENESS = 0.85
 
 
@@ -156,10 +158,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         if own in given:
             expected = f"Expected {own} as an option of its own"
             raise UserError(f"{expected}, found {own}={shown(given[own])} in the model's arguments: use --{own}.")
-    if given.get("max_length") is not None:
-        read_value(Tokens, given["max_length"], name="max_length", source=_SOURCE)
-    read_value(Backend | None, given.get("backend"), name="backend", source=_SOURCE)
-    read_value(Flag | None, given.get("parallelize"), name="parallelize", source=_SOURCE)
+    for key, kind in _OF_HF.items():
+        read_value(kind, given.get(key), name=key, source=_SOURCE)
     _name_subfolder(given)
     for key in ("pretrained", "tokenizer", "peft", "delta"):
         if given.get(key) is not None and not isinstance(given[key], str):

@@ -17,7 +17,7 @@ AT_MOST = {
     "imports in functions": 72,
     "of them of our modules": 30,
     "vague names": 160,
-    "test lines": 32236,
+    "test lines": 32235,
 }
 COUNTS = census()
 

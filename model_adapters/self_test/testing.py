@@ -154,9 +154,9 @@ def _place(lm: Any) -> Path | None:
         settings = run_settings(lm)
     except UserError:
         return None
-    gpu = torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else None
-    kernels = [installed_version(package) for package in _KERNELS]
-    key = short_sha256([_VERSION, gpu, kernels, *(settings[name] for name in _DECIDE)])
+    devices = {parameter.device for parameter in lm.model.parameters() if parameter.is_cuda}
+    gpus = sorted(map(torch.cuda.get_device_name, devices))
+    key = short_sha256([_VERSION, gpus, *map(installed_version, _KERNELS), *map(settings.get, _DECIDE)])
     return cache_folder("self_tests") / f"{key}.json"
 
 

@@ -53,6 +53,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --samples nope": "a mapping of tasks to samples (--samples)",
     "run --tasks sb_stdlib --model_args pretrained=x,max_batch_size=4": "use --max_batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,parallelize=7": "to be true or false, found 7",
+    "run --tasks sb_stdlib --model_args pretrained=x,attn_implementation=7": "to be a valid string, found 7",
     f"{RUN} sb_stdlib --seed -1": "Expected a seed of numpy from 0 to 4294967295, found -1",
     f"{RUN} sb_stdlib --seed 0,99999999999,2,3": "found 99999999999",
     f"{RUN} sb_stdlib --seed 0,1,99999999999999999999,2": "Expected a seed of torch",

@@ -26,11 +26,11 @@ def run_ranks(function: Callable[..., object], *arguments: object, processes: in
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     with mock.patch.dict(os.environ, _NO_GPU):
+        environment = {**os.environ, **place, "WORLD_SIZE": str(processes)}
         started: Any = mp.start_processes(  # type: ignore[no-untyped-call]
-            _run, ({**os.environ, **shared}, function, arguments), processes, join=False, start_method="forkserver"
+            _run, (environment, function, arguments), processes, join=False, start_method="forkserver"
         )
     last = time.monotonic() + _LONGEST_SECONDS
     while not started.join(timeout=1):
@@ -43,12 +43,11 @@ def start(
     function: Callable[..., object], *arguments: object, environment: Mapping[str, str], folder: Path, log: Path
 ) -> BaseProcess:
     """Starts `function(*arguments)` in a process without a GPU, in a folder; the log has all that it prints."""
-    process = mp.get_context("forkserver").Process(  # type: ignore[no-untyped-call]
+    process: BaseProcess = mp.get_context("forkserver").Process(  # type: ignore[no-untyped-call]
         target=_alone, args=(dict(environment), folder, log, function, arguments)
     )
     with mock.patch.dict(os.environ, _NO_GPU):
         process.start()
-    assert isinstance(process, BaseProcess)
     return process
 
 

@@ -28,11 +28,7 @@ from tests.model_adapters.small import english, generated, likelihoods, load_lm
 MODELS = ("llama", "qwen3", "gemma3")
 PAIRS = [(english()[:300], english()[300:420]), (english()[50:90], " and"), (english()[7:200], english()[200:230])]
 PROMPTS = [(english()[start : start + 60], {"until": [], "max_gen_toks": 12}) for start in (0, 40, 300)]
-
-
 WIDE = {"num_key_value_heads": 2, "num_attention_heads": 4, "head_dim": 32, "intermediate_size": 64, "vocab_size": 61}
-
-
 LATE = {**dict.fromkeys(("gate_proj", "up_proj"), "replicate"), "down_proj": "rowwise_split_input"}
 WAYS: dict[str, Any] = {"tp_plan": "auto", "parallelize": True, "context_parallel": 2}
 PLANS: dict[str, Any] = {"auto": "auto", "dealt out late": {f"model.layers.*.mlp.{name}": LATE[name] for name in LATE}}
@@ -51,12 +47,10 @@ def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
         faster._near = near
         assert make_faster(model)
         logits["fused"] = model(torch.arange(9)[None]).logits
-    if plan == "auto":
-        blocks = FusedBlocks.of(model)
-    else:
+    blocks = FusedBlocks.of(model) if plan == "auto" else None
+    if blocks is None:
         with pytest.raises(ValueError, match="share its linear maps in another way"):
             FusedBlocks.of(model)
-        blocks = None
     for name, each in (("step", None), ("fused step", blocks)):
         stepper = Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=each)
         stepper.start([0], [np.arange(9)], [3])
@@ -110,7 +104,7 @@ def test_processes_that_share_matrices_answer_as_one(model, answers, checkpoint)
         assert process[model]["numbers"] < 0.6 * sum(map(torch.numel, alone.model.parameters()))
 
 
-@pytest.mark.parametrize("names", itertools.combinations(WAYS, 2))
+@pytest.mark.parametrize("names", list(itertools.combinations(WAYS, 2)))
 def test_ways_to_share_a_model_exclude_each_other_before_it_is_loaded(names, tmp_path):
     with pytest.raises(UserError, match=f"Expected {names[0]} or {names[1]} in --model_args, found both"):
         load_lm(tmp_path / "nothing", **{name: WAYS[name] for name in names})
