@@ -1,10 +1,10 @@
-"""An 8B on one GPU, with its layers spread over two, and with every matrix shared by two processes: time and memory.
+"""An 8B on one GPU, with its layers spread over all, and with every matrix shared by a process each: time and memory.
 
     PYTHONPATH=benchmarks:benchmarks/architectures python benchmarks/architectures/several_gpus.py
         [--ways one,spread,plan] [--work windows,long,short,single] [--profile]
         [--dtype float32 --layers 4 --length 4096 --prompt-tokens 1024]
 
-Llama 3 8B's sizes with random weights, in a folder of its own. Each way is a process, or two, of `sb`: nothing more
+Llama 3 8B's sizes with random weights, in a folder of its own. Each way is a process, or several, of `sb`: nothing more
 than one GPU, `parallelize=True`, and `tp_plan=auto` in a process for each GPU. `windows` of one text go through
 `loglikelihood_rolling`; with `in turn`, a spread model has one stream a GPU for all of them. Through `generate_until`
 go four `long` prompts, continued by 32 tokens, and four `short` ones and a `single` one, continued by 256, where steps
@@ -37,6 +37,7 @@ from measuring import machine
 from sbeval.model_adapters.lm import StickBreakingLM
 
 GPU = torch.cuda.device_count() > 1
+PROCESSES = str(max(2, torch.cuda.device_count()))
 SIZES: dict[str, Any] = {
     **{"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
     **{"head_dim": 128, "vocab_size": 128256, "num_hidden_layers": 32, "max_position_embeddings": 2**17},
@@ -156,7 +157,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder), arguments)
         for way in arguments.ways.split(","):
-            launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2"] if way == "plan" else []
+            launcher = ["-m", "torch.distributed.run", "--nproc_per_node", PROCESSES] if way == "plan" else []
             command = [sys.executable, *launcher, __file__, "--way", way, "--folder", folder, *sys.argv[1:]]
             ended = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "0"}).returncode
             if ended:
