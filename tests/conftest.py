@@ -1,9 +1,8 @@
 """Fixtures for all tests.
 
-Triton's kernels run in Triton's interpreter where there is no GPU; that must be set before triton is imported.
+Triton's kernels run in Triton's interpreter where there is no GPU, and in forked processes, which have none.
 """
 
-import contextlib
 import logging
 import multiprocessing
 import os
@@ -20,11 +19,7 @@ import pytest
 from source_tree import ROOT
 
 if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    with contextlib.suppress(ModuleNotFoundError, AttributeError):  # no triton, or one with other private names
-        from tests import quick_interpreter
-
-        quick_interpreter.install()
+    import interpreted  # noqa: F401
 
 # told to use plain instructions, torch still asks oneDNN for matrix instructions (AMX), and fails where there are any
 if os.environ.get("ATEN_CPU_CAPABILITY") == "default":

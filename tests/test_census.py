@@ -17,7 +17,7 @@ AT_MOST = {
     "imports in functions": 72,
     "of them of our modules": 30,
     "vague names": 160,
-    "test lines": 32235,
+    "test lines": 32246,  # ten: forked processes of tests interpret kernels where there is a GPU too
 }
 COUNTS = census()
 

@@ -58,6 +58,12 @@ def sbeval(*arguments: str) -> None:
     main()
 
 
+def _begin() -> None:
+    import interpreted  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
 def _alone(
     environment: dict[str, str], folder: Path, log: Path, function: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
@@ -67,7 +73,7 @@ def _alone(
     with log.open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    torch.set_num_threads(1)
+    _begin()
     function(*arguments)
 
 
@@ -75,7 +81,7 @@ def _run(
     rank: int, environment: dict[str, str], function: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
     os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-    torch.set_num_threads(1)
+    _begin()
     function(rank, *arguments)
     if distributed.is_initialized():  # the first process keeps the store, in which others may still be
         distributed.barrier()
