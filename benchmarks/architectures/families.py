@@ -6,8 +6,8 @@
 Of each family a model of some 300M to 500M parameters (8 layers, width 2,048, bf16) scores one window through
 `loglikelihood_rolling`, and continues four prompts by 32 tokens through `generate_until`, at batch size 4. One call of
 each kind goes before the clock; then come `--rounds` pairs, of which the table has the medians. Memory is the peak of
-one window above what both models hold, and the weights of one. `hf, flex` and `sb, flex` have
-`attn_implementation=flex_attention`. Where memory runs out, that is what the table says.
+one window above what both models hold, and the weights of one. `hf, flex_attention` and `sb, eager` have what the name
+says as their `attn_implementation`. Where memory runs out, that is what the table says.
 Without a GPU all is small, and says only that it runs.
 """
 
@@ -30,6 +30,7 @@ from measuring import machine
 from sbeval.model_adapters.lm import StickBreakingLM
 
 GPU = torch.cuda.is_available()
+DTYPE = "bfloat16" if GPU else "float32"
 WIDTH = 2048 if GPU else 256
 HEADS: dict[str, Any] = {"num_attention_heads": WIDTH // 64, "num_key_value_heads": WIDTH // 256, "head_dim": 64}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": WIDTH // 2}
@@ -62,14 +63,15 @@ COMMON: dict[str, Any] = {
 SCALED = {"gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}}}
 
 
-def loaded(family: str, adapter: str, tokens: int) -> Any:
+def loaded(family: str, adapter: str, tokens: int, dtype: str = DTYPE) -> Any:
     """A model with the family's random weights in one of the two adapters."""
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[family](**{**COMMON, **FAMILIES[family], **SCALED.get(family, {})})
-    flex = {"attn_implementation": "flex_attention"} if adapter.endswith("flex") else {}
+    named = adapter.partition(", ")[2] or None
     with torch.device("cuda" if GPU else "cpu"):
-        dtype = torch.bfloat16 if GPU else torch.float32
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **flex)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, dtype), attn_implementation=named
+        )
     kind = StickBreakingLM if adapter.startswith("sb") else HFLM
     lm: Any = kind(model.eval(), tokenizer=tokenizer(ROW), max_length=tokens, batch_size=4)
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
@@ -135,7 +137,7 @@ def measured(family: str, adapters: list[str], arguments: argparse.Namespace) ->
     for adapter in adapters:
         before = torch.cuda.memory_allocated() if GPU else 0
         try:
-            models[adapter] = loaded(family, adapter, arguments.tokens)
+            models[adapter] = loaded(family, adapter, arguments.tokens, arguments.dtype)
         except Exception as error:  # as above
             print(f"| {family} | {adapter} | {type(error).__name__}: {str(error)[:80]} |", flush=True)
             continue
@@ -172,11 +174,12 @@ def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--adapters", default="hf;sb", help="separated by semicolons: hf;hf, flex;sb")
+    parser.add_argument("--adapters", default="hf;sb", help="separated by semicolons: hf;hf, eager;sb")
     parser.add_argument("--work", default="window,generation")
     parser.add_argument("--tokens", type=int, default=65536 if GPU else 256)
     parser.add_argument("--prompt-tokens", type=int, default=16384 if GPU else 64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default=DTYPE)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     print(machine())
