@@ -3,11 +3,11 @@
     PYTHONPATH=benchmarks python benchmarks/architectures/families.py
         [--families llama,gemma3_text,...] [--tokens 65536] [--prompt-tokens 16384]
 
-Of each family a model of some 300M to 500M parameters (8 layers, width 2,048, bf16) scores one window through
-`loglikelihood_rolling`, and continues four prompts by 32 tokens through `generate_until`, at batch size 4. One call of
-each kind goes before the clock; then come `--rounds` pairs, of which the table has the medians. Memory is the peak of
-one window above what both models hold, and the weights of one. `hf, flex_attention` and `sb, eager` have what the name
-says as their `attn_implementation`. Where memory runs out, that is what the table says.
+Of each family a model of some 300M to 500M parameters (8 layers, width 2,048, bf16), loaded from files, scores one
+window through `loglikelihood_rolling`, and continues four prompts by 32 tokens through `generate_until`, at batch size
+4. One call of each kind goes before the clock; then come `--rounds` pairs, of which the table has the medians. Memory
+is the peak of one window above what both models hold, and the weights of one. `hf, flex_attention` and `sb, eager` have
+what the name says as their `attn_implementation`. Where memory runs out, that is what the table says.
 Without a GPU all is small, and says only that it runs.
 """
 
@@ -16,6 +16,7 @@ import functools
 import gc
 import logging
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ from measuring import machine
 from sbeval.model_adapters.lm import StickBreakingLM
 
 GPU = torch.cuda.is_available()
-DTYPE = "bfloat16" if GPU else "float32"
+DEVICE, DTYPE = ("cuda", "bfloat16") if GPU else ("cpu", "float32")
 WIDTH = 2048 if GPU else 256
 HEADS: dict[str, Any] = {"num_attention_heads": WIDTH // 64, "num_key_value_heads": WIDTH // 256, "head_dim": 64}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": WIDTH // 2}
@@ -67,13 +68,16 @@ def loaded(family: str, adapter: str, tokens: int, dtype: str = DTYPE) -> Any:
     """A model with the family's random weights in one of the two adapters."""
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[family](**{**COMMON, **FAMILIES[family], **SCALED.get(family, {})})
-    named = adapter.partition(", ")[2] or None
-    with torch.device("cuda" if GPU else "cpu"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, dtype), attn_implementation=named
-        )
-    kind = StickBreakingLM if adapter.startswith("sb") else HFLM
-    lm: Any = kind(model.eval(), tokenizer=tokenizer(ROW), max_length=tokens, batch_size=4)
+    name = adapter.partition(", ")[2]
+    named = {"attn_implementation": name} if name else {}
+    kind: Any = StickBreakingLM if adapter.startswith("sb") else HFLM
+    with tempfile.TemporaryDirectory() as folder:
+        with torch.device(DEVICE):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        model.save_pretrained(folder)
+        tokenizer(ROW).save_pretrained(folder)
+        del model
+        lm = kind(folder, dtype=dtype, device=DEVICE, max_length=tokens, batch_size=4, **named)
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
     return lm
 
