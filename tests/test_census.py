@@ -17,7 +17,8 @@ AT_MOST = {
     "imports in functions": 72,
     "of them of our modules": 30,
     "vague names": 160,
-    "test lines": 32246,  # ten: forked processes of tests interpret kernels where there is a GPU too
+    # some 20 more: forked processes interpret kernels where there is a GPU too; a self-test is of the GPUs it ran on
+    "test lines": 32259,
 }
 COUNTS = census()
 

@@ -1,4 +1,4 @@
-"""An 8B on one GPU, with its layers spread over all, and with every matrix shared by a process each: time and memory.
+"""An 8B on one GPU, with its layers spread over all, and with every matrix shared by all: time and memory.
 
     PYTHONPATH=benchmarks:benchmarks/architectures python benchmarks/architectures/several_gpus.py
         [--ways one,spread,plan] [--work windows,long,short,single] [--profile]
@@ -37,7 +37,7 @@ from measuring import machine
 from sbeval.model_adapters.lm import StickBreakingLM
 
 GPU = torch.cuda.device_count() > 1
-PROCESSES = str(max(2, torch.cuda.device_count()))
+PROCESSES = str(max(number for number in (2, 4, 8) if number <= max(2, torch.cuda.device_count())))
 SIZES: dict[str, Any] = {
     **{"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
     **{"head_dim": 128, "vocab_size": 128256, "num_hidden_layers": 32, "max_position_embeddings": 2**17},

@@ -154,9 +154,9 @@ def _place(lm: Any) -> Path | None:
         settings = run_settings(lm)
     except UserError:
         return None
-    devices = {parameter.device for parameter in lm.model.parameters() if parameter.is_cuda}
-    gpus = sorted(map(torch.cuda.get_device_name, devices))
-    key = short_sha256([_VERSION, gpus, *map(installed_version, _KERNELS), *map(settings.get, _DECIDE)])
+    devices = {lm.device, *(parameter.device for parameter in lm.model.parameters())}
+    gpus = sorted(map(torch.cuda.get_device_name, {each.index or 0 for each in devices if each.type == "cuda"}))
+    key = short_sha256([_VERSION, gpus, *map(installed_version, _KERNELS), *(settings[name] for name in _DECIDE)])
     return cache_folder("self_tests") / f"{key}.json"
 
 

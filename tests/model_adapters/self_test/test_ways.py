@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,17 @@ def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(che
     monkeypatch.setattr(testing, "_VERSION", 0)
     load_lm(folder)
     assert len(tested) == 4
+
+
+def test_what_was_found_on_one_gpu_is_not_read_for_a_model_on_two(checkpoint, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    lm, places = load_lm(checkpoint("llama")), []
+    for devices in ("cpu", "cuda:0", "cuda", "cuda:0 meta", "cuda:0 cuda:1"):
+        lm._device, *_ = held = list(map(torch.device, devices.split()))
+        weights = [SimpleNamespace(device=each, dtype=torch.float32, is_floating_point=lambda: True) for each in held]
+        monkeypatch.setattr(lm.model, "parameters", lambda weights=weights: iter(weights))
+        places.append(testing._place(lm))
+    assert [places.index(place) for place in places] == [0, 1, 1, 1, 4]
 
 
 def test_the_record_says_what_was_found_or_that_nothing_was_tested(checkpoint):
