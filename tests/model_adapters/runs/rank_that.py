@@ -7,7 +7,6 @@ python -m rank_that ARGUMENT..., with RANK_THAT="3 fails" in the environment.
 
 import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -23,7 +22,7 @@ SENTENCE = "Expected a test to go well, found one that does not."
 def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
     rank, does = os.environ["RANK_THAT"].split()
     if self.rank == int(rank):
-        print(f"at {time.time()}", file=sys.stderr, flush=True)
+        os.write(2, f"\nat {time.time()}\n".encode())  # at once: other processes write there too
         if does == "fails":
             raise UserError(SENTENCE)
         if does == "dies":
@@ -35,7 +34,7 @@ def scores(self: StickBreakingLM, requests: Any, **options: Any) -> Any:
 def gathers(self: ContextParallel, *arguments: Any) -> Any:
     rank, does = os.environ["RANK_THAT"].split(maxsplit=1)
     if self.rank == int(rank) and does == "runs out":
-        print(f"at {time.time()}", file=sys.stderr, flush=True)
+        os.write(2, f"\nat {time.time()}\n".encode())  # at once: other processes write there too
         raise torch.OutOfMemoryError
     return gather(self, *arguments)
 
