@@ -77,6 +77,7 @@ def loaded(family: str, adapter: str, tokens: int, dtype: str = DTYPE) -> Any:
         model.save_pretrained(folder)
         tokenizer(ROW).save_pretrained(folder)
         del model
+        gc.collect()  # or its weights would count as the adapter's
         lm = kind(folder, dtype=dtype, device=DEVICE, max_length=tokens, batch_size=4, **named)
     lm.tok_encode = functools.cache(lm.tok_encode)  # not what is compared
     return lm
