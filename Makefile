@@ -22,7 +22,7 @@ help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
 	@echo "make test          run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
 	@echo "make test-machines run the tests that multiply matrices as other processors would; ROWS=... names some rows"
-	@echo "make census        count files, lines and modules of the product"
+	@echo "make census        print files, lines and modules of the product"
 	@echo "make fuzz          read N=10000 damaged files of every kind; SEED=..., FIRST=... and KIND=typed choose which"
 	@echo "make test-browser  run the tests of the page in headless chromium"
 	@echo "make test-ray      run the tests of sweeps on a Ray cluster of three nodes on this machine"
