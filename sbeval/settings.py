@@ -100,7 +100,8 @@ def as_number(value: Any, accept: Callable[[float], bool]) -> float:
 
 
 def _limit(value: Any) -> float:
-    limit = as_number(value, lambda limit: 0 < limit < 2**63)
+    # below 1 lm-eval takes it for a share of the documents, and above it rounds without a word
+    limit = as_number(value, lambda limit: 0 < limit < 1 or (limit.is_integer() and limit < 2**63))
     return int(limit) if limit.is_integer() else limit
 
 
@@ -144,7 +145,14 @@ Lengths = Annotated[tuple[int, ...], Expected("a list of positive whole numbers 
 Number = Annotated[float, number("a number", math.isfinite)]
 PositiveNumber = Annotated[float, number("a number above 0", lambda value: 0 < value < math.inf)]
 Share = Annotated[float, number("a number from 0 to below 1", lambda value: 0 <= value < 1)]
-Limit = Annotated[float, Expected("a number above 0 and below 2^63", _limit, ", or leave it out for no limit")]
+Limit = Annotated[
+    float,
+    Expected(
+        "a whole number of documents from 1 to below 2^63, or a share of them between 0 and 1",
+        _limit,
+        ", or leave it out for no limit",
+    ),
+]
 Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
 Name = Annotated[str, Expected("a name that a folder can have, without slashes", _name)]
 Flag = Annotated[bool, Expected("true or false", _of(bool))]

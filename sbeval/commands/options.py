@@ -81,6 +81,9 @@ class Asked(NamedTuple):
         tasks: names and patterns of tasks and groups, one by one.
         metadata: what lm-eval hands to the tasks, the model's arguments among it.
         folders: of `--include_path`.
+        output_path: where results go, None where they are only printed.
+        limit: most documents of each task, or their share below 1; None is all of them.
+        samples: whether `--samples` chooses the documents.
     """
 
     model: str
@@ -89,6 +92,9 @@ class Asked(NamedTuple):
     metadata: Mapping[str, Any]
     folders: Sequence[str]
     batch_size: Any = None
+    output_path: str | None = None
+    limit: float | None = None
+    samples: bool = False
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -119,8 +125,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def asked(said: Mapping[str, Any]) -> Asked:
     """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
     read = importlib.import_module("lm_eval.utils").simple_parse_args_string  # whose import --help does without
-    given = (said.get("model_args") or {}, said.get("metadata") or {})
-    model_args, metadata = (read(text) if isinstance(text, str) else text for text in given)
+    arguments, metadata = said.get("model_args") or {}, metadata_of(said)
+    model_args = read(arguments) if isinstance(arguments, str) else arguments
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
     return Asked(
         model=str(said.get("model") or plugin.MODEL_NAME),
@@ -134,7 +140,17 @@ def asked(said: Mapping[str, Any]) -> Asked:
         metadata={**model_args, **metadata},
         folders=[str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)],
         batch_size=said.get("batch_size"),
+        output_path=str(said["output_path"]) if said.get("output_path") else None,
+        limit=said.get("limit"),
+        samples=bool(said.get("samples")),
     )
+
+
+def metadata_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `--metadata` of a configuration of lm-eval as a mapping, without the model's arguments."""
+    read = importlib.import_module("lm_eval.utils").simple_parse_args_string
+    given = said.get("metadata") or {}
+    return dict(read(given) if isinstance(given, str) else given)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +18,9 @@ from urllib.parse import quote
 from lm_eval._cli import HarnessCLI
 
 from sbeval import plugin
+from sbeval.commands import ranks
 from sbeval.commands.ending import say_next, told_in_one_sentence
-from sbeval.commands.options import Asked, asked, check_options, options_told, parse, with_configuration
+from sbeval.commands.options import Asked, asked, check_options, metadata_of, options_told, parse, with_configuration
 from sbeval.errors import UserError
 from sbeval.keeping.writing import writing_to
 from sbeval.results.saving import saved_whole
@@ -40,6 +41,7 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     chosen = parse(arguments)
     own_tasks_needed = check is None or check(asked(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
+    continue_finished(chosen, vars(chosen))
     importlib.import_module("lm_eval.utils").setup_logging()
     output = vars(chosen).get("output_path")
     with contextlib.ExitStack() as stack:
@@ -77,8 +79,39 @@ def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: C
         check_options(options)
         check(asked(options))
         check_response_cache(options.get("use_cache"))
+        continue_finished(chosen, options)
         with options_told():
             evaluate()
+
+
+def continue_finished(chosen: argparse.Namespace, options: Mapping[str, Any]) -> None:
+    """Lets tasks score the targets of finished results in the output folder, and prints one sentence for each.
+
+    Args:
+        chosen: the parsed arguments; their metadata gets `continues` for each task that has such results.
+        options: these arguments by name, with those of a `--config` file.
+
+    Raises:
+        UserError: a task cannot score the targets of its finished results, and would make another curve.
+    """
+    run = asked(options)
+    if run.output_path is None or run.samples:
+        return
+    found = importlib.import_module("sbeval.tasks.perplexity.continuing").find_finished(
+        run.tasks,
+        model=run.model,
+        model_args=run.model_args,
+        metadata=run.metadata,
+        limit=run.limit,
+        output_path=run.output_path,
+    )
+    for sentence in found.sentences:
+        ranks.say(sentence)
+    if found.files:
+        metadata = metadata_of(options)
+        chosen.metadata = metadata | {
+            task: {**(metadata.get(task) or {}), "continues": str(file)} for task, file in found.files.items()
+        }
 
 
 @contextlib.contextmanager

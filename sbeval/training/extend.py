@@ -68,7 +68,7 @@ def extend(extension: Extension, out: Path, *, replace: bool = False, **options:
         tokens, tokens[:0], length_tokens=extension.context_tokens, windows=run.windows, seed=extension.seed
     )
     if not extension.allow_repeat:
-        run.check_epochs(windows, len(tokens), remedy="fewer --steps, or --allow-repeat")
+        run.check_epochs(windows, len(tokens), remedy="fewer --steps, a smaller --batch-tokens, or --allow-repeat")
     checkpoint = out / "checkpoint"
     identity = {
         "extension": extension.model_dump(mode="json"),

@@ -68,8 +68,9 @@ class TrainingRun:
         if windows.epochs > 1:
             optimization = self.settings.optimization
             raise UserError(
-                f"Expected text for {optimization.steps} steps of {optimization.batch_tokens} tokens, found {tokens} "
-                f"tokens: that is {windows.epochs:.2f} epochs; give more text, {remedy}"
+                f"Expected a text of {optimization.steps * optimization.batch_tokens:,} tokens for "
+                f"{optimization.steps:,} steps of {optimization.batch_tokens:,} tokens, found {tokens:,} tokens: the "
+                f"run would read the text {windows.epochs:,.2f} times; give more text, {remedy}"
             )
 
     def train(self, model: Any, windows: TrainingWindows, loss: Loss = next_token_loss) -> Any | None:

@@ -43,12 +43,14 @@ class RunWatch(TrainerCallback):
         tokens = self._batch_tokens
         say(
             f"steps {state.global_step + 1} to {state.max_steps} of {tokens:,} tokens each, "
-            f"the loss every {args.logging_steps:.0f}"
+            f"the loss every {min(args.logging_steps, state.max_steps):.0f}"
         )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Says how far a slow run is, and stops it, state saved, when its time is up."""
         now = time.monotonic()
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # a run of fewer steps than lie between two losses shows one too
         if control.should_log:
             self._said_at = now
         elif state.global_step == self._first_step + 1 or now - self._said_at > SECONDS_BETWEEN_SIGNS:

@@ -4,6 +4,7 @@
 - `rolling`: each document alone, as lm-eval cuts it
 - `stream`: blocks of the joined text, with and without overlap, and by position in the longest window
 - `fixed_target`: the same targets at every length
+- `continuing`: which finished results in the output folder does a run with other lengths continue?
 - `pairs`: a user's own targets, with their contexts and without
 - `riffled`: a document's last piece, where others lie between its pieces
 - `longppl`: which targets need their long context?

@@ -53,7 +53,7 @@ class FixedTarget(PerplexityTask):
 
     def settle(self) -> SettledLengths:
         """Takes lengths that the text can fill to the left of the targets."""
-        if self.options.continues is not None:
+        if isinstance(self.options.continues, Path):
             self._finished = _read_finished(self.options.continues, self.config.task)
         return self.settle_full_windows(targets=self.targets_per_window())
 
@@ -84,7 +84,10 @@ class FixedTarget(PerplexityTask):
         expected = f"{self.config.task}: expected the targets of {self.options.continues}"
         longest = self.lengths.scored[-1]
         if targets_sha256 != self._finished.targets_sha256:
-            remedy = "give the same text, tokenizer, --limit and options as that run"
+            remedy = (
+                "give the same text, tokenizer, --limit and options as that run, or add "
+                '"continues": "none" to --metadata to score other targets'
+            )
             raise UserError(f"{expected}, found others: {remedy}.")
         places = [self.corpus.document_at(block["start"]) for block in chosen]
         starts = [0 if self.context == "stream" else self.corpus.starts[place] for place in places]

@@ -66,9 +66,10 @@ class PerplexityOptions(CorpusOptions):
     targets_per_window: Count | None = Field(
         default=None, description="Scored targets of a fixed-target window; None is the protocol's default."
     )
-    continues: LocalPath | None = Field(
+    continues: LocalPath | Literal["none"] | None = Field(
         default=None,
-        description="Results file of a finished run: the same targets are scored, at these context_lengths.",
+        description="Results file of a finished fixed_target run, whose targets are scored at these context_lengths; "
+        'None looks for one in --output_path; "none" does not.',
     )
     blocks_per_document: Count = Field(default=4, description="Most target blocks that one document gives.")
     riffled_documents: Annotated[int, whole(2)] = Field(

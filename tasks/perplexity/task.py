@@ -104,7 +104,7 @@ class PerplexityTask(BaseTask):
 
     def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
         """Refuses to continue a finished run, where another length has other targets."""
-        if self.options.continues is not None:
+        if self.options.continues not in (None, "none"):
             raise UserError(
                 f"{self.config.task}: expected no results to continue, found {str(self.options.continues)!r}: only "
                 "fixed_target scores the same targets at further lengths; leave continues out and run all lengths "

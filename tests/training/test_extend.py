@@ -133,7 +133,7 @@ def test_packed_texts_take_no_scaling_that_depends_on_a_length():
         ({"context_tokens": 64}, "beyond the training length of 64"),
         ({"context_tokens": 100}, "whole windows of 100"),
         ({"documents": "packed"}, "separate, joined"),
-        ({"optimization": settings(2**22, 512)}, r"epochs; .*--allow-repeat"),
+        ({"optimization": settings(2**22, 512)}, r"times; .*--batch-tokens.*--allow-repeat"),
         ({"context_tokens": 2**18, "optimization": settings(2**18, 2**18, warmup_steps=0)}, "found the longest has"),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_run_that_sees_one_window_twice_is_more_than_one_epoch(tmp_path, paren
     (tmp_path / "text.txt").write_text(tokenizer.decode(tokens))
     five, four = (settings(windows * CONTEXT_TOKENS, CONTEXT_TOKENS) for windows in (5, 4))
     # an offset is drawn for every epoch: text of five windows has room for four
-    with pytest.raises(UserError, match=r"that is 1\.25 epochs; .*--allow-repeat"):
+    with pytest.raises(UserError, match=r"1\.25 times; .*--allow-repeat"):
         extend(tiny_extension(parent, tmp_path / "text.txt", optimization=five), tmp_path / "run")
     record = record_of(extend(tiny_extension(parent, tmp_path / "text.txt", optimization=four), tmp_path / "run"))
     assert (record["epochs"], record["data"]["documents"]) == (1.0, 1)

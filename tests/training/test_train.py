@@ -191,7 +191,7 @@ def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_fold
     recipe = tiny_recipe()
     steps = 2 * len(load_arrays(data_folder).tokens) // recipe.optimization.batch_tokens
     long = recipe.changed(optimization=recipe.optimization.changed(total_tokens=steps * 256))
-    with pytest.raises(UserError, match=r"that is 1\.[78]\d epochs; .*--allow-repeat"):
+    with pytest.raises(UserError, match=r"1\.[78]\d times; .*--allow-repeat"):
         train(long, tmp_path / "once", data_folder=data_folder)
     repeated = long.changed(data=long.data.changed(allow_repeat=True))
     assert train(repeated, tmp_path / "often", data_folder=data_folder, max_seconds=0.0) is None
