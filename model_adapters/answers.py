@@ -56,20 +56,20 @@ class Answers(Generic[Key, Response]):
     Args:
         kind: the request type, as the response cache and the bar name it.
         arguments: those of each request, by the key under which its answer is given.
-        steps: length of the bar if it counts parts of answers.
     """
 
-    def __init__(
-        self, session: Session, kind: str, arguments: Mapping[Key, Any], *, quiet: bool, steps: int | None = None
-    ) -> None:
+    def __init__(self, session: Session, kind: str, arguments: Mapping[Key, Any], *, quiet: bool) -> None:
         self.given: dict[Key, Response] = {}
         self._hook = session.cache_hook
         self._request_type = kind
         self._arguments = arguments
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
-        total = len(arguments) if steps is None else steps
-        self._bar = tqdm(total=total, disable=quiet or session.quiet, desc=f"Running {kind} requests")
+        self._counts_tokens = False
+        # longest requests come first: a mean over the last ones would follow every change of length
+        self._bar = tqdm(
+            total=len(arguments), disable=quiet or session.quiet, desc=f"Running {kind} requests", smoothing=0.0
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -99,9 +99,18 @@ class Answers(Generic[Key, Response]):
         if self._error is not None:
             raise self._error
 
-    def step(self) -> None:
-        """Advances the bar by a part of an answer."""
-        self._bar.update(1)
+    def count_tokens(self, total: int) -> None:
+        """Lets the bar count `total` model inputs, of which `read` tells, in place of answers.
+
+        Requests are run longest first, so a bar that counts requests expects all others to take as long.
+        """
+        self._counts_tokens = True
+        self._bar.unit, self._bar.unit_scale = "token", True
+        self._bar.reset(total)
+
+    def read(self, tokens: int) -> None:
+        """Advances a bar that counts tokens."""
+        self._bar.update(tokens)
 
     def give(self, key: Key, answer: Response) -> None:
         """Keeps an answer."""
@@ -110,7 +119,8 @@ class Answers(Generic[Key, Response]):
             self._hook.add_partial(self._request_type, self._arguments[key], answer)
         except BaseException as error:  # an interrupt too: `each` raises it
             self.fail(error)
-        self._bar.update(1)
+        if not self._counts_tokens:
+            self._bar.update(1)
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with an error, after other answers that are computed already."""

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
+from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
 from sbeval.checkpoints.facts import KvExpand
 from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
+from sbeval.results.records import LABEL
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
 from sbeval.settings import Count, Expected, Flag, Settings, Tokens, as_number, read_value, whole
@@ -39,6 +41,7 @@ _SOURCE = "--model_args"
 _OF_HF: dict[str, Any] = {"max_length": Tokens | None, "backend": Backend | None, "parallelize": Flag | None}
 _OF_HF["attn_implementation"] = str | Mapping[str, Any] | None
 _LEAST_LIKENESS = 0.85
+_LIKENESS = 0.7  # of a name that is known to be read nowhere
 
 
 def _threshold(value: Any) -> float | Literal["auto"] | None:
@@ -170,11 +173,9 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         near = [key for key in given if key.startswith("pre")]
         expected = "Expected pretrained=CHECKPOINT in --model_args"
         raise UserError(f"{expected}, found {near[0] if near else 'none'}: name a folder or a hub id.")
-    for key in given:
-        if near := get_close_matches(key, AdapterOptions.model_fields, n=1, cutoff=_LEAST_LIKENESS):
-            raise UserError(f"Expected {near[0]} in {_SOURCE}, found {key}: correct the name.")
     folder = local_path(name)
     inside = folder / str(given.get("subfolder") or "")
+    _check_names(given, inside)
     if (inside / "checkpoint" / "config.json").is_file() and not (inside / "config.json").exists():
         raise UserError(
             f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
@@ -193,6 +194,24 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
+
+
+def _check_names(given: Mapping[str, Any], folder: Path) -> None:
+    """Refuses names that are nearly an argument, and those that no code of a local checkpoint reads."""
+    known = harness_arguments()
+    names = sorted({*known, *AdapterOptions.model_fields})
+    for key in (key for key in given if key not in known):
+        of_model = names_of_a_checkpoint(folder)
+        if key in (of_model or ()):
+            continue
+        if near := get_close_matches(key, names, n=1, cutoff=_LEAST_LIKENESS if of_model is None else _LIKENESS):
+            raise UserError(f"Expected {near[0]} in {_SOURCE}, found {key}: correct the name.")
+        if of_model is not None and known:
+            advice = "give it with --metadata" if key == LABEL else "correct the name, or leave it out"
+            raise UserError(
+                f"Expected arguments in {_SOURCE} that the model sb, lm-eval's hf or the checkpoint's model reads, "
+                f"found {key}, which none of them does: {advice}."
+            )
 
 
 def _name_subfolder(arguments: dict[str, Any]) -> None:

@@ -50,9 +50,11 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
         yield from scored_after_prefixes(session, [window.load() for window in windows], name=name)
         yield from scored(session, {group: windows[group] for group in left}, batches=session.batches, name=name)
 
+    answers.count_tokens(sum(window.length for window in windows))
     with answers:
         for group, scores in answers.each(results()):
             del left[group]
+            answers.read(windows[group].length)
             for index, run in zip(members[group], scores, strict=True):
                 answers.give(index, (run.total, run.greedy))
     return answers.in_order()
@@ -73,7 +75,8 @@ def loglikelihood_rolling(
     waiting = Counter(text_of)
     totals = [0.0] * len(texts)  # a text without tokens keeps it
     arguments = dict(enumerate(request.args for request in requests))
-    answers: Answers[int, float] = Answers(session, "loglikelihood_rolling", arguments, steps=len(windows), quiet=quiet)
+    answers: Answers[int, float] = Answers(session, "loglikelihood_rolling", arguments, quiet=quiet)
+    answers.count_tokens(sum(window.length for window in windows.values()))
 
     def name(number: int) -> str:
         return request_name(requests[text_of[number]])
@@ -83,9 +86,8 @@ def loglikelihood_rolling(
             index = text_of[number]
             totals[index] += run.total
             waiting[index] -= 1
-            if waiting[index]:
-                answers.step()
-            else:
+            answers.read(windows[number].length)
+            if not waiting[index]:
                 answers.give(index, totals[index])
     return totals
 
@@ -106,8 +108,10 @@ def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> lis
         return answers.names[max(shared[index].members, key=lambda member: member[0].context_length)[0]]
 
     windows = {index: requested_window(window.run) for index, window in enumerate(shared)}
+    answers.count_tokens(sum(window.length for window in windows.values()))
     with answers:
         for index, (run,) in answers.each(scored(session, windows, batches=session.own_batches, name=name)):
+            answers.read(windows[index].length)
             for request, targets in shared[index].members:
                 answers.give(request, asked.TokenLogprobs(run.logprobs[targets].copy()))
     return answers.in_order()
@@ -133,8 +137,10 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
 
     todo = sorted(answers.todo, key=lambda request: -request.inputs)
     batches = run_in_batches(todo, score, length_tokens=lambda request: request.inputs, limits=session.own_batches)
+    answers.count_tokens(sum(request.inputs for request in todo))
     with answers, session.autocast():
         for batch, scores in answers.each(batches):
+            answers.read(sum(request.inputs for request in batch))
             for request, answer in zip(batch, scores, strict=True):
                 answers.give(request, answer)
     return answers.in_order()
@@ -163,8 +169,10 @@ def attention_span(session: Session, requests: Instances, *, quiet: bool) -> lis
             session.meter.add(request.context_length)
             yield request, rows
 
+    answers.count_tokens(sum(request.context_length for request in answers.todo))
     with answers:
         for request, rows in answers.each(looked_at()):
+            answers.read(request.context_length)
             answers.give(request, rows)
     return answers.in_order()
 

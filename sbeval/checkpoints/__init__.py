@@ -4,6 +4,7 @@
 - `load`: how is a checkpoint found and loaded?
 - `convert`: how is one written out in this project's form?
 - `facts`: what does a configuration say of format, training length and longest input?
+- `argument_names`: which arguments could a checkpoint's model read, as far as sources tell?
 - `files`: are the files whole, and what tensors do they hold?
 - `values`: are a configuration's values of their kinds, and can the files hold so much?
 - `ignored`: which keys of a configuration change nothing at evaluation?

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -28,6 +29,26 @@ _said_later = False
 
 EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
 """What a checkpoint just made can be tried with: a task that needs no data of its own."""
+
+
+def evaluation_of(
+    checkpoint: str,
+    *,
+    tasks: str | None = None,
+    metadata: str | None = None,
+    model_args: str | None = None,
+    limit: float | None = None,
+) -> str:
+    """Returns the command line that evaluates a checkpoint, with the given options in place of `EVALUATE`'s."""
+    if not tasks:
+        return EVALUATE.format(shlex.quote(checkpoint))
+    arguments = f"pretrained={checkpoint}"
+    if model_args and not model_args.lstrip().startswith("{"):
+        arguments += f",{model_args}"
+    given = [("--model_args", arguments), ("--tasks", tasks), ("--metadata", metadata)]
+    given.append(("--limit", None if limit is None else f"{limit:g}"))
+    options = [f"{name} {shlex.quote(value)}" for name, value in given if value]
+    return f"sbeval run {' '.join(options)} --output_path results"
 
 
 class AskedToEnd(SystemExit):

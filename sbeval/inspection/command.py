@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sbeval.commands.ending import EVALUATE, say_next
+from sbeval.commands.ending import evaluation_of, say_next
 from sbeval.errors import UserError, time_text
 from sbeval.hub_names import check_name
 from sbeval.settings import Lengths, Limit, as_counts, read_value
@@ -74,7 +73,8 @@ def inspect_command(
         if answer.description.format is None:
             raise typer.Exit(1)
         if not as_json:
-            say_next(EVALUATE.format(shlex.quote(checkpoint)))
+            told = {"tasks": tasks, "metadata": metadata, "model_args": model_args}
+            say_next(evaluation_of(checkpoint, **told, limit=limit))
 
     app(list(arguments), prog_name="sbeval inspect")
 

@@ -1,6 +1,7 @@
 """What tasks ask of a model is counted as it is run, time follows what was measured, and the command prints both."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 
 from sbeval.__main__ import main
+from sbeval.commands.options import asked, parse
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError, time_text
 from sbeval.inspection.command import Inspection, inspect
@@ -130,6 +132,18 @@ def test_a_checkpoint_is_printed_for_readers_and_for_scripts(capfd: pytest.Captu
     assert [one["length_tokens"] for one in found["memory"]["needs"]] == [1024, 4096, 16384, 65536]
     assert found["tasks"] is None
     assert found["estimate"] is None
+
+
+def test_the_next_step_runs_the_tasks_that_were_counted(text: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    metadata = json.dumps({"data_path": str(text), "context_lengths": [64]})
+    chosen = ["--tasks", "sb_text_stream", "--metadata", metadata, "--limit", "2", "--model_args", "dtype=float32"]
+    assert inspected(STICKBREAKING, *chosen) == 0
+    program, command, *options = shlex.split(capfd.readouterr().out.splitlines()[-1].removeprefix("Next: "))
+    assert (program, command) == ("sbeval", "run")
+    run = asked(vars(parse(options)))
+    assert run.tasks == ["sb_text_stream"]
+    assert run.metadata == {"pretrained": str(STICKBREAKING), "dtype": "float32", **json.loads(metadata)}
+    assert run.limit == 2
 
 
 def test_what_cannot_be_loaded_is_described_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

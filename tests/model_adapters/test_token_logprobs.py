@@ -8,6 +8,7 @@ from lm_eval.api.instance import Instance
 
 from sbeval.corpora import TokenizedCorpus, resolve_tokens
 from sbeval.errors import UserError
+from sbeval.model_adapters import answers
 from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest, keep_sequences, resolve_sequence
 from tests.model_adapters.small import instances, load_lm, windows
 
@@ -30,6 +31,24 @@ def test_each_window_is_its_lead_in_and_its_tokens(checkpoint, corpus):
         expected = logprobs[range(len(tokens)), tokens.tolist()][-request.scored :]
         np.testing.assert_allclose(result.logprobs, expected.numpy(), rtol=1e-5)
         assert float(result) == pytest.approx(float(expected.sum()), rel=1e-6)
+
+
+def test_the_progress_bar_counts_the_tokens_that_are_read(checkpoint, corpus, monkeypatch):
+    shown: list[tuple[float, float]] = []
+
+    class Bar(answers.tqdm):  # type: ignore[type-arg]
+        def update(self, n: float | None = 1) -> bool | None:
+            moved = super().update(n)
+            shown.append((self.n, self.total))
+            return moved
+
+    monkeypatch.setattr(answers, "tqdm", Bar)
+    lm = load_lm(checkpoint("llama"), max_batch_tokens=40)
+    lm.token_logprobs(requests_for(corpus, [(0, 40, 3), (100, 20, 3), (200, 10, 3), (300, 10, 3)]))
+    assert shown == [(40, 80), (60, 80), (70, 80), (80, 80)]
+    shown.clear()
+    lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("the fox saw a dog",), ("the dog",)], "t"))
+    assert shown[-1][0] == shown[-1][1] == lm.session.meter.tokens - 80
 
 
 def test_a_request_made_twice_runs_once(checkpoint, corpus):

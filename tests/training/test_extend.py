@@ -168,7 +168,7 @@ def test_a_run_that_sees_one_window_twice_is_more_than_one_epoch(tmp_path, paren
     (tmp_path / "text.txt").write_text(tokenizer.decode(tokens))
     five, four = (settings(windows * CONTEXT_TOKENS, CONTEXT_TOKENS) for windows in (5, 4))
     # an offset is drawn for every epoch: text of five windows has room for four
-    with pytest.raises(UserError, match=r"1\.25 times; .*--allow-repeat"):
+    with pytest.raises(UserError, match=r"1\.25 times; .*--batch-tokens, or --allow-repeat"):
         extend(tiny_extension(parent, tmp_path / "text.txt", optimization=five), tmp_path / "run")
     record = record_of(extend(tiny_extension(parent, tmp_path / "text.txt", optimization=four), tmp_path / "run"))
     assert (record["epochs"], record["data"]["documents"]) == (1.0, 1)

@@ -1,0 +1,60 @@
+"""A name is refused without the model only where no source that reads arguments holds it."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+from lm_eval.models.huggingface import HFLM
+
+from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
+from sbeval.model_adapters.options import check_early
+from sbeval.models import SbevalConfig
+
+READ_BY_LOADING = (
+    *("attn_implementation", "torch_dtype", "low_cpu_mem_usage", "quantization_config", "device_map", "variant"),
+    *("use_safetensors", "local_files_only", "code_revision", "output_loading_info", "experts_implementation"),
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(request.param))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def test_the_harness_s_arguments_are_those_of_its_signature() -> None:
+    assert harness_arguments() == set(inspect.signature(HFLM.__init__).parameters) - {"self", "kwargs"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3", "qwen3_moe", "mamba", "t5"])
+def test_every_argument_of_a_configuration_is_known(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    config = transformers.CONFIG_MAPPING[kind]
+    names = names_of_a_checkpoint(tmp_path)
+    assert names is not None
+    assert set(config().to_dict()) | set(inspect.signature(config.__init__).parameters) - {"args"} <= names | {"kwargs"}
+    assert names.issuperset(READ_BY_LOADING)
+
+
+def test_every_argument_of_this_family_is_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "sbeval"}')
+    assert set(SbevalConfig().to_dict()) <= (names_of_a_checkpoint(tmp_path) or set())
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        {"model_type": "of_its_own"},
+        {"model_type": "llama", "auto_map": {"AutoConfig": "a.B"}},
+        {},
+        {"model_type": "../x"},
+    ],
+    ids=str,
+    indirect=True,
+)
+def test_of_a_model_whose_code_is_elsewhere_no_name_is_refused(checkpoint: Path) -> None:
+    assert names_of_a_checkpoint(checkpoint) is None
+    check_early({"pretrained": str(checkpoint), "of_that_code": 1})
