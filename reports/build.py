@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, visible
 from sbeval.hub_names import local_path
 from sbeval.keeping.writing import alone_in, whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
@@ -214,7 +214,7 @@ def build_report(
     every_seed = restrict(loaded, only)
     results = pool_seeds(every_seed, labels)
     folder = local_path(output_dir).resolve()
-    heading = title or "Beyond the training length"
+    heading = visible(title or "Beyond the training length")
     with _written(folder, replace=replace) as unfinished:
         for name in ("figures", "latex"):
             (unfinished / name).mkdir()

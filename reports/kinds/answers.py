@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbeval.errors import UserError
-from sbeval.foreign_files import parse_json, usable_number
+from sbeval.foreign_files import parse_visible_json, usable_number
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.read.fields import is_length, length_text, shown_name
 from sbeval.reports.read.files import Notes
@@ -66,7 +66,7 @@ def _first_samples(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in itertools.islice(iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""), SAMPLES_READ):
-                sample = parse_json(line.decode("utf-8", errors="replace"))
+                sample = parse_visible_json(line.decode("utf-8", errors="replace"))
                 if isinstance(sample, dict):
                     yield sample
     except (OSError, UserError):

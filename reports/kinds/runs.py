@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sbeval.errors import visible
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
 from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text, self_test_text
@@ -177,7 +178,8 @@ def _fold(model: EvaluatedModel, run: EvaluationRun, folder: Path) -> Fold:
 
 
 def _link(path: Path, folder: Path, words: str | None = None) -> Link:
-    return Link(target=quote(os.path.relpath(path, folder)), words=words or path.name)
+    target = quote(os.fsencode(os.path.relpath(path, folder)))  # which need not be UTF-8
+    return Link(target=target, words=words or visible(path.name))
 
 
 def _versions(run: EvaluationRun) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
-from sbeval.errors import shown
+from sbeval.errors import shown, visible
 from sbeval.foreign_files import usable_number
 from sbeval.reports.read.fields import grouped, is_length, shown_name
 from sbeval.reports.read.files import Notes
@@ -206,7 +206,7 @@ COLUMNS = (
     Column("training_length_tokens", lambda number: number.run.record.training_length_tokens, WHOLE),
     Column("sliding_window", lambda number: number.run.record.sliding_window, WHOLE),
     Column("run_date", lambda number: number.run.date),
-    Column("results_file", lambda number: str(number.run.path)),
+    Column("results_file", lambda number: visible(str(number.run.path))),
     Column("limit_samples", lambda number: number.task.limit_samples, DECIMAL),
 )
 NUMBER_KEYS = [column.name for column in COLUMNS if column.key]

@@ -21,7 +21,11 @@ from sbeval.reports.section import Report, Table
 
 _OTHER_TYPES: dict[str, ExtensionDtype] = {"higher_is_better": pd.BooleanDtype(), "targets_per_window": pd.Int64Dtype()}
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_BREAKS = str.maketrans({"\n": r"\n", "\t": r"\t"})
+_FORMULA = re.compile("(^\\s*|[,;|'\"]\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
+"""Where a spreadsheet may begin a cell with a formula: OWASP's signs, full-width ones too, also behind what it may take
+for the end of a cell.
+"""
 _MARKDOWN_ESCAPES = str.maketrans(
     {letter: f"\\{letter}" for letter in "\\`*_{}[]#|!~$"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 )
@@ -84,13 +88,16 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
-    """Puts an apostrophe before texts that a spreadsheet would run as a formula."""
+    """Puts an apostrophe before texts that a spreadsheet would run as a formula; numbers stay numbers."""
     safe = table.copy()
     for column in safe.select_dtypes(include=["object", "string"]):
-        marks = [isinstance(value, str) and value.startswith(_FORMULA_STARTS) for value in safe[column]]
-        shown = [visible(value) if isinstance(value, str) else value for value in safe[column]]
-        safe[column] = [f"'{value}" if marked else value for marked, value in zip(marks, shown, strict=True)]
+        safe[column] = [csv_text(value) if isinstance(value, str) else value for value in safe[column]]
     return safe
+
+
+def csv_text(value: str) -> str:
+    """Returns a text as a cell of a CSV file: on one line, with an apostrophe wherever a formula could begin."""
+    return _FORMULA.sub(r"\1'", visible(value).translate(_BREAKS))
 
 
 def markdown_text(value: str) -> str:
