@@ -184,6 +184,8 @@ def build_report(
 ) -> Path:
     """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
 
+    A report of the same results, or of some of them, is replaced; one that was made from others is moved aside.
+
     Args:
         paths: folders walked for result files, or result files.
         output_dir: folder to write to; made if missing.
@@ -215,7 +217,8 @@ def build_report(
     results = pool_seeds(every_seed, labels)
     folder = local_path(output_dir).resolve()
     heading = visible(title or "Beyond the training length")
-    with _written(folder, replace=replace) as unfinished:
+    made_from = [run.path for model in loaded.models for run in model.runs]
+    with _written(folder, replace=replace, results=made_from) as unfinished:
         for name in ("figures", "latex"):
             (unfinished / name).mkdir()
         with ImageWriter(unfinished / "figures", image_formats) as writer:
@@ -230,7 +233,7 @@ def build_report(
         (unfinished / PAGE).write_text(page, encoding="utf-8")
     if printed is not None:
         digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
-        with _written(printed, replace=replace) as beside:
+        with _written(printed, replace=replace, results=made_from) as beside:
             write_paper(report, beside, axis=axis, only=tuple(figures), digests=digests)
     return folder / PAGE
 
@@ -264,12 +267,12 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
 
 
 @contextlib.contextmanager
-def _written(folder: Path, *, replace: bool) -> Iterator[Path]:
+def _written(folder: Path, *, replace: bool, results: Iterable[Path]) -> Iterator[Path]:
     """Gives a folder to write to, whose files then take their places all at once, and no one else's."""
     alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
     with alone, written_beside(folder, first=MANIFEST) as unfinished:
         yield unfinished
-        add_manifest(unfinished, folder, replace=replace)
+        add_manifest(unfinished, folder, replace=replace, results=results)
 
 
 def check_output_folder(folder: Place) -> None:
