@@ -164,6 +164,7 @@ def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
         measurements=tabulate_measurements(models, notes),
         by_reader={reader: reader.read(models, notes) for reader in READERS},
         notes=notes,
+        files_left_out=len(files) - len(evaluated),
     )
 
 
@@ -183,6 +184,8 @@ def build_report(
     replace: bool = False,
 ) -> Path:
     """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
+
+    Prints how many results files were read and how many were left out.
 
     A report of the same results, or of some of them, is replaced; one that was made from others is moved aside.
 
@@ -235,6 +238,7 @@ def build_report(
         digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
         with _written(printed, replace=replace, results=made_from) as beside:
             write_paper(report, beside, axis=axis, only=tuple(figures), digests=digests)
+    print(loaded.files_text, flush=True)
     return folder / PAGE
 
 

@@ -9,6 +9,7 @@ import math
 import re
 import types
 import typing
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _MOST_YAML_BYTES = 2**20
 _MOST_NODES = 100_000
 _DEEPEST = 100
 _MOST_BRACKETS = 5000
+_YAML_KINDS = defaultdict(lambda: "a single value", {types.NoneType: "an empty file", list: "a list"})
 _MAY_ACT = re.compile(r"[\x00\x7f]|\\[bfru]")
 _LEAD = re.compile(r"^[-?: \t]+", re.MULTILINE)
 _LARGEST_WHOLE_NUMBER = 2**63
@@ -131,8 +133,8 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"Expected YAML in {str(path)!r}, found something else ({error}): mend the file.") from None
     if not isinstance(value, dict):
         raise UserError(
-            f"Expected settings of {what} (`key: value` lines) in {str(path)!r}, found {type(value).__name__}: "
-            "mend the file."
+            f"Expected settings of {what} (`key: value` lines) in {str(path)!r}, found {_YAML_KINDS[type(value)]}: "
+            "correct the file."
         )
     return value
 

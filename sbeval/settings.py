@@ -239,12 +239,29 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
             inner = kind.model_fields[parent].annotation
             kinds = (inner, *get_args(inner))
             kind = next(held for held in kinds if isinstance(held, type) and issubclass(held, Settings))
-        whole_place = " of ".join([*map(str, reversed(parents)), place or "these settings"])
+        whole_place = " of ".join([*reversed(_place_names([*parents, key])[:-1]), place or "these settings"])
         return unknown_key(key, kind.model_fields, place=whole_place, source=source)
-    name = ".".join(map(str, first["loc"])) + (f" of {place}" if place else "")
+    name = " of ".join([*reversed(_place_names(first["loc"])), *([place] if place else [])])
     if first["type"] == "missing":
         return f"Expected {name}, found none: add it{_in(source)}."
     return _wrong_value(name, first, source)
+
+
+def _place_names(location: Iterable[int | str]) -> list[str]:
+    """Returns the names of a value's places from the outermost on.
+
+    A key within the first entry of `rules` is a key of "rule 1"; the entry itself is "rules (entry 1)".
+    """
+    steps = list(location)
+    names: list[str] = []
+    for place, step in enumerate(steps, start=1):
+        if isinstance(step, str):
+            names.append(step)
+        elif names and place < len(steps):
+            names[-1] = f"{names[-1].removesuffix('s')} {step + 1}"
+        else:
+            names[-1:] = [" ".join([*names[-1:], f"(entry {step + 1})"])]
+    return names
 
 
 def _wrong_value(name: str, error: Any, source: str) -> str:
@@ -255,6 +272,7 @@ def _wrong_value(name: str, error: Any, source: str) -> str:
         "expected": context.get("text"),
         "literal_error": f"one of {str(context.get('expected')).replace(' or ', ', ')}".replace("'", ""),
         "model_type": "a mapping of settings (`key: value` lines)",
+        "tuple_type": "a list",
     }.get(error["type"], error["msg"].removeprefix("Input should be "))
     given, do = ("none", "add") if error["input"] is None else (shown(error["input"]), "correct")
     return f"Expected {name} to be {expected}, found {given}: {do} it{_in(source)}{context.get('hint', '')}."

@@ -48,12 +48,21 @@ class Results:
         measurements: one row a number, columns `COLUMNS`; NaN where missing.
         by_reader: each reader to what it brought.
         notes: what was left out and why.
+        files_left_out: how many results files hold nothing that can be used.
     """
 
     models: tuple[EvaluatedModel, ...]
     measurements: pd.DataFrame
     by_reader: Mapping[Reader[Any], Any]
     notes: Notes
+    files_left_out: int = 0
+
+    @property
+    def files_text(self) -> str:
+        """How many results files were read, and how many left out."""
+        read = len({run.path for model in self.models for run in model.runs})
+        left_out = f", {self.files_left_out} left out (see Notes)" if self.files_left_out else ""
+        return f"{read} {'file' if read == 1 else 'files'} read{left_out}"
 
     def __getitem__(self, reader: Reader[T]) -> T:
         """Returns what a reader brought."""

@@ -277,9 +277,16 @@ def test_rules_are_read_as_they_stand(tmp_path: Path) -> None:
         ("rules:\n  - {task: x, largest_chnage: 1}", "did you mean 'largest_change'"),
         ("rules:\n  - {task: x, largest_change: -1}", "a number of 0 or more"),
         ("rules:\n  - {task: x, length: long, largest_change: 1}", "a positive number of tokens, or mean"),
-        ("rules: []", "Expected rules"),
-        ("rules: 3", "Expected rules"),
-        ("- 1", "settings of a policy"),
+        (
+            "rules:\n  - {task: x, largest_change: 1}\n  - {foo: 3}",
+            "keys that rule 2 of the policy has, found unknown key",
+        ),
+        ("rules:\n  - {task: x}", "Expected largest_change of rule 1 of the policy, found none: add it in gate.yaml"),
+        ("rules:\n  - {task: x, largest_change: a}", "Expected largest_change of rule 1 of the policy to be a number"),
+        ("rules: []", "Expected rules in gate.yaml, found none"),
+        ("rules: 3", "Expected rules of the policy to be a list, found 3"),
+        ("- 1", "settings of a policy .* found a list"),
+        ("", "settings of a policy .* found an empty file"),
     ],
 )
 def test_a_policy_that_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
