@@ -41,7 +41,11 @@ class Rule(Settings):
         description="Share of the reference's own loss: how far its NLL at this length is above its NLL at its "
         "training length. Where that is larger than largest_change, it replaces largest_change.",
     )
-    metric: Text | None = Field(default=None, description="Metric of the task, where the task scores each sample.")
+    metric: Text | None = Field(
+        default=None,
+        description="Metric of the task, where the task scores each sample; bits_per_byte for NLL of models with different "
+        "tokenizers.",
+    )
 
     @property
     def tokens(self) -> int | None:

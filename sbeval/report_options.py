@@ -31,7 +31,7 @@ LEAST_EFFECT = typer.Option(
 GATE = typer.Option(
     metavar="FILE",
     help="With --compare: judge B by the rules of a YAML file; exit code 1 where one fails, 3 where none "
-    "does and one has not enough data.",
+    "does and one has not enough data or cannot be compared.",
 )
 HUB_RESULTS = typer.Option(metavar="DIR", help="Also write the hub's evaluation result files, a folder for each model.")
 HUB_DATASET = typer.Option(metavar="TASK=OWNER/NAME", help="With --hub-results: the data set of a task; repeatable.")

@@ -135,6 +135,11 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
     if rows["tokenizer_sha256"].nunique(dropna=False) > 1:
         kept = ["bits_per_byte"]
         remarks.append("The models have different tokenizers, so only bits per byte are comparable.")
+        if not (rows["protocol"] == "rolling").all():
+            remarks.append(
+                "Each tokenizer cuts the text at other places, so the targets need not be the same text, and a "
+                "difference may come from that. The protocol rolling scores the same text under every tokenizer."
+            )
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
     scored = tables.get("nll", rows).groupby("context_length_tokens")["tokens"]

@@ -124,6 +124,11 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus):
         start, stop = sample["doc"]["start"], sample["doc"]["stop"]
         assert starts[name] + LENGTHS[-1] <= start
         assert stop <= starts[name] + len(texts[name])
+        page = (corpus / name).read_text(encoding="utf-8")
+        offsets = tiny_tokenizer()(page, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        for end, position in (("start_byte", start), ("stop_byte", stop)):
+            characters = max(last for _, last in offsets[: position - starts[name]])
+            assert sample["doc"][end] == len(page[:characters].encode())
         for length in LENGTHS:
             inputs = stream[stop - length - 1 : stop - 1]
             ((_, nats, tokens, _, _),) = sample[f"nll@{length:07d}"]
