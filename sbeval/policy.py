@@ -43,8 +43,8 @@ class Rule(Settings):
     )
     metric: Text | None = Field(
         default=None,
-        description="Metric of the task, where the task scores each sample; bits_per_byte for NLL of models with different "
-        "tokenizers.",
+        description="Metric of the task, where the task scores each sample; bits_per_byte for NLL of models with "
+        "different tokenizers.",
     )
 
     @property
