@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.config
+from packaging.version import Version
 from torch import nn
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
@@ -25,7 +26,7 @@ from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError, first_line, panics_as_errors, raised_here, shown
-from sbeval.fingerprint.parts import untested
+from sbeval.fingerprint.parts import installed_version, untested
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.batching import out_of_memory
 from sbeval.scoring.non_finite import non_finite_weights
@@ -33,6 +34,9 @@ from sbeval.scoring.non_finite import non_finite_weights
 logger = logging.getLogger(__name__)
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
+
+OLDEST_TRANSFORMERS_OF_PLANS = (5, 21)
+"""Older releases keep whole matrices that a plan should split, and fused modules do not give a plan's logits there."""
 
 _ADAPTER = "adapter_model.safetensors"
 _MOST_RANK = 2**16
@@ -272,9 +276,17 @@ def check_tensor_plan(config: Any, plan: Any) -> None:
     """Checks that the processes of this run can share each of a model's products by a tensor plan.
 
     Raises:
-        UserError: transformers knows no plan for the model, its key-value heads cannot be dealt out evenly, or there is
-            one process, whose model transformers would leave on the CPU.
+        UserError: the installed transformers splits matrices in another way, it knows no plan for the model, the
+            key-value heads cannot be dealt out evenly, or there is one process, whose model transformers would leave
+            on the CPU.
     """
+    installed = installed_version("transformers")
+    if installed is not None and Version(installed).release < OLDEST_TRANSFORMERS_OF_PLANS:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_PLANS))
+        raise UserError(
+            f"tp_plan needs transformers {oldest} or newer, and {installed} is installed: upgrade transformers, or "
+            "leave tp_plan out."
+        )
     config, processes = text_config(config), int(os.environ.get("WORLD_SIZE", "1"))
     if plan == "auto" and not getattr(config, "base_model_tp_plan", None):
         remedy = "leave tp_plan out (context_parallel shares windows of this project's models)"
