@@ -23,6 +23,7 @@ from sbeval.model_adapters.record import run_settings
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test.measured import EAGER, TOKENS, Measured, Nothing
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome, fastest
+from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.model_adapters.session import Session
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
@@ -81,7 +82,7 @@ def tested(session: Session, lm: Any) -> Session:
         lm.model.set_attn_implementation(outcome.attention)
     return dataclasses.replace(
         session,
-        self_test=outcome,
+        real=RealBatches(outcome, lm, _tokens(lm)) if outcome.untested is None else RealBatches(outcome),
         batches=outcome.limits(session.batches, outcome.scoring),
         own_batches=outcome.limits(session.own_batches, outcome.scoring),
         generation_batches=outcome.limits(session.batches, outcome.generation),
