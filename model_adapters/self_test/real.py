@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sbeval.model_adapters.batching import BatchLimits, free_memory, out_of_memory
 from sbeval.model_adapters.self_test import outcome as names
-from sbeval.model_adapters.self_test.measured import MOST_DRAWS, ROWS, TIMES_LARGEST, Apart, least, rounded_anew
+from sbeval.model_adapters.self_test.measured import MOST_DRAWS, ROWS, TIMES_LARGEST, TOKENS, Apart, least, rounded_anew
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Check, Outcome
 from sbeval.scoring.body import no_cache
 from sbeval.scoring.non_finite import NonFiniteError
@@ -168,7 +168,7 @@ class RealBatches:
         if rows <= self._short_rows[padded] or self._before is None:
             return None
         self._short_rows[padded] = rows = 1 << (rows - 1).bit_length()
-        text = self._test_text()
+        text = _cut(self._test_text(), TOKENS // 2)
         length = len(text.inputs_L)
         texts = [text, _with_end(text, length // 2), *([_cut(text, length // 2), _cut(text, length - 1)] * padded)]
         alone = [score([each])[0] for each in texts]
