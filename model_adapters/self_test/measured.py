@@ -209,7 +209,7 @@ class Measured:
 
     def generated_after(self, texts: Sequence[Tensor], *, cached: bool = True, compared: Sequence[int] = ()) -> Apart:
         """Of the logits with which the first tokens behind texts, int64 [L] each, are chosen; of all rows or some."""
-        ids_BL = pad_sequence(texts, batch_first=True, padding_side="left")
+        ids_BL = pad_sequence([*texts], batch_first=True, padding_side="left")
         mask_BL = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True, padding_side="left")
         cache = growing_cache(self._model, None) if cached else None
         with contextlib.nullcontext() if cached else without_cache(self._model):
