@@ -128,7 +128,8 @@ class AdapterOptions(Settings):
     self_test: Flag = Field(
         default=True,
         description="Whether some tens of tokens decide, before the first answer, if the model may be run in batches, "
-        "padded, after a cache and with the attention in force; not for models of this family.",
+        "padded, after a cache and with the attention in force, and whether some rows of the run's own batches are "
+        "read again alone; not for models of this family.",
     )
 
     @classmethod

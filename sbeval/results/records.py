@@ -173,9 +173,9 @@ class ModelRecord(_Record):
             prompts were `chat`; tokens of thinking, and before how many answers it was cut at its budget or the text
             ended in it. Answers of a response cache count too, but for those that an earlier version kept.
         thinking_tokens: most tokens of thinking before each answer, None where models were not made to think.
-        self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
-            used, and a `sentence`; `untested` says why there are none. None for this family's
-            models and for those with an encoder.
+        self_test: what some tokens showed before the first answer, and the run's own batches since: ways to run the
+            model with their `checks`, which are used, and a `sentence`; `untested` says why there are none. None for
+            this family's models and for those with an encoder.
     """
 
     schema: int = SCHEMA
