@@ -37,8 +37,8 @@ def guard(lm: Any) -> None:
 
 def backend_name(lm: Any) -> str:
     """Returns lm-eval's name of a model, with the address of a server, without a key in it."""
-    names = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
-    address = USERINFO.sub("", getattr(lm, "base_url", None) or "")
+    names: list[str] = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
+    address = USERINFO.sub("", str(getattr(lm, "base_url", None) or ""))
     return names[0] + (f" at {address}" if address else "")
 
 
