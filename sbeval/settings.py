@@ -150,7 +150,7 @@ Name = Annotated[str, Expected("a name that a folder can have, without slashes",
 Flag = Annotated[bool, Expected("true or false", _of(bool))]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
 Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines) whose keys are text", _mapping)]
-PathText = Annotated[str, Expected("a path", lambda value: str(Path(value)) and os.fspath(value))]
+PathText = Annotated[str, Expected("a path", lambda value: str(local_path(value)) and os.fspath(value))]
 LocalPath = Annotated[Path, Expected("a path", local_path)]
 
 
