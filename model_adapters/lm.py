@@ -164,6 +164,12 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         tokens = encode_texts(self, texts, beginnings=tuple(filter(None, beginnings)), quiet=quiet)
         self._encoded = dict(zip(texts, tokens, strict=True))
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        before, behind = super()._encode_pair(context, continuation)
+        if self.session is not None and not before:  # a context of white space, and a tokenizer that adds no prefix
+            before = [self.prefix_token_id]
+        return before, behind
+
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
         # where `hf`'s loglikelihood ends: it has checked and encoded the requests, which we score ourselves
         if self.session is None:

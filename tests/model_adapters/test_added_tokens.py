@@ -167,6 +167,15 @@ def test_a_text_that_holds_its_special_tokens_is_read_as_it_is(lm: StickBreaking
     assert encode_prompts(lm, [chat], quiet=True) == [tokenizer.encode(chat, add_special_tokens=False)]
 
 
+def test_a_context_of_white_space_is_scored_as_none_at_all(lm: StickBreakingLM) -> None:
+    lm.add_bos_token = None
+    for template in TEMPLATES["adds nothing"], TEMPLATES["EOS alone"]:
+        tokenizer = templated(lm.tokenizer, *template)
+        targets = tokenizer.encode("  never", add_special_tokens=False)
+        found = likelihoods(lm, [("  ", "never"), ("", "  never")])
+        assert found == pytest.approx([score(lm.model, [0], targets)] * 2, rel=1e-5)
+
+
 def test_a_suffix_alone_is_no_bos() -> None:
     tokenizer = templated(tiny_tokenizer(adds_bos=False), [], [1])
     tokenizer.bos_token = tokenizer.eos_token
