@@ -51,7 +51,8 @@ class KeptByContent(Generic[Arguments, Value]):
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         """Returns the kept result, or a new one where the arguments or the file's content are new."""
         name = args[self._argument]
-        return self._kept(self._content(name) if isinstance(name, str) else None, *args, **kwargs)
+        content = self._content(name) if isinstance(name, str) else None
+        return self._kept(content, *args, **kwargs)  # type: ignore[arg-type]  # callers give what can be hashed
 
     def cache_clear(self) -> None:
         """Forgets all results."""
