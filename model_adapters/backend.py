@@ -23,6 +23,7 @@ from transformers import AutoConfig
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints.facts import text_config
 from sbeval.corpora import tokenizer_sha256
+from sbeval.corpora.tokenizers import added_tokens
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import Parts, installed_version, named, shortened, versions
@@ -179,7 +180,18 @@ class Backend:
             command=recorded_command(),
             versions=_versions(),
             tokens_per_second=self.tokens / self.seconds if self.seconds else None,
+            added_tokens=self._added_tokens(),
         )
+
+    def _added_tokens(self) -> dict[str, Any] | None:
+        """Returns what the model's tokenizer adds to a text, None where it adds nothing or cannot be asked."""
+        tokenizer = getattr(self.lm, "tokenizer", None)
+        if not (hasattr(tokenizer, "get_vocab") and any(added := added_tokens(tokenizer))):
+            return None
+        names = added.to_json(tokenizer)
+        listed = " and ".join(" ".join(tokens) for tokens in names.values() if tokens)
+        facts = f"the tokenizer adds {listed} to a text; windows are given as tokens and get nothing added"
+        return {**names, "sentence": f"{facts}; {self.name} decides what it adds to prompts of text"}
 
     def _key(self, name: str) -> tuple[str, str]:
         """Returns what the response cache keeps a piece under: of a server its address, model and tokenizer."""

@@ -15,7 +15,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -25,12 +24,13 @@ from sbeval.checkpoints.facts import checkpoint_format
 from sbeval.checkpoints.files import check_weights
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
-from sbeval.corpora.tokenizers import begins_specially, encode_together
+from sbeval.corpora.tokenizers import special_beginnings
 from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.hub_names import local_path
 from sbeval.model_adapters import generation, loading, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.batching import share_passes
+from sbeval.model_adapters.decoding.texts import added_by_tokenizer, encode_texts
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
 from sbeval.model_adapters.self_test.testing import tested
@@ -85,7 +85,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             raise UserError(f"{expected}, but {first_line(error)}: {remedy}.") from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        for name, usual in (("non_finite", "error"), ("extrapolation", None), ("thinking_tokens", None)):
+        for name, usual in (
+            *(("non_finite", "error"), ("extrapolation", None)),
+            *(("thinking_tokens", None), ("template_suffix", "drop")),
+        ):
             if self.backend != "causal" and (asked := getattr(self.options, name)) != usual:
                 raise UserError(
                     f"Expected no {name} for an encoder-decoder model, found {asked}: remove it from --model_args."
@@ -99,6 +102,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             loading.fit_tokenizer(self.model, self.tokenizer)
             in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
             loading.check_tokenizer(self, self._format[1] if in_a_folder else {})
+            if added := added_by_tokenizer(self):
+                loading.say_added_tokens(added)
             loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
@@ -138,10 +143,13 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         return scores
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns a text's tokens as `hf` encodes it, looked up if it is one of those encoded together."""
+        """Returns a text's tokens as `hf` encodes it, or without the tokenizer's suffix where text follows it.
+
+        Contexts, and contexts with their continuations, are looked up among those that were encoded together.
+        """
         if add_special_tokens is None and not kwargs and (known := self._encoded.get(string)) is not None:
             return list(known)
-        if add_special_tokens is None and begins_specially(self.tokenizer, string):
+        if add_special_tokens is None and string.startswith(special_beginnings(self.tokenizer)):
             add_special_tokens = False
         return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
 
@@ -151,11 +159,16 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
         """Encodes together what `hf` will ask for text by text: contexts, and contexts with their continuations."""
         whole = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
-        bos = self.tokenizer.decode(self.prefix_token_id)
-        texts = [text for text in dict.fromkeys(itertools.chain(*whole)) if not has_bos_prefix(text, bos)]
-        texts = [text for text in texts if not begins_specially(self.tokenizer, text)]
-        options = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
-        self._encoded = dict(zip(texts, encode_together(self.tokenizer, texts, quiet=quiet, **options), strict=True))
+        texts = list(dict.fromkeys(itertools.chain(*whole)))
+        beginnings = (self.tokenizer.decode(self.prefix_token_id),) if texts else ()
+        tokens = encode_texts(self, texts, beginnings=tuple(filter(None, beginnings)), quiet=quiet)
+        self._encoded = dict(zip(texts, tokens, strict=True))
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        before, behind = super()._encode_pair(context, continuation)
+        if self.session is not None and not before:  # a context of white space, and a tokenizer that adds no prefix
+            before = [self.prefix_token_id]
+        return before, behind
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
         # where `hf`'s loglikelihood ends: it has checked and encoded the requests, which we score ourselves

@@ -330,6 +330,12 @@ def say_format(pretrained: str, name: str) -> None:
     format_logger.info("%s is a checkpoint of the format %s", pretrained, name)
 
 
+def say_added_tokens(added: Mapping[str, Any]) -> None:
+    """Logs what the tokenizer adds to a text; as a warning where it is more than a prefix, which is usual."""
+    level = logging.WARNING if added["suffix"] else logging.INFO
+    format_logger.log(level, "%s", added["sentence"])
+
+
 def in_template(write: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of `hf` that writes with a chat template, which may be any code.
 

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "triton", "blockwise", "reference"]
 Truncation = Literal["left", "error"]
+TemplateSuffix = Literal["drop", "keep"]
 Backend = Literal["default", "causal", "seq2seq"]
 
 # At 64K this changes the NLL of the shipped checkpoint by 1.4e-8 nats at most in fp32; in bf16 by up to 1.7e-4,
@@ -100,6 +101,11 @@ class AdapterOptions(Settings):
     )
     truncation: Truncation = Field(
         default="left", description="What happens to prompts that do not fit beside the generation budget."
+    )
+    template_suffix: TemplateSuffix = Field(
+        default="drop",
+        description="Whether the tokens that the tokenizer adds behind every text, such as EOS, stay behind prompts "
+        'and contexts. "keep" gives the numbers of `hf`, which reads them between a prompt and its answer.',
     )
 
     draft_tokens: Annotated[

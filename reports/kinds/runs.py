@@ -10,7 +10,13 @@ from urllib.parse import quote
 from sbeval.errors import visible
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text, self_test_text
+from sbeval.reports.read.models import (
+    EvaluatedModel,
+    extrapolation_text,
+    rope_scaling_text,
+    self_test_text,
+    sentence_text,
+)
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
 from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Section, Table
 
@@ -114,6 +120,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "dtype": record.dtype,
         "kernels": record.kernels,
         "self-test": self_test_text(record),
+        "special tokens": sentence_text(record.added_tokens),
         "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
         "longest input": _longest_input(run),
         "documents limited to": f"{run.limit:g}" if run.limit is not None else None,

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sbeval.fingerprint.parts import changes
 from sbeval.foreign_files import fits, usable_number
@@ -226,7 +227,12 @@ _METHODS = {
 
 def self_test_text(record: ModelRecord) -> str | None:
     """Returns what the self-test of a model found, None where there was none."""
-    sentence = mapping(record.self_test).get("sentence")
+    return sentence_text(record.self_test)
+
+
+def sentence_text(recorded: Mapping[str, Any] | None) -> str | None:
+    """Returns the `sentence` that a record's field holds, None where it holds none."""
+    sentence = mapping(recorded).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
 
 

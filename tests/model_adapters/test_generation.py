@@ -104,7 +104,8 @@ def test_contexts_and_continuations_encoded_together_are_those_of_hf(add_bos_tok
         monkeypatch.setattr(scoring, "loglikelihood", lambda *_, **__: [])
         lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
         found.append(pairs_of)
-    assert found[0] == found[1]
+    # hf has nothing before the first token where neither the context nor the tokenizer gives any, and fails
+    assert [(pair, before or [0], behind) for pair, before, behind in found[0]] == found[1]
     assert len(found[0]) == len(pairs)
 
 

@@ -81,6 +81,13 @@ def test_rolling_scores_each_document_alone(corpus, adds_bos):
             assert low < values[f"{metric}@{length:07d}"] < high
     assert found["record"]["bos"] == "hf"
     assert found["record"]["separator"] is None
+    assert found["record"]["added_tokens"] == ({"prefix": ["<s>"], "suffix": []} if adds_bos else None)
+
+
+def test_rolling_scores_no_added_token_where_the_model_adds_none(corpus: Path) -> None:
+    found = run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus, adds_bos=True, add_bos_token=False))
+    assert found["values"]["tokens@0000064"] == sum(map(len, documents(corpus).values()))
+    assert found["record"]["added_tokens"] is None
 
 
 @pytest.mark.parametrize(("bos", "adds_bos"), [("text", False), ("window", True)])
