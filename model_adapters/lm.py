@@ -23,6 +23,7 @@ import sbeval.models  # noqa: F401  registers the family with transformers' Auto
 from sbeval.checkpoints import load as checkpoints
 from sbeval.checkpoints.facts import checkpoint_format
 from sbeval.checkpoints.files import check_weights
+from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import begins_specially, encode_together
@@ -51,6 +52,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     Attributes:
         arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
         loaded: the checkpoint, where its format is one that transformers does not know.
+        unread: tensors of the checkpoint and of its adapter that the model does not read.
         skip_threshold: the one in force, None where every key is visited.
         session: what every request needs, None for an encoder-decoder model.
     """
@@ -62,6 +64,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         check_shared_arguments(kwargs, self.options)
         self.arguments = dict(kwargs)
         self.loaded: checkpoints.LoadedCheckpoint | None = None
+        self.unread = UnreadTensors()
         self._format: checkpoints.FoundFormat = (None, {})
         self.skip_threshold: float | None = None
         self.session: Session | None = None
@@ -244,9 +247,13 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         auto_class = self.AUTO_MODEL_CLASS
-        with loading.in_one_sentence(pretrained, "a model's weights"), loading.whole_adapter(kwargs.get("peft")):
+        checked: dict[str, Any] = {"allow_unread": self.options.allow_unread or (), "report": self._leave_unread}
+        with (
+            loading.in_one_sentence(pretrained, "a model's weights"),
+            loading.whole_adapter(kwargs.get("peft"), **checked),
+        ):
             if self._format[0] is None:
-                load: Any = functools.partial(checkpoints.load_whole, auto_class)
+                load: Any = functools.partial(checkpoints.load_whole, auto_class, **checked)
             else:
                 self.loaded = checkpoints.load_checkpoint(
                     pretrained,
@@ -265,6 +272,9 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
         self.AUTO_MODEL_CLASS = auto_class
+
+    def _leave_unread(self, unread: UnreadTensors) -> None:
+        self.unread |= unread
 
     all_gather = ranks.waiting()(HFLM.all_gather)
     gather_object = ranks.waiting()(HFLM.gather_object)

@@ -9,7 +9,7 @@ import re
 import resource
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from sbeval.checkpoints.facts import KvExpand, text_config
 from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.registry import CheckpointFormat
+from sbeval.checkpoints.unread import Report, allowed_among
 from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import load_tokenizer
@@ -96,15 +97,42 @@ def in_one_sentence(name: Any, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole_adapter(name: str | None) -> Iterator[None]:
-    """Refuses a PEFT adapter that lacks weights: peft warns, and goes on with random ones of any size.
+def whole_adapter(
+    name: str | None, *, allow_unread: Sequence[str] | None = None, report: Report | None = None
+) -> Iterator[None]:
+    """Refuses a PEFT adapter that lacks weights, or holds some that the model does not read.
+
+    peft warns of missing weights, which stay random, and says nothing of others. `allow_unread` are glob patterns of
+    the names that may stay unread; `report` takes them.
 
     Raises:
-        UserError: naming the adapter and what is missing.
+        UserError: naming the adapter, and the weights that are missing or unread.
     """
-    if name is not None and (Path(name) / _ADAPTER).is_file():
+    if name is None:
+        yield
+        return
+    if (Path(name) / _ADAPTER).is_file():
         _check_adapter(Path(name))
-    with warnings.catch_warnings():
+    import peft  # seconds, for those who have an adapter
+
+    load = peft.PeftModel.load_adapter
+
+    @functools.wraps(load)
+    def load_adapter(model: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = load(model, *args, **kwargs)
+        if names := set(loaded.unexpected_keys):  # those of prompts, which peft reads apart, among them
+            names -= peft.get_peft_model_state_dict(model, save_embedding_layers=False).keys()
+        said = {"reader": "the model with its adapter", "place": f"peft={name}"}
+        mend = "target_modules and the like in adapter_config.json, or name the model that the adapter was trained on"
+        unread = allowed_among(names, allow_unread, mend=mend, **said)
+        if report is not None:
+            report(unread)
+        return loaded
+
+    with contextlib.ExitStack() as stack:
+        peft.PeftModel.load_adapter = load_adapter
+        stack.callback(setattr, peft.PeftModel, "load_adapter", load)
+        stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
         try:
             yield

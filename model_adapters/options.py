@@ -15,7 +15,7 @@ from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
-from sbeval.settings import Count, Expected, Flag, Settings, Tokens, as_number, read_value, whole
+from sbeval.settings import Count, Expected, Flag, Patterns, Settings, Tokens, as_number, read_value, whole
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,12 @@ class AdapterOptions(Settings):
     )
     kv_expand: KvExpand = Field(
         default="auto", description="How grouped key/value heads of released checkpoints are laid out."
+    )
+    allow_unread: Patterns | None = Field(
+        default=None,
+        description="Tensors of the checkpoint or its adapter that the model may leave unread: true for all, or glob "
+        "patterns of their names with colons between them, such as v_head.*:mtp.*. Without it every unread tensor is "
+        "an error, unless the model's class declares it.",
     )
     truncation: Truncation = Field(
         default="left", description="What happens to prompts that do not fit beside the generation budget."

@@ -9,7 +9,13 @@ from urllib.parse import quote
 
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text, self_test_text
+from sbeval.reports.read.models import (
+    EvaluatedModel,
+    extrapolation_text,
+    rope_scaling_text,
+    self_test_text,
+    unread_text,
+)
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
 from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Section, Table
 
@@ -110,6 +116,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "extrapolation": extrapolation_text(record.extrapolation),
         "training length": f"{record.training_length_tokens:,} tokens" if record.training_length_tokens else None,
         "extended from": _listed(record.extended_from or {}),
+        "tensors left unread": unread_text(record.unread),
         "dtype": record.dtype,
         "kernels": record.kernels,
         "self-test": self_test_text(record),

@@ -24,6 +24,7 @@ SCHEME_WORDS = {
     "forgetting": "forgetting attention",
 }
 """Position schemes, in the order of a report."""
+_TENSORS_NAMED = 8
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -141,6 +142,8 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
                 notes.add(run.path, f"self-test: {text}.")
             for text in cut_texts(run.record):
                 notes.add(run.path, text)
+            if text := unread_text({"allowed": mapping(run.record.unread).get("allowed")}):
+                notes.add(run.path, f"the model did not read all tensors of its checkpoint: {text}.")
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
@@ -228,6 +231,19 @@ def self_test_text(record: ModelRecord) -> str | None:
     """Returns what the self-test of a model found, None where there was none."""
     sentence = mapping(record.self_test).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
+
+
+def unread_text(unread: Mapping[str, object] | None) -> str | None:
+    """Writes which tensors of the checkpoint the model did not read, and why; None where it read all of them."""
+    words = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
+    parts = []
+    for name, reason in words.items():
+        names = mapping(unread).get(name)
+        if isinstance(names, list) and names:
+            listed = ", ".join(shown_name(str(tensor)) for tensor in names[:_TENSORS_NAMED])
+            more = f" and {len(names) - _TENSORS_NAMED} more" if len(names) > _TENSORS_NAMED else ""
+            parts.append(f"{listed}{more} ({reason})")
+    return "; ".join(parts) or None
 
 
 def cut_texts(record: ModelRecord) -> list[str]:

@@ -164,7 +164,7 @@ class Weights:
         """
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
-        whole = () if names_quantisation(config) else {name for name, kind in self._kinds.items() if "F" not in kind}
+        whole = () if names_quantisation(config) else {name for name in self._kinds if not self.is_floating_point(name)}
         weights = [name for name in whole if name.endswith(_OF_WEIGHTS) and not f".{name}".endswith(_MASKS)]
         if cast := [name for name in weights if len(self.shape(name)) <= _MOST_DIMENSIONS]:
             raise UserError(
@@ -176,6 +176,10 @@ class Weights:
     def all_in_floating_point(self) -> bool:
         """Returns whether every tensor has numbers in floating point of two bytes or more."""
         return all(map(_FLOATING_POINT.search, self._kinds.values()))
+
+    def is_floating_point(self, name: str) -> bool:
+        """Returns whether a tensor has numbers in floating point of any width."""
+        return "F" in self._kinds[name]
 
     def names(self) -> list[str]:
         """Returns the names of all tensors."""
@@ -196,6 +200,10 @@ class Weights:
         """Returns a tensor's shape without reading it."""
         self._path(name)
         return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        """Returns a tensor of any shape, and does not count it as taken."""
+        return self._read(name)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Returns a tensor.

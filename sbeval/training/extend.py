@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -33,11 +33,18 @@ from sbeval.training.run import RunOptions, TrainingRun
 from sbeval.training.windows import TrainingWindows
 
 
-def extend(extension: Extension, out: Path, *, replace: bool = False, **options: Unpack[RunOptions]) -> Path | None:
+def extend(
+    extension: Extension,
+    out: Path,
+    *,
+    replace: bool = False,
+    allow_unread: Sequence[str] = (),
+    **options: Unpack[RunOptions],
+) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
     `out` holds resumable states, the loss curve, and at the end `checkpoint/`; with `replace` what else it holds is
-    moved aside.
+    moved aside. `allow_unread` are glob patterns of the parent's tensors that the model may leave unread.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -49,7 +56,7 @@ def extend(extension: Extension, out: Path, *, replace: bool = False, **options:
     run = TrainingRun(out, extension, **options)
     check_context_parallel(run.context_parallel, extension.context_tokens, extension.documents)
     folder = find_folder(extension.checkpoint)
-    loaded = load_checkpoint(folder, dtype="float32")
+    loaded = load_checkpoint(folder, dtype="float32", allow_unread=allow_unread)
     if not loaded.extendable:
         raise UserError(
             f"Expected a checkpoint that can be saved again, found the format {loaded.format}, which has no place in "
