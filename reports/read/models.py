@@ -13,6 +13,7 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS, ModelRecord
+from sbeval.rope_parameters import GLOBAL_LAYERS, kind_of, rope_entries
 
 ModelKey = tuple[str, ...]
 SCHEME_WORDS = {
@@ -58,7 +59,9 @@ class EvaluatedModel:
     @property
     def declared_length_tokens(self) -> int | None:
         """What its configuration and RoPE's scaling declare; for runs that recorded neither, the training length."""
-        scaling, stated = self.record.rope_scaling or {}, self.record.declared_length_tokens
+        # scalings of layers that do not see the whole text declare no length
+        scaling, stated = rope_entries(self.record.rope_scaling), self.record.declared_length_tokens
+        scaling = scaling.get(GLOBAL_LAYERS, scaling.get("", {}))
         factor = usable_number(scaling.get("factor")) or 1.0
         unscaled = scaling.get("original_max_position_embeddings") or self.origin_length_tokens
         scaled = int(unscaled * factor) if isinstance(unscaled, int) and factor > 1 else None
@@ -211,12 +214,14 @@ def _key(run: EvaluationRun) -> ModelKey:
 
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
-    """Writes a rope scaling setting in a few words, None where nothing is scaled."""
-    kind = (scaling or {}).get("rope_type") or (scaling or {}).get("type")
-    if not scaling or kind in (None, "default"):
-        return None
-    factor = scaling.get("factor")
-    return f"{kind} RoPE" + (f" x{factor:g}" if isinstance(factor, int | float) else "")
+    """Writes a rope scaling setting in a few words, with the types of layers that differ; None without scaling."""
+    words = []
+    for layers, entry in rope_entries(scaling).items():
+        if (kind := kind_of(entry)) != "default":
+            factor = entry.get("factor")
+            times = f" x{factor:g}" if isinstance(factor, int | float) else ""
+            words.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
+    return " and ".join(words) or None
 
 
 _METHODS = {

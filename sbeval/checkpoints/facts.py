@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from sbeval.foreign_files import read_json_object
 from sbeval.hub_names import local_path
+from sbeval.rope_parameters import rope_entries
 
 KvExpand = Literal["auto", "interleave", "tile"]
 """How grouped query heads share keys and values; auto is what the checkpoint's generation did."""
@@ -31,10 +32,7 @@ def training_length_tokens(config: Any) -> int | None:
     if getattr(config, "model_type", None) == "sbeval":
         return positive(config.training_length_tokens)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    rope = rope if isinstance(rope, dict) else {}
-    # models with several kinds of layers keep one set of parameters for each
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    for scaling in [rope, *nested]:
+    for scaling in ([rope] if isinstance(rope, dict) else []) + list(rope_entries(rope).values()):
         if length := positive(scaling.get("original_max_position_embeddings")):
             return length
     for name in LENGTH_KEYS:

@@ -12,6 +12,7 @@ import typer
 from sbeval.commands.ending import EVALUATE, say_next
 from sbeval.errors import UserError, time_text
 from sbeval.hub_names import check_name
+from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.settings import Lengths, Limit, Patterns, as_counts, read_value
 
 if TYPE_CHECKING:
@@ -180,7 +181,8 @@ def inspect(
     made = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=not check(run))
     encode = encode_with(str(run.model_args.get("tokenizer") or description.folder))
     longrope = str(run.model_args.get("extrapolation")).startswith("longrope")
-    nested = "rope_scaling" not in run.model_args and not longrope
+    by_length = any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope_entries(description.rope).values())
+    nested = "rope_scaling" not in run.model_args and not longrope and not by_length
 
     def read(windows: Any) -> Any:
         return [window.run for window in share(windows, nested=nested)]

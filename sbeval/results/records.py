@@ -158,7 +158,8 @@ class ModelRecord(_Record):
         recipe: name of the training recipe, None where the checkpoint does not keep it.
         training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
         kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
-        rope_scaling: scaling in force in transformers' form, else None.
+        rope_scaling: scaling in force in transformers' form, by type of layer where layers that do not see the whole
+            text are scaled, else None.
         extrapolation: what attended beyond the training length: `method` and its numbers in tokens by name, else None.
         skip_threshold: stick below which older keys were skipped, None when nothing was skipped.
         unread: tensors of the checkpoint or its adapter that the model did not read, the numbers of layers joined
