@@ -57,6 +57,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         UserError: there is none, it cannot be read, or it has so many labels that naming them takes the memory.
     """
     path = folder / "config.json"
+    refuse_adapter(folder)
     if not path.is_file():
         raise UserError(f"a checkpoint folder holds a config.json, {folder} has none")
     config = read_json_object(path, "the configuration of a checkpoint", nan=False)
@@ -64,6 +65,25 @@ def read_config(folder: Path) -> dict[str, Any]:
         if isinstance(section, dict) and fits(labels := section.get("num_labels", 0), int) and labels > _MOST_LABELS:
             raise UserError(f"Expected at most {_MOST_LABELS} labels in {path}, found num_labels {labels}; mend it")
     return config
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuses the folder of a PEFT adapter in a model's place; with a model beside it, transformers loads both.
+
+    Raises:
+        UserError: naming the model that the adapter says it was trained on.
+    """
+    path = folder / "adapter_config.json"
+    if not path.is_file() or (folder / "config.json").exists():
+        return
+    base = None
+    with contextlib.suppress(UserError):
+        base = read_json_object(path, "the configuration of an adapter").get("base_model_name_or_path")
+    trained_on = f" ({shown(base)} by adapter_config.json)" if isinstance(base, str) and base else ""
+    raise UserError(
+        f"Expected a model in {folder}, found a PEFT adapter: name the model that it was trained on{trained_on}, and "
+        f"pass peft={folder} in --model_args."
+    )
 
 
 def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
@@ -152,7 +172,9 @@ class Weights:
                 self._shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items()}
                 names = set(tensors)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-            raise UserError(f"{path} is truncated or damaged ({first_line(error)}); download it again") from error
+            raise UserError(
+                f"{path} is truncated or damaged ({first_line(error)}); copy it or download it again"
+            ) from error
         if absent := (expected or set()) - names:
             raise UserError(f"{path} lacks tensors its index names: {some(absent)}; download it again")
         self._file_of.update(dict.fromkeys(names, path))

@@ -306,7 +306,7 @@ def from_transformers(
             raise
         if not trust_remote_code and "trust_remote_code" in str(error):
             expected = f"Expected a model that transformers knows in {name}, found code of its own (auto_map)"
-            remedy = "read that code, and pass trust_remote_code=True in --model_args if you trust it"
+            remedy = "read that code; if you trust it, evaluate with trust_remote_code=True in --model_args"
             raise UserError(f"{expected}: {remedy}.") from error
         raise UserError(f"transformers cannot load the checkpoint {name}: {first_line(error)}") from error
     return loaded
