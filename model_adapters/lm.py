@@ -21,8 +21,8 @@ from transformers import PretrainedConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import load as checkpoints
-from sbeval.checkpoints.facts import checkpoint_format
-from sbeval.checkpoints.files import check_weights, refuse_adapter
+from sbeval.checkpoints.facts import checkpoint_format, refuse_adapter
+from sbeval.checkpoints.files import check_weights
 from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks

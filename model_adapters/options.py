@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from sbeval.checkpoints.facts import KvExpand
+from sbeval.checkpoints.facts import KvExpand, refuse_adapter
 from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
@@ -185,6 +185,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
         )
+    refuse_adapter(inside)
     elsewhere = given.get("tokenizer") or given.get("gguf_file")
     if (inside / "config.json").is_file() and not elsewhere and not _has_tokenizer(inside):
         raise UserError(

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sbeval.checkpoints.facts import refuse_adapter
 from sbeval.checkpoints.values import check_sizes, names_quantisation
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import fits, read_json_object
@@ -65,25 +66,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         if isinstance(section, dict) and fits(labels := section.get("num_labels", 0), int) and labels > _MOST_LABELS:
             raise UserError(f"Expected at most {_MOST_LABELS} labels in {path}, found num_labels {labels}; mend it")
     return config
-
-
-def refuse_adapter(folder: Path) -> None:
-    """Refuses the folder of a PEFT adapter in a model's place; with a model beside it, transformers loads both.
-
-    Raises:
-        UserError: naming the model that the adapter says it was trained on.
-    """
-    path = folder / "adapter_config.json"
-    if not path.is_file() or (folder / "config.json").exists():
-        return
-    base = None
-    with contextlib.suppress(UserError):
-        base = read_json_object(path, "the configuration of an adapter").get("base_model_name_or_path")
-    trained_on = f" ({shown(base)} by adapter_config.json)" if isinstance(base, str) and base else ""
-    raise UserError(
-        f"Expected a model in {folder}, found a PEFT adapter: name the model that it was trained on{trained_on}, and "
-        f"pass peft={folder} in --model_args."
-    )
 
 
 def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:

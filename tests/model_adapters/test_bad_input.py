@@ -24,6 +24,7 @@ from sbeval.errors import UserError
 from sbeval.inspection.description import describe
 from sbeval.model_adapters.loading import in_one_sentence, in_template
 from sbeval.model_adapters.options import AdapterOptions, check_early, check_shared_arguments
+from sbeval.sweep.definition import check_checkpoint
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
 from tests.model_adapters.small import copied, instances, likelihoods, load_lm, save_lora, t5
 
@@ -244,7 +245,9 @@ def test_what_is_wrong_with_a_gguf_file_is_said_of_that_file(checkpoint, tmp_pat
 def test_an_adapter_in_a_models_place_is_told_to_be_one(checkpoint, tmp_path):
     folder = Path(save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj"))
     words = rf"found a PEFT adapter: name the model .*{checkpoint('llama')}.* and pass peft={folder}"
-    for load in (load_lm, load_checkpoint, describe):
+    early = lambda folder: check_early({"pretrained": str(folder)})  # noqa: E731
+    planned = lambda folder: check_checkpoint({"model": "sb", "model_args": {"pretrained": folder}})  # noqa: E731
+    for load in (load_lm, load_checkpoint, describe, early, planned):
         with pytest.raises(UserError, match=words):
             load(folder)
     config = json.loads((folder / "adapter_config.json").read_text())
