@@ -60,8 +60,8 @@ class EvaluatedModel:
     def declared_length_tokens(self) -> int | None:
         """What its configuration and RoPE's scaling declare; for runs that recorded neither, the training length."""
         # scalings of layers that do not see the whole text declare no length
-        scaling, stated = rope_entries(self.record.rope_scaling), self.record.declared_length_tokens
-        scaling = scaling.get(GLOBAL_LAYERS, scaling.get("", {}))
+        entries, stated = rope_entries(self.record.rope_scaling), self.record.declared_length_tokens
+        scaling = entries.get(GLOBAL_LAYERS, entries.get("", {}))
         factor = usable_number(scaling.get("factor")) or 1.0
         unscaled = scaling.get("original_max_position_embeddings") or self.origin_length_tokens
         scaled = int(unscaled * factor) if isinstance(unscaled, int) and factor > 1 else None

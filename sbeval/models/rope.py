@@ -168,7 +168,8 @@ def _scaled_module(
         return [frequencies], changed
     if scaling is not None and GLOBAL_LAYERS not in module.rope_type:
         raise _not_known(module, scaling)
-    found, kinds, attributes = [], dict(module.rope_type), {}
+    found, kinds = [], dict(module.rope_type)
+    attributes: dict[str, Any] = {}
     for layer_type in module.rope_type:
         of_type = scaling if layer_type == GLOBAL_LAYERS else None
         frequencies, changed = _scaled_layers(module, layer_type, length_tokens, of_type, original_length_tokens)
