@@ -21,7 +21,7 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.answers import request_name
 from sbeval.model_adapters.backend import Backend
 from sbeval.model_adapters.loading import warn_of_other_tokens
-from sbeval.models.rope import LENGTH_DEPENDENT
+from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
@@ -88,8 +88,8 @@ def _answers(
         "%s: %d windows are asked for in %d requests of %s tokens in all; --use_cache holds %d more",
         *(backend.name, len(cuts), len(left), f"{sum(piece.tokens for piece in left.values()):,}", len(scores)),
     )
-    rope = str(getattr(backend.config(), "rope_parameters", None))
-    if len(pieces) > len(cuts) and any(f"'{kind}'" in rope for kind in LENGTH_DEPENDENT):
+    rope = rope_entries(getattr(backend.config(), "rope_parameters", None))
+    if len(pieces) > len(cuts) and any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope.values()):
         logger.warning(
             "the model's RoPE depends on an input's length: a window's first pieces are read as shorter ones"
         )

@@ -20,8 +20,9 @@ from transformers import PretrainedConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import load as checkpoints
-from sbeval.checkpoints.facts import checkpoint_format
+from sbeval.checkpoints.facts import checkpoint_format, refuse_adapter
 from sbeval.checkpoints.files import check_weights
+from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import special_beginnings
@@ -51,6 +52,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     Attributes:
         arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
         loaded: the checkpoint, where its format is one that transformers does not know.
+        unread: tensors of the checkpoint and of its adapter that the model does not read.
         skip_threshold: the one in force, None where every key is visited.
         session: what every request needs, None for an encoder-decoder model.
     """
@@ -62,6 +64,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         check_shared_arguments(kwargs, self.options)
         self.arguments = dict(kwargs)
         self.loaded: checkpoints.LoadedCheckpoint | None = None
+        self.unread = UnreadTensors()
         self._format: checkpoints.FoundFormat = (None, {})
         self.skip_threshold: float | None = None
         self.session: Session | None = None
@@ -231,7 +234,9 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         return self.session
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        with loading.in_one_sentence(pretrained, "a model"):
+        with loading.in_one_sentence(pretrained, "a model", **self._asking()):
+            if isinstance(pretrained, str):
+                refuse_adapter(local_path(pretrained) / (kwargs.get("subfolder") or ""))
             if not kwargs.get("gguf_file") and not kwargs.get("subfolder"):
                 self._format = checkpoints.released_format(pretrained, kwargs["revision"])
                 loading.check_kv_expand(pretrained, self._format[0], self.options.kv_expand)
@@ -252,14 +257,20 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
-        with loading.in_one_sentence(tokenizer or pretrained, "a tokenizer"):
+        argument = "tokenizer" if tokenizer else "pretrained"
+        asking = self._asking() if not tokenizer else {}
+        with loading.in_one_sentence(tokenizer or pretrained, "a tokenizer", argument=argument, **asking):
             super()._create_tokenizer(pretrained, tokenizer, **kwargs)
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         auto_class = self.AUTO_MODEL_CLASS
-        with loading.in_one_sentence(pretrained, "a model's weights"), loading.whole_adapter(kwargs.get("peft")):
+        checked: dict[str, Any] = {"allow_unread": self.options.allow_unread or (), "report": self._leave_unread}
+        with (
+            loading.in_one_sentence(pretrained, "a model's weights", **self._asking()),
+            loading.whole_adapter(kwargs.get("peft"), **checked),
+        ):
             if self._format[0] is None:
-                load: Any = functools.partial(checkpoints.load_whole, auto_class)
+                load: Any = functools.partial(checkpoints.load_whole, auto_class, **checked)
             else:
                 self.loaded = checkpoints.load_checkpoint(
                     pretrained,
@@ -272,12 +283,19 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 )
                 self._config = self.loaded.model.config
                 loading.say_format(pretrained, self.loaded.format)
-                loading.refuse_transformers_arguments(self.loaded.format, kwargs)
+                loading.refuse_transformers_arguments(self.loaded.format, kwargs, convertible=self.loaded.extendable)
                 model = self.loaded.model
                 load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
         self.AUTO_MODEL_CLASS = auto_class
+
+    def _asking(self) -> dict[str, Any]:
+        """Returns what may ask for things that loading does not find here: arguments and the configuration."""
+        return {"given": self.arguments, "config": self._format[1]}
+
+    def _leave_unread(self, unread: UnreadTensors) -> None:
+        self.unread |= unread
 
     all_gather = ranks.waiting()(HFLM.all_gather)
     gather_object = ranks.waiting()(HFLM.gather_object)

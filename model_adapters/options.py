@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from sbeval.checkpoints.facts import KvExpand
+from sbeval.checkpoints.facts import KvExpand, refuse_adapter
 from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
-from sbeval.settings import Count, Expected, Flag, Settings, Tokens, as_number, read_value, whole
+from sbeval.settings import Count, Expected, Flag, Patterns, Settings, Tokens, as_number, read_value, whole
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,12 @@ class AdapterOptions(Settings):
     )
     kv_expand: KvExpand = Field(
         default="auto", description="How grouped key/value heads of released checkpoints are laid out."
+    )
+    allow_unread: Patterns | None = Field(
+        default=None,
+        description="Tensors of the checkpoint or its adapter that the model may leave unread: true for all, or glob "
+        "patterns of their names with colons between them, such as v_head.*:mtp.*. Without it every unread tensor is "
+        "an error, unless the model's class declares it.",
     )
     truncation: Truncation = Field(
         default="left", description="What happens to prompts that do not fit beside the generation budget."
@@ -186,6 +192,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
         )
+    refuse_adapter(inside)
     elsewhere = given.get("tokenizer") or given.get("gguf_file")
     if (inside / "config.json").is_file() and not elsewhere and not _has_tokenizer(inside):
         raise UserError(

@@ -116,6 +116,7 @@ def model_record(lm: Any) -> ModelRecord:
         rope_scaling=lm.session.rope.in_force if lm.session else None,
         extrapolation=extrapolation.to_json() if extrapolation else None,
         skip_threshold=lm.skip_threshold,
+        unread=lm.unread.to_json(),
         max_length=lm.max_length,
         command=recorded_command(),
         versions=versions(),

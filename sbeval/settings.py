@@ -67,6 +67,20 @@ def number(text: str, accept: Callable[[float], bool]) -> Expected:
     return Expected(text, lambda value: as_number(value, accept))
 
 
+def as_patterns(value: Any) -> tuple[str, ...]:
+    """Returns glob patterns of names from true (all names), false (none), "v_head.*:mtp.*" or a list of patterns.
+
+    Raises:
+        ValueError: it is something else, or a pattern is empty.
+    """
+    if isinstance(value, bool) or str(value).lower() in ("true", "false"):
+        return ("*",) if str(value).lower() == "true" else ()
+    patterns = value.split(":") if isinstance(value, str) else value
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise ValueError
+    return tuple(patterns)
+
+
 def as_counts(value: Any) -> tuple[int, ...]:
     """Returns whole numbers from 1 to `MOST_TOKENS`, such as context lengths in tokens, ascending and each once.
 
@@ -148,6 +162,7 @@ Limit = Annotated[float, Expected("a number above 0 and below 2^63", _limit, ", 
 Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
 Name = Annotated[str, Expected("a name that a folder can have, without slashes", _name)]
 Flag = Annotated[bool, Expected("true or false", _of(bool))]
+Patterns = Annotated[tuple[str, ...], Expected("true, or glob patterns of names with colons between them", as_patterns)]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
 Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines) whose keys are text", _mapping)]
 PathText = Annotated[str, Expected("a path", lambda value: str(local_path(value)) and os.fspath(value))]

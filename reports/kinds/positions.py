@@ -25,9 +25,9 @@ from sbeval.reports.kinds.position_sums import (
 from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
 from sbeval.reports.read.results import by_model, records
 from sbeval.reports.section import Figure, Kind, Material, Section
+from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 
 # kinds of RoPE scaling whose frequencies depend on the length of the request
-_FOLLOWS_REQUEST = ("dynamic", "longrope")
 _TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "", "interval_text": "95% interval"} | COUNTED
 
 
@@ -148,8 +148,8 @@ def _bases(material: Material, table: pd.DataFrame) -> str:
     """Says which length set the frequencies of scaled RoPE, where they follow a request's length; else nothing."""
     sentences = []
     for label in dict.fromkeys(table["setting"]):
-        scaling = material.results.model(label).record.rope_scaling or {}
-        if scaling.get("rope_type", scaling.get("type")) in _FOLLOWS_REQUEST:
+        scalings = rope_entries(material.results.model(label).record.rope_scaling).values()
+        if any(kind_of(scaling) in LENGTH_DEPENDENT for scaling in scalings):
             passes = _passes(table[table["setting"] == label])
             sentences.append(f"{in_words(label)}: RoPE's base is set for {passes} at every position.")
     return " ".join(sentences)

@@ -16,6 +16,7 @@ from sbeval.reports.read.models import (
     rope_scaling_text,
     self_test_text,
     sentence_text,
+    unread_text,
 )
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
 from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Section, Table
@@ -117,6 +118,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "extrapolation": extrapolation_text(record.extrapolation),
         "training length": f"{record.training_length_tokens:,} tokens" if record.training_length_tokens else None,
         "extended from": _listed(record.extended_from or {}),
+        "tensors left unread": unread_text(record.unread),
         "dtype": record.dtype,
         "kernels": record.kernels,
         "self-test": self_test_text(record),

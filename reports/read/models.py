@@ -14,6 +14,7 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS, ModelRecord
+from sbeval.rope_parameters import GLOBAL_LAYERS, kind_of, rope_entries
 
 ModelKey = tuple[str, ...]
 SCHEME_WORDS = {
@@ -25,6 +26,7 @@ SCHEME_WORDS = {
     "forgetting": "forgetting attention",
 }
 """Position schemes, in the order of a report."""
+_TENSORS_NAMED = 8
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -58,7 +60,9 @@ class EvaluatedModel:
     @property
     def declared_length_tokens(self) -> int | None:
         """What its configuration and RoPE's scaling declare; for runs that recorded neither, the training length."""
-        scaling, stated = self.record.rope_scaling or {}, self.record.declared_length_tokens
+        # scalings of layers that do not see the whole text declare no length
+        entries, stated = rope_entries(self.record.rope_scaling), self.record.declared_length_tokens
+        scaling = entries.get(GLOBAL_LAYERS, entries.get("", {}))
         factor = usable_number(scaling.get("factor")) or 1.0
         unscaled = scaling.get("original_max_position_embeddings") or self.origin_length_tokens
         scaled = int(unscaled * factor) if isinstance(unscaled, int) and factor > 1 else None
@@ -142,6 +146,8 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
                 notes.add(run.path, f"self-test: {text}.")
             for text in cut_texts(run.record):
                 notes.add(run.path, text)
+            if text := unread_text({"allowed": mapping(run.record.unread).get("allowed")}):
+                notes.add(run.path, f"the model did not read all tensors of its checkpoint: {text}.")
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
@@ -209,12 +215,14 @@ def _key(run: EvaluationRun) -> ModelKey:
 
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
-    """Writes a rope scaling setting in a few words, None where nothing is scaled."""
-    kind = (scaling or {}).get("rope_type") or (scaling or {}).get("type")
-    if not scaling or kind in (None, "default"):
-        return None
-    factor = scaling.get("factor")
-    return f"{kind} RoPE" + (f" x{factor:g}" if isinstance(factor, int | float) else "")
+    """Writes a rope scaling setting in a few words, with the types of layers that differ; None without scaling."""
+    words = []
+    for layers, entry in rope_entries(scaling).items():
+        if (kind := kind_of(entry)) != "default":
+            factor = entry.get("factor")
+            times = f" x{factor:g}" if isinstance(factor, int | float) else ""
+            words.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
+    return " and ".join(words) or None
 
 
 _METHODS = {
@@ -234,6 +242,19 @@ def sentence_text(recorded: Mapping[str, Any] | None) -> str | None:
     """Returns the `sentence` that a record's field holds, None where it holds none."""
     sentence = mapping(recorded).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
+
+
+def unread_text(unread: Mapping[str, object] | None) -> str | None:
+    """Writes which tensors of the checkpoint the model did not read, and why; None where it read all of them."""
+    words = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
+    parts = []
+    for name, reason in words.items():
+        names = mapping(unread).get(name)
+        if isinstance(names, list) and names:
+            listed = ", ".join(shown_name(str(tensor)) for tensor in names[:_TENSORS_NAMED])
+            more = f" and {len(names) - _TENSORS_NAMED} more" if len(names) > _TENSORS_NAMED else ""
+            parts.append(f"{listed}{more} ({reason})")
+    return "; ".join(parts) or None
 
 
 def cut_texts(record: ModelRecord) -> list[str]:

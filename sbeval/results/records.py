@@ -162,9 +162,13 @@ class ModelRecord(_Record):
         recipe: name of the training recipe, None where the checkpoint does not keep it.
         training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
         kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
-        rope_scaling: scaling in force in transformers' form, else None.
+        rope_scaling: scaling in force in transformers' form, by type of layer where layers that do not see the whole
+            text are scaled, else None.
         extrapolation: what attended beyond the training length: `method` and its numbers in tokens by name, else None.
         skip_threshold: stick below which older keys were skipped, None when nothing was skipped.
+        unread: tensors of the checkpoint or its adapter that the model did not read, the numbers of layers joined
+            ("model.layers.2-3.mlp.up_proj.weight"): `allowed` by the user, and `declared` by the model's class, such as
+            layers of multi-token prediction; None where it read all of them, or a run did not record it.
         dtype: parameter dtype such as "bfloat16".
         parameters: number of parameters.
         max_length: longest input in tokens the run allowed.
@@ -203,6 +207,7 @@ class ModelRecord(_Record):
     rope_scaling: dict[str, Any] | None = None
     extrapolation: dict[str, Any] | None = None
     skip_threshold: float | None = None
+    unread: dict[str, list[str]] | None = None
     dtype: str | None = None
     parameters: int | None = None
     max_length: int | None = None

@@ -13,6 +13,7 @@ from sbeval.reports.analyse.findings import model_facts
 from sbeval.reports.analyse.panels import perplexity_panels
 from sbeval.reports.analyse.selection import choose_baseline, restrict
 from sbeval.reports.figures.theme import DARK, LIGHT, choose_looks, within
+from sbeval.reports.kinds.runs import run_facts
 from sbeval.reports.read.fields import telling_name
 from sbeval.reports.read.results import Results
 
@@ -95,6 +96,18 @@ def test_what_a_self_test_found_is_a_note_unless_the_model_is_sound(tmp_path: Pa
         model = model_record("rope", self_test={"sound": sound, "sentence": f"sound: {sound}"})
         write_run(tmp_path / task, model, [ordinary_task(task, "acc", 0.5)])
     assert [note.reason for note in load_results([tmp_path]).notes] == ["self-test: sound: False."]
+
+
+def test_tensors_that_the_user_left_unread_are_a_note_and_all_unread_ones_a_fact_of_the_run(tmp_path: Path) -> None:
+    unread = {"allowed": ["model.layers.2-3.mlp.up_proj.weight"], "declared": ["mtp.fc.weight"]}
+    write_run(tmp_path / "cut", model_record("rope", unread=unread), [ordinary_task("piqa", "acc", 0.5)])
+    write_run(tmp_path / "whole", model_record("rope", unread=None), [ordinary_task("boolq", "acc", 0.5)])
+    results = load_results([tmp_path])
+    (note,) = [note.reason for note in results.notes]
+    allowed = "model.layers.2-3.mlp.up_proj.weight (allowed by allow_unread)"
+    assert note == f"the model did not read all tensors of its checkpoint: {allowed}."
+    facts = [run_facts(run).get("tensors left unread") for model in results.models for run in model.runs]
+    assert {*facts} == {None, f"{allowed}; mtp.fc.weight (as the model's class declares)"}
 
 
 def test_a_seed_is_named_only_where_nothing_else_tells_models_apart(tmp_path: Path) -> None:
