@@ -16,7 +16,7 @@ from sbeval.keeping.writing import alone_in, whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
 from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
-from sbeval.reports.analyse.overview import BRACKETS, HEADER, caveats, side_by_side
+from sbeval.reports.analyse.overview import BRACKETS, caveats, headings, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
@@ -121,12 +121,12 @@ def assemble(
 
 def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
     columns = zip(*rows, strict=True)
-    headings = [
+    header = [
         words if any("[" in cell for cell in cells) else words.removesuffix(BRACKETS)
-        for words, cells in zip(HEADER, columns, strict=True)
+        for words, cells in zip(headings(rows), columns, strict=True)
     ]
     return Table.of(
-        headings,
+        header,
         [(Cell(name=label), *cells) for label, *cells in rows],
         stem="overview",
         caption="On identical targets, side by side",
