@@ -261,11 +261,10 @@ def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
     for label, (absolute, relative) in ruler.effective.items():
         count = len(TASKS) - len(missing_tasks(ruler.scores, label))
         tasks = "all 13 tasks" if count == len(TASKS) else f"the {'one' if count == 1 else count} of 13 tasks run"
-        meant = " (95% intervals)" if absolute.interval or relative.interval else ""
         sentences[label] = [
             f"Effective length on RULER: {_length_words(absolute)} at the benchmark's threshold of "
             f"{ABSOLUTE_THRESHOLD:.1%}, {_length_words(relative)} at {RELATIVE_THRESHOLD:.0%} of its own "
-            f"short-context score over {tasks}{meant}."
+            f"short-context score over {tasks}."
         ]
     return sentences
 
