@@ -4,7 +4,7 @@ import typer
 
 PATHS = typer.Argument(help="Results files of lm-eval, or folders that hold some.")
 OUTPUT = typer.Option("--output", "-o", help="Folder for index.html, figures and tables.")
-LABEL = typer.Option(metavar="OLD=NEW", help="Show the model OLD under the name NEW; repeatable.")
+LABEL = typer.Option(metavar="OLD=NEW", help="Show the model or text OLD under the name NEW; repeatable.")
 BASELINE = typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
 ONLY = typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
 AXIS = typer.Option(

@@ -197,7 +197,7 @@ def _differences(
 ) -> tuple[LengthDifference, ...]:
     """Subtracts the first of each pair of columns from the second, with one band over all pairs."""
     differences_CK = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)
-    band = simultaneous_band(differences_CK, tokens, confidence=confidence)
+    band = simultaneous_band(differences_CK, tokens, confidence=confidence, each_side=True)
     return tuple(
         LengthDifference(context_length_tokens=lengths[later], estimate=estimate, low=low, high=high)
         for (_, later), (estimate, low, high) in zip(pairs, band, strict=True)

@@ -9,7 +9,7 @@ from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, eff
 from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
 from sbeval.reports.analyse.protocols import on_identical_targets, windows_words
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
-from sbeval.reports.read.fields import grouped, length_text, name_list
+from sbeval.reports.read.fields import grouped, length_text, name_list, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 from sbeval.results.records import IDENTICAL_TARGETS
@@ -119,7 +119,26 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     )
 
 
-def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists) -> list[str]:
+def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
+    """Returns what runs left out of the lengths asked for, and no other run of the model evaluated."""
+    places: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for model in models:
+        tasks = grouped((task.name, task.record) for _, task in model.task_runs() if task.record is not None)
+        for name, of_task in tasks.items():
+            evaluated = {length for record in of_task for length in record.lengths}
+            dropped = {length for record in of_task for length in record.dropped_lengths} - evaluated
+            if dropped:
+                places.setdefault((tuple(sorted(dropped)), shown_name(name)), []).append(model.label)
+    by_models = grouped(((lengths, tuple(labels)), task) for (lengths, task), labels in places.items())
+    return [
+        f"{name_list(map(length_text, lengths))} of {_all_named(tasks)} for {_all_named(labels)}"
+        for (lengths, labels), tasks in by_models.items()
+    ]
+
+
+def caveats(
+    claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists, dropped: Sequence[str] = ()
+) -> list[str]:
     """Writes the remarks below the summary.
 
     Args:
@@ -127,6 +146,7 @@ def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_fill
         ruler_missing: model label to those of RULER's tasks it did not run, for models that ran some.
         ruler_apart: model label to the tasks that are kept apart from RULER's.
         ruler_filled: who fills RULER's prompts to the labels of models run with such prompts.
+        dropped: see `dropped_lengths`.
     """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []
@@ -156,6 +176,10 @@ def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_fill
     if unlogged := {label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle}:
         names = _all_named(sorted(unlogged))
         remarks.append(f"Missing: paired differences of {names}; run with --log_samples to get them.")
+    if dropped:
+        remarks.append(
+            f"Lengths left out by runs, because the task's text or the model is shorter: {'; '.join(dropped)}."
+        )
     if ruler_apart:
         tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
         remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")

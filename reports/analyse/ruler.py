@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sbeval.reports.analyse.statistics import mean_interval, share_interval
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import in_words, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 
 NIAH_TASKS = (
@@ -124,6 +124,22 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
                 rows.append((model, length, float(at_length["value"].mean()), *interval, complete))
     columns = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high", "tasks"]
     return pd.DataFrame.from_records(rows, columns=columns)
+
+
+def without_mean(scores: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """Returns a sentence on the lengths at which `average` has none, since a task of the model has no score there."""
+    chosen = scores[scores["ruler_task"].isin(tasks)]
+    places: dict[tuple[str, int], list[str]] = {}
+    for model, of_model in chosen.groupby("setting", sort=False):
+        ran = [task for task in tasks if (of_model["ruler_task"] == task).any()]
+        for length, at_length in of_model.groupby("context_length_tokens"):
+            if lacking := [task for task in ran if not (at_length["ruler_task"] == task).any()]:
+                places[str(model), int(str(length))] = lacking
+    parts = [
+        f"at {length_text(length)} for {in_words(model)}, which has no score of {name_list(lacking, at_most=4)} there"
+        for (model, length), lacking in places.items()
+    ]
+    return f"No mean {'; '.join(parts)}." if parts else ""
 
 
 def by_length(

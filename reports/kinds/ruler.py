@@ -40,7 +40,8 @@ def _section(material: Material) -> Section | None:
         for alike in analysis.averaged_alike(scores, tasks):
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
-                figures.append(_average_figure(material, looks, alike.words or words, means, alike.explanation))
+                explanation = f"{alike.explanation} {analysis.without_mean(alike.scores, alike.tasks)}".strip()
+                figures.append(_average_figure(material, looks, alike.words or words, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
     alone = "No average over tasks sets the models side by side, since no task was run with all."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}

@@ -5,7 +5,7 @@ A reader brings one kind of data that runs hold beside single numbers, and says 
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
@@ -48,12 +48,14 @@ class Results:
         measurements: one row a number, columns `COLUMNS`; NaN where missing.
         by_reader: each reader to what it brought.
         notes: what was left out and why.
+        texts: names of the texts before any label.
     """
 
     models: tuple[EvaluatedModel, ...]
     measurements: pd.DataFrame
     by_reader: Mapping[Reader[Any], Any]
     notes: Notes
+    texts: Collection[str] = ()
 
     def __getitem__(self, reader: Reader[T]) -> T:
         """Returns what a reader brought."""
