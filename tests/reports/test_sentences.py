@@ -148,7 +148,10 @@ def test_sentences_are_true_at_the_ends_of_every_range(case: str, truth: str, tm
     known = dict(zip(LENGTHS, TRUTHS[truth], strict=False))
     for name in ("a", "b"):
         curve = [known[length] for length in lengths]
-        tasks = [perplexity_task(protocol, curve, lengths=lengths, documents=24, seed=5) for protocol in ("fixed_target", "stream")]
+        tasks = [
+            perplexity_task(protocol, curve, lengths=lengths, documents=24, seed=5)
+            for protocol in ("fixed_target", "stream")
+        ]
         record = model_record("rope", name=name, checkpoint_sha256=name * 64, training_length_tokens=trained)
         write_run(tmp_path / name, record, tasks)
     check(reported(tmp_path), {length: known[length] for length in lengths}, trained)
