@@ -17,7 +17,7 @@ PAPER = typer.Option(metavar="DIR", help="Also write figures as PDF, captions an
 FIGURE = typer.Option(metavar="NAME", help="With --paper: name or pattern of a figure's file to write; repeatable.")
 COMPARE = typer.Option(
     metavar="A B",
-    help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",
+    help="Print B minus A on the same targets instead of a page: results folders, or models below PATHS.",
 )
 FAIL_IF_WORSE = typer.Option(
     "--fail-if-worse",
