@@ -16,7 +16,7 @@ from sbeval.keeping.writing import alone_in, whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
 from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
-from sbeval.reports.analyse.overview import BRACKETS, HEADER, caveats, side_by_side
+from sbeval.reports.analyse.overview import BRACKETS, caveats, dropped_lengths, headings, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
@@ -38,7 +38,7 @@ from sbeval.reports.kinds import (
     suite,
 )
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
-from sbeval.reports.read.models import group_models, note_runs, with_one_set_of_targets
+from sbeval.reports.read.models import group_models, note_runs, text_names, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
@@ -108,7 +108,7 @@ def assemble(
     return Report(
         overview=tuple(sentences),
         findings=tuple(find(models, claims, effective_sentences(rated))),
-        caveats=tuple(caveats(claims, missing, apart(rated.scores), filled_by(models))),
+        caveats=tuple(caveats(claims, missing, apart(rated.scores), filled_by(models), dropped_lengths(models))),
         overview_table=_overview_table(side_by_side_rows, on_page=many) if side_by_side_rows else None,
         sections=tuple(section for section in sections if section is not None),
         looks=material.looks,
@@ -121,12 +121,12 @@ def assemble(
 
 def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
     columns = zip(*rows, strict=True)
-    headings = [
+    header = [
         words if any("[" in cell for cell in cells) else words.removesuffix(BRACKETS)
-        for words, cells in zip(HEADER, columns, strict=True)
+        for words, cells in zip(headings(rows), columns, strict=True)
     ]
     return Table.of(
-        headings,
+        header,
         [(Cell(name=label), *cells) for label, *cells in rows],
         stem="overview",
         caption="On identical targets, side by side",
@@ -160,6 +160,7 @@ def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
     models = with_one_set_of_targets(group_models(evaluated, labels), notes)
     note_runs(models, notes)
     return Results(
+        texts=text_names(group_models(evaluated)),
         models=models,
         measurements=tabulate_measurements(models, notes),
         by_reader={reader: reader.read(models, notes) for reader in READERS},

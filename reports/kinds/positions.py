@@ -57,7 +57,7 @@ def _section(material: Material) -> Section:
     return Section(
         identifier="positions",
         title="NLL by position",
-        lead="One pass at the longest context; every point is the mean over targets that far into the window. "
+        lead="One pass at one context length; every point is the mean over targets that far into the window. "
         f"{bands_words} A last bin cut short by the window's end is not drawn.",
         figures=tuple(figures),
         legend=looks,
@@ -141,7 +141,7 @@ def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:
 def _passes(table: pd.DataFrame) -> str:
     """Names the context lengths of the passes shown."""
     lengths = sorted({int(length) for length in table["context_length_tokens"].dropna()})
-    return ", ".join(map(length_text, lengths)) if lengths else "the longest context"
+    return ", ".join(map(length_text, lengths)) if lengths else "a length that was not recorded"
 
 
 def _bases(material: Material, table: pd.DataFrame) -> str:
@@ -179,10 +179,9 @@ def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
         trained = material.training_lengths.get(label)
         inside = [row for row in bins if trained is not None and row["last"] <= trained]
         start, last = inside[-1] if inside else bins[0], bins[-1]
-        sentences.append(
-            f"{in_words(label)} goes from {shown(start['nll'])} around position {length_text(int(start['last']))} "
-            f"to {shown(last['nll'])} around {length_text(int(last['last']))}"
-        )
+        ends = [f"{shown(row['nll'])} around position {length_text(int(row['last']))}" for row in (start, last)]
+        words = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
+        sentences.append(f"{in_words(label)} {words}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 

@@ -90,7 +90,7 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
     """Groups runs into models and names each shortly and uniquely.
 
     A model's name is its checkpoint's, followed by the facts in which it differs from others of that name. A key of
-    `labels` may be the name computed here or the checkpoint's own.
+    `labels` may be the name computed here, the checkpoint's own, or the name of a text that no model has.
     """
     oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
     groups = grouped((_key(run), run) for run in reversed(_texts_by_one_name(oldest_first)))
@@ -101,8 +101,38 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
         EvaluatedModel(key=key, label=chosen[key], record=members[0].record, runs=tuple(members))
         for key, members in groups.items()
     ]
+    of_texts = {name: label for name, label in (labels or {}).items() if name in text_names(models)}
+    of_models = {*named.values(), *own_names.values()}
+    models = _with_texts(models, {name: label for name, label in of_texts.items() if name not in of_models})
     models.sort(key=_order)
     return [dataclasses.replace(model, parent=_parent_label(model, models)) for model in models]
+
+
+def text_names(models: Sequence[EvaluatedModel]) -> set[str]:
+    """Returns what the texts of all models are called."""
+    records = [task.record for model in models for run in model.runs for task in run.tasks]
+    return {shown_name(record.corpus) for record in records if record is not None and record.corpus is not None}
+
+
+def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> list[EvaluatedModel]:
+    """Calls texts by their labels; two texts never get one name, since a name tells them apart."""
+    if not labels:
+        return list(models)
+    chosen: dict[str, str] = {}
+    for name in labels:
+        taken = (text_names(models) - labels.keys()) | set(chosen.values())
+        chosen[name] = unique_name(shown_name(labels[name]), taken, "{} ({})")
+
+    def labelled(task: TaskResult) -> TaskResult:
+        record = task.record
+        if record is None or record.corpus is None or (name := shown_name(record.corpus)) not in chosen:
+            return task
+        return dataclasses.replace(task, record=dataclasses.replace(record, corpus=chosen[name]))
+
+    def relabelled(run: EvaluationRun) -> EvaluationRun:
+        return dataclasses.replace(run, tasks=tuple(map(labelled, run.tasks)))
+
+    return [dataclasses.replace(model, runs=tuple(map(relabelled, model.runs))) for model in models]
 
 
 def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[EvaluationRun]:

@@ -5,7 +5,7 @@ A reader brings one kind of data that runs hold beside single numbers, and says 
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
@@ -49,6 +49,7 @@ class Results:
         by_reader: each reader to what it brought.
         notes: what was left out and why.
         files_left_out: how many results files hold nothing that can be used.
+        texts: names of the texts before any label.
     """
 
     models: tuple[EvaluatedModel, ...]
@@ -56,6 +57,7 @@ class Results:
     by_reader: Mapping[Reader[Any], Any]
     notes: Notes
     files_left_out: int = 0
+    texts: Collection[str] = ()
 
     @property
     def files_text(self) -> str:

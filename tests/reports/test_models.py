@@ -11,7 +11,7 @@ from sbeval.reports import compare, load_results
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import model_facts
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.selection import choose_baseline, restrict
+from sbeval.reports.analyse.selection import check_labels, choose_baseline, restrict
 from sbeval.reports.figures.theme import DARK, LIGHT, choose_looks, within
 from sbeval.reports.kinds.runs import run_facts
 from sbeval.reports.read.fields import telling_name
@@ -273,3 +273,20 @@ def test_one_task_on_two_texts_makes_two_claims(names: tuple[str, str], tmp_path
     raises_from = {corpus: claim.raises_from_tokens for (_, corpus, _), claim in claims.items()}
     assert raises_from == {names[0]: None, second: 2048}
     assert {panel.corpus for panel in perplexity_panels(results.measurements, results.models)} == {names[0], second}
+
+
+def test_a_label_names_a_text_and_two_texts_never_share_one(tmp_path: Path) -> None:
+    tasks = [
+        perplexity_task("stream", CURVES["rope"][:2], lengths=[256, 512], corpus=corpus, documents=3)
+        for corpus in ("text", "other")
+    ]
+    write_run(tmp_path / "r", model_record("rope"), tasks, log_samples=False)
+    found = load_results([tmp_path], labels={"text": "Moby Dick", "demo-rope": "RoPE"})
+    assert set(found.measurements["corpus"]) == {"Moby Dick", "other"}
+    assert labels(found) == ["RoPE"]
+    check_labels(found, {"text": "Moby Dick"})
+    with pytest.raises(UserError, match="one of demo-rope, other, text, found 'Moby Dick'"):
+        check_labels(found, {"Moby Dick": "text"})
+    both = load_results([tmp_path], labels={"text": "A novel", "other": "A novel"})
+    assert set(both.measurements["corpus"]) == {"A novel", "A novel (2)"}
+    assert set(load_results([tmp_path], labels={"text": "other"}).measurements["corpus"]) == {"other", "other (2)"}
