@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
+from sbeval.model_adapters.answers import request_name
 from sbeval.model_adapters.backend import Backend
 from sbeval.model_adapters.loading import warn_of_other_tokens
-from sbeval.models.rope import LENGTH_DEPENDENT
+from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
@@ -82,12 +83,13 @@ def _answers(
     scores = {name: kept for name in pieces if (kept := backend.kept(name)) is not None}
     left = {name: piece for name, piece in pieces.items() if name not in scores}
     backend.check_room(max((piece.tokens for piece in left.values()), default=0))
+    askers = {tuple(request.args): request_name(request) for request in reversed(requests)}
     logger.info(
         "%s: %d windows are asked for in %d requests of %s tokens in all; --use_cache holds %d more",
         *(backend.name, len(cuts), len(left), f"{sum(piece.tokens for piece in left.values()):,}", len(scores)),
     )
-    rope = str(getattr(backend.config(), "rope_parameters", None))
-    if len(pieces) > len(cuts) and any(f"'{kind}'" in rope for kind in LENGTH_DEPENDENT):
+    rope = rope_entries(getattr(backend.config(), "rope_parameters", None))
+    if len(pieces) > len(cuts) and any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope.values()):
         logger.warning(
             "the model's RoPE depends on an input's length: a window's first pieces are read as shorter ones"
         )
@@ -97,7 +99,8 @@ def _answers(
             (of.inputs_L[: piece.context].tolist(), of.targets_T[piece.first : piece.stop].tolist())
             for of, piece in zip(sequences, map(left.__getitem__, call), strict=True)
         ]
-        scores |= backend.score(dict(zip(call, texts, strict=True)), len(scores), len(pieces), quiet=quiet)
+        named = {name: askers[left[name].arguments] for name in call}
+        scores |= backend.score(dict(zip(call, texts, strict=True)), named, len(scores), len(pieces), quiet=quiet)
     counts = {name: piece.stop - piece.first for name, piece in pieces.items()}
     answers = {}
     for arguments, of_request in names.items():

@@ -1,8 +1,7 @@
 """A model of lm-eval that scores tokens: how it is called, what it takes whole, and what is kept and recorded of it.
 
 Every piece is kept in lm-eval's cache under its tokens and what the model is: a run that failed asks for nothing twice.
-lm-eval adds up whatever comes back, so a prompt that was cut, a BOS that was added or left out, or a list that is too
-short would be a wrong number. What comes back is counted where lm-eval reads it.
+lm-eval adds up whatever comes back; `sbeval.scoring.returned` says which answers can be right.
 """
 
 import contextlib
@@ -12,19 +11,19 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from lm_eval.api.model import hash_args
-from lm_eval.api.registry import model_registry
 from transformers import AutoConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints.facts import text_config
 from sbeval.corpora import tokenizer_sha256
+from sbeval.corpora.tokenizers import added_tokens
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import Parts, installed_version, named, shortened, versions
@@ -32,11 +31,11 @@ from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.hub_names import local_path
 from sbeval.model_adapters.record import gpu_facts, kernels_in_use, model_facts, model_parts
 from sbeval.results.records import USERINFO, ModelRecord, recorded_command
+from sbeval.scoring.guarded import backend_name, guard
+from sbeval.scoring.returned import ROUNDING_NATS, OtherPromptError, WrongAnswerError, prompt_tokens
 
-_ROUNDING_NATS = 0.01  # by which a sum of log-probabilities may exceed 0
 _PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
 _KIND = "loglikelihood"  # under which lm-eval keeps what `_loglikelihood_tokens` answers
-_READERS = ("parse_logprobs", "_parse_logprobs")  # lm-eval's, of what servers and engines return
 # by how much `max_length` has to exceed context and continuation, of which lm-eval 0.4.13 cuts the beginning otherwise
 _SPARE = {"HFLM": -1, "NEURON_HF": -1, "VLLM": 1, "TemplateAPI": 0}
 _ENGINES = ("vllm", "sglang", "tensorrt_llm", "onnxruntime")
@@ -53,8 +52,6 @@ _APART = KEPT_IN | {
 
 Score = tuple[float, bool]
 """The sum of a continuation's log-probabilities in nats, and whether each of its tokens is the most probable."""
-_Returned = tuple[int, int | None, Any]
-"""Of a prompt: how many tokens came back scored, how many were read, and which first; None where that is not told."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,11 +71,10 @@ class Backend:
             if not any(isinstance(_arguments(lm).get(key), str) for key in _CHECKPOINTS[:3]):
                 known._identity = None  # of a model in memory, which may have been trained since
             return known  # type: ignore[no-any-return]
+        guard(lm)
         if getattr(lm, "backend", "causal") != "causal":
             raise UserError(f"Expected a causal language model to score windows of tokens, found {lm.backend}.")
-        names = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
-        address = USERINFO.sub("", getattr(lm, "base_url", None) or "")
-        lm.sbeval_backend = backend = cls(lm, names[0] + (f" at {address}" if address else ""))
+        lm.sbeval_backend = backend = cls(lm, backend_name(lm))
         described = getattr(lm, "get_model_info", dict)
         lm.get_model_info = lambda: {**described(), "sbeval": backend.record().to_json()}
         return backend
@@ -88,7 +84,7 @@ class Backend:
         database = self.lm.cache_hook.dbdict
         held = None if database is None else database.get(hash_args(_KIND, self._key(name)))
         # lm-eval keeps what comes back before it is seen here: what is no log-probability is asked for again
-        return held if held is not None and -math.inf < held[0] <= _ROUNDING_NATS else None
+        return held if held is not None and -math.inf < held[0] <= ROUNDING_NATS else None
 
     def check_room(self, tokens: int) -> None:
         """Refuses pieces of which lm-eval would cut the beginning; `tokens` are context and continuation."""
@@ -105,12 +101,18 @@ class Backend:
         )
 
     def score(
-        self, texts: Mapping[str, tuple[list[int], list[int]]], answered: int, planned: int, *, quiet: bool
+        self,
+        texts: Mapping[str, tuple[list[int], list[int]]],
+        requests: Mapping[str, str],
+        answered: int,
+        planned: int,
+        *,
+        quiet: bool,
     ) -> dict[str, Score]:
-        """Scores pieces in one call: context and continuation by name.
+        """Scores pieces in one call: context and continuation by name, and the names of the requests they are of.
 
         Raises:
-            UserError: the model failed, or did not read or score all tokens; says where the run stands.
+            UserError: the model failed, or its answer cannot be right; names the request and says where the run stands.
         """
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
         in_float32 = getattr(self.lm, "softmax_dtype", True) is None  # `hf` adds in the model's own type unless told
@@ -119,14 +121,16 @@ class Backend:
         try:
             if in_float32:
                 self.lm.softmax_dtype = torch.float32
-            with self._counted():
-                if not self.tokens and (fault := self._tokenizer_fault()):
+            if not self.tokens and (fault := self._tokenizer_fault()):
+                with contextlib.suppress(OtherPromptError):
                     self.lm._loglikelihood_tokens(batch[:1], disable_tqdm=quiet)  # which may show another reason
-                    raise UserError(fault)
-                answers = self.lm._loglikelihood_tokens(batch, disable_tqdm=quiet)
+                raise UserError(fault)
+            answers = self.lm._loglikelihood_tokens(batch, disable_tqdm=quiet)
             scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
-            if (most := max((nats for nats, _ in scores.values()), default=0.0)) > _ROUNDING_NATS:
-                raise UserError(f"Expected {self.name} to tell log-probabilities, found a sum above 0 ({most:.4g})")
+            for name, (nats, _) in scores.items():
+                if not -math.inf < nats <= ROUNDING_NATS * max(1, len(texts[name][1])):
+                    said = f"Expected {self.name} to tell log-probabilities, found a sum of {nats:.4g}"
+                    raise WrongAnswerError(said, [*texts[name][0], *texts[name][1]])
         except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
             reason = USERINFO.sub("", first_line(error))
             said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"
@@ -134,7 +138,9 @@ class Backend:
             kept = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
             if hook.dbdict is None:
                 kept = "with --use_cache FILE answers are kept as they come, and the same command goes on after them"
-            raise UserError(f"{error if isinstance(error, UserError) else said}: {kept}.") from error
+            if isinstance(error, UserError):
+                said = f"{error}{_request(error, texts, requests)}"
+            raise UserError(f"{said}: {kept}.") from error
         finally:
             if in_float32:
                 self.lm.softmax_dtype = None
@@ -174,7 +180,18 @@ class Backend:
             command=recorded_command(),
             versions=_versions(),
             tokens_per_second=self.tokens / self.seconds if self.seconds else None,
+            added_tokens=self._added_tokens(),
         )
+
+    def _added_tokens(self) -> dict[str, Any] | None:
+        """Returns what the model's tokenizer adds to a text, None where it adds nothing or cannot be asked."""
+        tokenizer = getattr(self.lm, "tokenizer", None)
+        if not (hasattr(tokenizer, "get_vocab") and any(added := added_tokens(tokenizer))):
+            return None
+        names = added.to_json(tokenizer)
+        listed = " and ".join(" ".join(tokens) for tokens in names.values() if tokens)
+        facts = f"the tokenizer adds {listed} to a text; windows are given as tokens and get nothing added"
+        return {**names, "sentence": f"{facts}; {self.name} decides what it adds to prompts of text"}
 
     def _key(self, name: str) -> tuple[str, str]:
         """Returns what the response cache keeps a piece under: of a server its address, model and tokenizer."""
@@ -207,52 +224,18 @@ class Backend:
         lm = self.lm
         with contextlib.suppress(Exception):  # it takes no text, tells no count, or fails, which the first piece shows
             count = len(lm.tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
-            ((_, told, _),) = _returned(lm.model_call([_PROBE], generate=False)) or [(0, None, None)]
+            told = prompt_tokens(lm.model_call([_PROBE], generate=False))
             if told is not None and told - count not in (0, 1):  # it may put BOS before a text
                 given = f"found that tokenizer={lm.tokenizer.name_or_path} makes {count} tokens of a text"
                 return f"Expected the tokenizer of {self.name}, {given} where the server counts {told}: name its own"
         return None
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Within it, an answer to other tokens than were sent, or to some of them, is an error."""
-        reader = next((name for name in _READERS if hasattr(self.lm, name)), None)
-        if reader is None:
-            yield
-            return
-        read = getattr(self.lm, reader)
 
-        def counting(*, outputs: Any, tokens: Any, **rest: Any) -> Any:
-            self._count(tokens if isinstance(tokens[0], list) else [tokens], outputs)
-            return read(outputs=outputs, tokens=tokens, **rest)
-
-        setattr(self.lm, reader, counting)
-        try:
-            yield
-        finally:
-            delattr(self.lm, reader)
-
-    def _count(self, sent: Sequence[Sequence[int]], outputs: Any) -> None:
-        if (returned := _returned(outputs)) is None:
-            return
-        if len(returned) != len(sent):
-            raise UserError(f"Expected {len(sent)} answers from {self.name}, found {len(returned)}")
-        for tokens, (scored, told, first) in zip(sent, returned, strict=True):
-            count, read = len(tokens), scored if told is None else told
-            if read == count + 1:
-                reason = f"that it puts one of its own before them ({first!r}); have it add no special tokens"
-            elif read == count - 1 and tokens[0] == getattr(self.lm, "prefix_token_id", None):
-                reason = f"that it leaves out the first, BOS ({tokens[0]}); have it take prompts as they are"
-            elif read > count:
-                reason = f"that it read {read}; send it tokens, not text (tokenized_requests=True)"
-            elif read < count:
-                reason = f"that it read {read}, since it cuts prompts; start it with room for longer ones"
-            elif scored != count:
-                remedy = "tells all of them (echo)" if scored < count else "generates one more, as it is asked to"
-                reason = f"log-probabilities of {scored}; use a server that {remedy}"
-            else:
-                continue
-            raise UserError(f"Expected {self.name} to read and score the {count} tokens of a prompt, found {reason}")
+def _request(error: UserError, texts: Mapping[str, tuple[list[int], list[int]]], requests: Mapping[str, str]) -> str:
+    """Returns the name of the request whose answer is wrong, in brackets; nothing where no one request is at fault."""
+    prompt = getattr(error, "prompt", None)
+    named = (requests[name] for name, (context, targets) in texts.items() if [*context, *targets] == prompt)
+    return next((f" ({name})" for name in named), "")
 
 
 def _awaited(record: logging.LogRecord) -> bool:
@@ -261,31 +244,6 @@ def _awaited(record: logging.LogRecord) -> bool:
     It does so whenever they are collected, at the latest as Python ends: the filter stays in place.
     """
     return not any(said in record.getMessage() for said in ("never retrieved", "unhandled exception during asyncio"))
-
-
-def _returned(outputs: Any) -> list[_Returned] | None:
-    """Reads what a completions server, SGLang, or an engine such as vLLM returned for some prompts; None for others."""
-    several = outputs if isinstance(outputs, list) else [outputs]
-    if all(isinstance(output, dict) and "choices" in output for output in several):
-        choices = sorted((choice for output in several for choice in output["choices"]), key=lambda of: of["index"])
-        # of several prompts a server tells how many tokens all have
-        read = (several[0].get("usage") or {}).get("prompt_tokens") if len(choices) == 1 else None
-        lists = [choice.get("logprobs") or {} for choice in choices]
-        return [_scored((of.get("token_logprobs") or [])[:-1], read, of.get("tokens")) for of in lists]
-    if all(isinstance(output, dict) and "meta_info" in output for output in several):
-        metas = [output["meta_info"] for output in several]
-        columns = [[*zip(*meta["input_token_logprobs"], strict=True)] or [(), ()] for meta in metas]
-        return [_scored(of[0], meta.get("prompt_tokens"), of[1]) for meta, of in zip(metas, columns, strict=True)]
-    if all(hasattr(output, "prompt_logprobs") for output in several):
-        ids = [getattr(output, "prompt_token_ids", None) for output in several]
-        return [_scored(of.prompt_logprobs or [], i and len(i), i) for of, i in zip(several, ids, strict=True)]
-    return None
-
-
-def _scored(logprobs: Sequence[Any], read: int | None, tokens: Sequence[Any] | None) -> _Returned:
-    """Counts the log-probabilities, and the first token, which has none."""
-    scored = min(1, len(logprobs)) + sum(value is not None for value in logprobs[1:])
-    return scored, read, tokens[0] if tokens else None
 
 
 def _versions() -> Parts:

@@ -27,7 +27,7 @@ from sbeval.model_adapters.answers import Answers, handed_over, request_name
 from sbeval.model_adapters.batching import DoesNotFit, fitting, run_in_batches
 from sbeval.model_adapters.decoding import texts
 from sbeval.model_adapters.decoding.schedule import Continuations
-from sbeval.model_adapters.decoding.served import GenerationInSlots, why_not_setting
+from sbeval.model_adapters.decoding.served import GenerationInSlots, end_tokens, greedy_setting, why_not_setting
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
 from sbeval.model_adapters.decoding.texts import Continuation
 from sbeval.model_adapters.decoding.thinking import Thought
@@ -40,6 +40,7 @@ from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError, NoText
 from sbeval.scoring.requests import Answer
 
+_GREEDY_TOKENS = 8
 _THOUGHTS_KEPT = 64
 """Prompts that are thought about before the first of them is answered, where a response cache keeps answers."""
 
@@ -147,9 +148,17 @@ def generated(session: Session, hf: Any, groups: Sequence[Sequence[Prompt]]) -> 
         session.self_test.check("generation")  # before any other group takes its time
 
     def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
-        if slots.serves(prompts[0].setting):
-            return slots.generate(prompts, read)
-        return _in_batches(session, hf, prompts, read)
+        if not slots.serves(prompts[0].setting):
+            yield from _in_batches(session, hf, prompts, read)
+            return
+        given = yield from slots.generate(prompts, read)
+        by_setting: dict[str, list[Prompt]] = defaultdict(list)
+        for prompt in prompts:
+            if prompt.index not in given:  # an answer from slots was wrong
+                by_setting[_setting_name(prompt)].append(prompt)
+        for left in by_setting.values():
+            session.self_test.check("generation")
+            yield from _in_batches(session, hf, left, read)
 
     together: set[int] = set()
     for prompt, read in prompts_together(session, hf, [*itertools.chain(*groups)]):
@@ -226,11 +235,46 @@ def _in_batches(session: Session, hf: Any, prompts: Sequence[Prompt], read: Read
         with session.rope.hold(batch[0].length_tokens):
             return _generate(session, hf, batch, read)
 
-    longest_first = sorted(prompts, key=lambda prompt: -prompt.length_tokens)
-    for batch, continuations in run_in_batches(
-        longest_first, run, length_tokens=lambda prompt: prompt.length_tokens, limits=session.generation_batches
-    ):
-        yield from handed_over(zip([prompt.index for prompt in batch], continuations, strict=True))
+    longest_first, begun = sorted(prompts, key=lambda prompt: -prompt.length_tokens), 0
+    while begun < len(longest_first):  # anew where a batch was wrong, and its prompts are run in another way
+        limits = session.real.limits(session.generation_batches, "generation")
+        for batch, continuations in run_in_batches(
+            longest_first[begun:], run, length_tokens=lambda prompt: prompt.length_tokens, limits=limits
+        ):
+            if not _stand(session, hf, batch, continuations):
+                session.self_test.check("generation")
+                break
+            begun += len(batch)
+            yield from handed_over(zip([prompt.index for prompt in batch], continuations, strict=True))
+
+
+def _stand(session: Session, hf: Any, batch: Sequence[Prompt], continuations: Sequence[Continuation]) -> bool:
+    """Whether answers of a batch are those of whole texts, as far as they are read again.
+
+    Where tokens are sampled or searched, the first tokens after the same prompts are generated greedily and compared.
+    """
+    length = batch[0].length_tokens
+    padded = len({len(prompt.tokens) for prompt in batch}) > 1
+    if not session.real.wants_answers(rows=len(batch), length=length, padded=padded):
+        return True
+    setting = greedy_setting(batch[0].setting)
+    with session.rope.hold(length):
+        if why_not_setting(hf.model, setting) is not None:
+            setting = {"until": [], "max_gen_toks": min(_GREEDY_TOKENS, setting["max_gen_toks"]), "num_beams": 1}
+            if why_not_setting(hf.model, greedy_setting(setting)) is not None:
+                return True  # the model's generation config changes what is chosen
+            prompts = [dataclasses.replace(prompt, setting={**setting, "do_sample": False}) for prompt in batch]
+            continuations = _generate(session, hf, prompts, None)
+        if not all(continuation.sound for continuation in continuations):
+            return True
+        stands = session.real.answers_stand(
+            [(prompt.tokens, written.tokens) for prompt, written in zip(batch, continuations, strict=True)],
+            length=length,
+            not_early=end_tokens(hf.model),
+            fewest=setting.get("min_new_tokens") or 0,
+        )
+    session.meter.begin()
+    return stands
 
 
 def _generate(session: Session, hf: Any, prompts: Sequence[Prompt], read: ReadPrompt | None) -> list[Continuation]:
@@ -286,5 +330,9 @@ def _same_answers(prompts: Sequence[Prompt]) -> list[list[list[Prompt]]]:
     groups: dict[str, dict[object, list[Prompt]]] = defaultdict(lambda: defaultdict(list))
     for prompt in prompts:
         once = prompt.index if prompt.setting.get("do_sample") else (prompt.tokens.tobytes(), prompt.beginning)
-        groups[json.dumps(prompt.setting, sort_keys=True, default=str)][once].append(prompt)
+        groups[_setting_name(prompt)][once].append(prompt)
     return [[*group.values()] for group in groups.values()]
+
+
+def _setting_name(prompt: Prompt) -> str:
+    return json.dumps(prompt.setting, sort_keys=True, default=str)

@@ -15,22 +15,23 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
 from transformers import PretrainedConfig
 
 import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
 from sbeval.checkpoints import load as checkpoints
-from sbeval.checkpoints.facts import checkpoint_format
+from sbeval.checkpoints.facts import checkpoint_format, refuse_adapter
 from sbeval.checkpoints.files import check_weights
+from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.checkpoints.values import check_generation
 from sbeval.commands import ranks
-from sbeval.corpora.tokenizers import begins_specially, encode_together
+from sbeval.corpora.tokenizers import special_beginnings
 from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.hub_names import local_path
 from sbeval.model_adapters import generation, loading, scoring
 from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.batching import share_passes
+from sbeval.model_adapters.decoding.texts import added_by_tokenizer, encode_texts
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
 from sbeval.model_adapters.self_test.testing import tested
@@ -51,6 +52,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     Attributes:
         arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
         loaded: the checkpoint, where its format is one that transformers does not know.
+        unread: tensors of the checkpoint and of its adapter that the model does not read.
         skip_threshold: the one in force, None where every key is visited.
         session: what every request needs, None for an encoder-decoder model.
     """
@@ -62,6 +64,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         check_shared_arguments(kwargs, self.options)
         self.arguments = dict(kwargs)
         self.loaded: checkpoints.LoadedCheckpoint | None = None
+        self.unread = UnreadTensors()
         self._format: checkpoints.FoundFormat = (None, {})
         self.skip_threshold: float | None = None
         self.session: Session | None = None
@@ -85,7 +88,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             raise UserError(f"{expected}, but {first_line(error)}: {remedy}.") from error
         if hasattr(self, "accelerator"):  # hf does this only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        for name, usual in (("non_finite", "error"), ("extrapolation", None), ("thinking_tokens", None)):
+        for name, usual in (
+            *(("non_finite", "error"), ("extrapolation", None)),
+            *(("thinking_tokens", None), ("template_suffix", "drop")),
+        ):
             if self.backend != "causal" and (asked := getattr(self.options, name)) != usual:
                 raise UserError(
                     f"Expected no {name} for an encoder-decoder model, found {asked}: remove it from --model_args."
@@ -99,6 +105,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
             loading.fit_tokenizer(self.model, self.tokenizer)
             in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
             loading.check_tokenizer(self, self._format[1] if in_a_folder else {})
+            if added := added_by_tokenizer(self):
+                loading.say_added_tokens(added)
             loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
             self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
@@ -138,10 +146,13 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         return scores
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns a text's tokens as `hf` encodes it, looked up if it is one of those encoded together."""
+        """Returns a text's tokens as `hf` encodes it, or without the tokenizer's suffix where text follows it.
+
+        Contexts, and contexts with their continuations, are looked up among those that were encoded together.
+        """
         if add_special_tokens is None and not kwargs and (known := self._encoded.get(string)) is not None:
             return list(known)
-        if add_special_tokens is None and begins_specially(self.tokenizer, string):
+        if add_special_tokens is None and string.startswith(special_beginnings(self.tokenizer)):
             add_special_tokens = False
         return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
 
@@ -151,11 +162,16 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
         """Encodes together what `hf` will ask for text by text: contexts, and contexts with their continuations."""
         whole = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
-        bos = self.tokenizer.decode(self.prefix_token_id)
-        texts = [text for text in dict.fromkeys(itertools.chain(*whole)) if not has_bos_prefix(text, bos)]
-        texts = [text for text in texts if not begins_specially(self.tokenizer, text)]
-        options = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
-        self._encoded = dict(zip(texts, encode_together(self.tokenizer, texts, quiet=quiet, **options), strict=True))
+        texts = list(dict.fromkeys(itertools.chain(*whole)))
+        beginnings = (self.tokenizer.decode(self.prefix_token_id),) if texts else ()
+        tokens = encode_texts(self, texts, beginnings=tuple(filter(None, beginnings)), quiet=quiet)
+        self._encoded = dict(zip(texts, tokens, strict=True))
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        before, behind = super()._encode_pair(context, continuation)
+        if self.session is not None and not before:  # a context of white space, and a tokenizer that adds no prefix
+            before = [self.prefix_token_id]
+        return before, behind
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
         # where `hf`'s loglikelihood ends: it has checked and encoded the requests, which we score ourselves
@@ -218,7 +234,9 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         return self.session
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        with loading.in_one_sentence(pretrained, "a model"):
+        with loading.in_one_sentence(pretrained, "a model", **self._asking()):
+            if isinstance(pretrained, str):
+                refuse_adapter(local_path(pretrained) / (kwargs.get("subfolder") or ""))
             if not kwargs.get("gguf_file") and not kwargs.get("subfolder"):
                 self._format = checkpoints.released_format(pretrained, kwargs["revision"])
                 loading.check_kv_expand(pretrained, self._format[0], self.options.kv_expand)
@@ -239,14 +257,20 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         super()._get_backend(config, backend="causal" if causal and backend == "default" else backend, **kwargs)
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
-        with loading.in_one_sentence(tokenizer or pretrained, "a tokenizer"):
+        argument = "tokenizer" if tokenizer else "pretrained"
+        asking = self._asking() if not tokenizer else {}
+        with loading.in_one_sentence(tokenizer or pretrained, "a tokenizer", argument=argument, **asking):
             super()._create_tokenizer(pretrained, tokenizer, **kwargs)
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         auto_class = self.AUTO_MODEL_CLASS
-        with loading.in_one_sentence(pretrained, "a model's weights"), loading.whole_adapter(kwargs.get("peft")):
+        checked: dict[str, Any] = {"allow_unread": self.options.allow_unread or (), "report": self._leave_unread}
+        with (
+            loading.in_one_sentence(pretrained, "a model's weights", **self._asking()),
+            loading.whole_adapter(kwargs.get("peft"), **checked),
+        ):
             if self._format[0] is None:
-                load: Any = functools.partial(checkpoints.load_whole, auto_class)
+                load: Any = functools.partial(checkpoints.load_whole, auto_class, **checked)
             else:
                 self.loaded = checkpoints.load_checkpoint(
                     pretrained,
@@ -259,12 +283,19 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 )
                 self._config = self.loaded.model.config
                 loading.say_format(pretrained, self.loaded.format)
-                loading.refuse_transformers_arguments(self.loaded.format, kwargs)
+                loading.refuse_transformers_arguments(self.loaded.format, kwargs, convertible=self.loaded.extendable)
                 model = self.loaded.model
                 load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
         self.AUTO_MODEL_CLASS = auto_class
+
+    def _asking(self) -> dict[str, Any]:
+        """Returns what may ask for things that loading does not find here: arguments and the configuration."""
+        return {"given": self.arguments, "config": self._format[1]}
+
+    def _leave_unread(self, unread: UnreadTensors) -> None:
+        self.unread |= unread
 
     all_gather = ranks.waiting()(HFLM.all_gather)
     gather_object = ranks.waiting()(HFLM.gather_object)

@@ -9,23 +9,25 @@ import re
 import resource
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo.config
+from packaging.version import Version
 from torch import nn
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from sbeval.checkpoints.facts import KvExpand, text_config
 from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.registry import CheckpointFormat
+from sbeval.checkpoints.unread import Report, allowed_among
 from sbeval.corpora import adds_bos, tokenizer_sha256
 from sbeval.corpora.store import tokenizer_behind
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError, first_line, panics_as_errors, raised_here, shown
-from sbeval.fingerprint.parts import untested
+from sbeval.fingerprint.parts import installed_version, untested
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.batching import out_of_memory
 from sbeval.scoring.non_finite import non_finite_weights
@@ -33,6 +35,9 @@ from sbeval.scoring.non_finite import non_finite_weights
 logger = logging.getLogger(__name__)
 # below lm-eval's own logger, whose level is INFO: elsewhere the line would not be seen
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
+
+OLDEST_TRANSFORMERS_OF_PLANS = (5, 21)
+"""Older releases keep whole matrices that a plan should split, and fused modules do not give a plan's logits there."""
 
 _ADAPTER = "adapter_model.safetensors"
 _MOST_RANK = 2**16
@@ -42,13 +47,25 @@ _TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's s
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
 _SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
 _OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # they mean nothing without it
+_SAVED_ATTENTION = "_attn_implementation"  # of config.json
+_QUANTISING = ("load_in_4bit", "load_in_8bit", "quantization_config", "autogptq", "gptqmodel")
 _MOST_TEMPLATE_BYTES, _TEMPLATE_MEMORY_BYTES = 2**25, 2**30
 _limiting = threading.RLock()  # the limit is the whole process's
 
 
 @contextlib.contextmanager
-def in_one_sentence(name: Any, what: str) -> Iterator[None]:
+def in_one_sentence(
+    name: Any,
+    what: str,
+    *,
+    argument: str = "pretrained",
+    given: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Iterator[None]:
     """Turns what transformers raises for `what` it cannot load, such as "a tokenizer", into one sentence.
+
+    `argument` of `--model_args` names it; `given` are the other arguments and `config` are the contents of config.json,
+    which may both ask for what fails.
 
     Raises:
         UserError: `name` is a string and loading it failed, or an argument is unknown.
@@ -58,53 +75,139 @@ def in_one_sentence(name: Any, what: str) -> Iterator[None]:
             yield
     except UserError:
         raise
-    except ImportError as error:
-        raise UserError(
-            f"Expected the packages that {what} at pretrained={name} asks for, but {first_line(error)}: install them, "
-            "or leave out the argument of --model_args that asks for them."
-        ) from error
     except Exception as error:  # transformers and tokenizers answer a broken file with any class, bare Exception too
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if isinstance(error, TypeError) and unknown is not None:
             expected = "Expected arguments that lm-eval's hf, this adapter or the model knows"
             raise UserError(f"{expected}, found {unknown[1]}: correct it in --model_args.") from error
-        if not isinstance(name, str) or out_of_memory(error) or raised_here(error):
+        missing_package = isinstance(error, ImportError)
+        if not missing_package and (not isinstance(name, str) or out_of_memory(error) or raised_here(error)):
             raise
-        place = Path(name)
-        if "does not recognize this architecture" in str(error):
-            reason = f"transformers does not know its model type ({first_line(error)})"
-            remedy = (
-                "install the package that defines it, flash-linear-attention for fla's models, or pass "
-                "trust_remote_code=True if you trust the code that the checkpoint brings along"
-            )
-        elif "contains custom code" in str(error):
-            reason = "it runs code of its own"
-            remedy = "read that code, and pass trust_remote_code=True if you trust it"
-        elif re.search("attn_implementation|attention implementation|Flash ?Attention", str(error)):
-            reason = f"it has no attention of the kind asked for ({first_line(error)})"
-            remedy = "leave attn_implementation out, or name another"
-        elif place.is_dir():
-            reason = f"the folder {name} does not hold one that can be read ({first_line(error)})"
-            remedy = "check that the checkpoint was saved completely with save_pretrained"
-        elif place.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            reason = f"there is no such folder: {name}"
-            remedy = "correct the path"
-        else:
-            reason = f"{name} is no folder here, and cannot be loaded from the hub ({first_line(error)})"
-            remedy = "correct the name, or check the network and the access rights"
-        raise UserError(f"Expected {what} at pretrained={name}, but {reason}: {remedy}.") from error
+        reason, remedy = _fault(str(name), what, argument, error, given or {}, config or {})
+        place = f"{argument}={name}" if isinstance(name, str) else "the model in memory"
+        raise UserError(f"Expected {what} at {place}, but {reason}: {remedy}.") from error
+
+
+def _fault(
+    name: str, what: str, argument: str, error: Exception, given: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Returns what is wrong where something does not load, and what to do about it."""
+    said, place = first_line(error), Path(name)
+    folder, gguf_file = place / str(given.get("subfolder") or ""), given.get("gguf_file")
+    if re.search("attn_implementation|attention implementation|Flash ?Attention", str(error)):
+        return f"it has no attention of the kind asked for ({said})", _other_attention(given, config)
+    if isinstance(error, ImportError):
+        return f"a package is missing ({said})", f"install the package{_quantisation_instead(given, config)}"
+    if "does not recognize this architecture" in str(error):
+        return (
+            f"transformers does not know its model type ({said})",
+            "install the package that defines it, flash-linear-attention for fla's models, or pass "
+            "trust_remote_code=True if you trust the code that the checkpoint brings along",
+        )
+    if "contains custom code" in str(error):
+        return "it runs code of its own", "read that code, and pass trust_remote_code=True if you trust it"
+    if gguf_file and place.is_dir():
+        file = folder / str(gguf_file)
+        if not file.is_file():
+            return f"there is no file {file}", "correct gguf_file in --model_args"
+        return (
+            f"{file} does not hold one that transformers can read ({said})",
+            "copy the file again or take another; if transformers does not know its architecture, load the checkpoint "
+            "that it was made of",
+        )
+    if place.is_dir():
+        if not folder.is_dir():
+            return f"there is no folder {folder}", "correct subfolder in --model_args"
+        complete = "check that the checkpoint was saved completely with save_pretrained"
+        other = ", or name another with tokenizer=..." if what == "a tokenizer" and argument == "pretrained" else ""
+        return f"the folder {folder} does not hold one that can be read ({said})", complete + other
+    if place.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        return f"there is no such folder: {name}", "correct the path"
+    revision = " or the revision" if given.get("revision") not in (None, "main") else ""
+    return (
+        f"{name} is no folder here, and cannot be loaded from the hub ({said})",
+        f"correct the name{revision}, or check the network and the access rights",
+    )
+
+
+def _other_attention(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Returns how to ask for another attention, wherever the one that fails is asked for."""
+    if any(_SAVED_ATTENTION in part for part in _parts(config)):
+        return f"take {_SAVED_ATTENTION} out of config.json, which counts before attn_implementation in --model_args"
+    if given.get("attn_implementation") is not None:
+        return "leave attn_implementation out of --model_args, or name another"
+    if any("attn_implementation" in part for part in _parts(config)):
+        return "pass attn_implementation=sdpa or eager in --model_args, which counts before that of config.json"
+    return "pass attn_implementation=sdpa or eager in --model_args"
+
+
+def _quantisation_instead(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Returns what else to do about a missing package where something asks for weights that are quantised."""
+    if asked := [name for name in _QUANTISING if given.get(name)]:
+        return f", or leave {', '.join(asked)} out of --model_args"
+    if any("quantization_config" in part for part in _parts(config)):
+        return ", or take a checkpoint whose weights are not quantised"
+    return ""
+
+
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [config, *(part for part in config.values() if isinstance(part, Mapping))]
 
 
 @contextlib.contextmanager
-def whole_adapter(name: str | None) -> Iterator[None]:
-    """Refuses a PEFT adapter that lacks weights: peft warns, and goes on with random ones of any size.
+def whole_adapter(
+    name: str | None, *, allow_unread: Sequence[str] | None = None, report: Report | None = None
+) -> Iterator[None]:
+    """Refuses a PEFT adapter that lacks weights, or holds some that the model does not read.
+
+    peft warns of missing weights, which stay random, and says nothing of others. `allow_unread` are glob patterns of
+    the names that may stay unread; `report` takes them.
 
     Raises:
-        UserError: naming the adapter and what is missing.
+        UserError: naming the adapter, and the weights that are missing or unread.
     """
-    if name is not None and (Path(name) / _ADAPTER).is_file():
+    if name is None:
+        yield
+        return
+    if (Path(name) / _ADAPTER).is_file():
         _check_adapter(Path(name))
-    with warnings.catch_warnings():
+    import peft  # seconds, for those who have an adapter
+
+    load = peft.PeftModel.load_adapter
+
+    @functools.wraps(load)
+    def load_adapter(model: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = load(model, *args, **kwargs)
+        if names := set(loaded.unexpected_keys):  # those of prompts, which peft reads apart, among them
+            names -= peft.get_peft_model_state_dict(model, save_embedding_layers=False).keys()
+        said = {"reader": "the model with its adapter", "place": f"peft={name}"}
+        mend = "target_modules and the like in adapter_config.json, or name the model that the adapter was trained on"
+        unread = allowed_among(names, allow_unread, mend=mend, **said)
+        if report is not None:
+            report(unread)
+        return loaded
+
+    read = peft.PeftModel.from_pretrained
+
+    @functools.wraps(read)
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return read(*args, **kwargs)
+        except (UserError, UserWarning):
+            raise
+        except Exception as error:  # as in `in_one_sentence`
+            if out_of_memory(error):
+                raise
+            raise UserError(
+                f"Expected a PEFT adapter for this model at peft={name}, but it cannot be loaded "
+                f"({first_line(error)}): check that it was saved completely, and that it belongs to this model."
+            ) from error
+
+    with contextlib.ExitStack() as stack:
+        peft.PeftModel.load_adapter, peft.PeftModel.from_pretrained = load_adapter, from_pretrained
+        stack.callback(setattr, peft.PeftModel, "load_adapter", load)
+        stack.callback(setattr, peft.PeftModel, "from_pretrained", read)
+        stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
         try:
             yield
@@ -272,9 +375,17 @@ def check_tensor_plan(config: Any, plan: Any) -> None:
     """Checks that the processes of this run can share each of a model's products by a tensor plan.
 
     Raises:
-        UserError: transformers knows no plan for the model, its key-value heads cannot be dealt out evenly, or there is
-            one process, whose model transformers would leave on the CPU.
+        UserError: the installed transformers splits matrices in another way, it knows no plan for the model, the
+            key-value heads cannot be dealt out evenly, or there is one process, whose model transformers would leave
+            on the CPU.
     """
+    installed = installed_version("transformers")
+    if installed is not None and Version(installed).release < OLDEST_TRANSFORMERS_OF_PLANS:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_PLANS))
+        raise UserError(
+            f"tp_plan needs transformers {oldest} or newer, and {installed} is installed: upgrade transformers, or "
+            "leave tp_plan out."
+        )
     config, processes = text_config(config), int(os.environ.get("WORLD_SIZE", "1"))
     if plan == "auto" and not getattr(config, "base_model_tp_plan", None):
         remedy = "leave tp_plan out (context_parallel shares windows of this project's models)"
@@ -289,8 +400,10 @@ def check_tensor_plan(config: Any, plan: Any) -> None:
         raise UserError(f"{expected}, found {processes}: start fewer.")
 
 
-def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any]) -> None:
+def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any], *, convertible: bool) -> None:
     """Checks the arguments of hf's `_create_model` for what only transformers' own loading does.
+
+    `convertible` is whether `sbeval convert` rewrites the format.
 
     Raises:
         UserError: naming them.
@@ -302,7 +415,8 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
     )
     if given:
         expected = "Expected arguments that hold for every checkpoint format"
-        remedy = "remove it from --model_args, or rewrite the checkpoint with `sbeval convert` first"
+        remedy = "remove it from --model_args"
+        remedy += ", or rewrite the checkpoint with `sbeval convert` first" if convertible else ""
         raise UserError(f"{expected}, found {', '.join(given)} with the format {format_found}: {remedy}.")
 
 
@@ -316,6 +430,12 @@ def warn_of_versions() -> None:
 def say_format(pretrained: str, name: str) -> None:
     """Logs which format was found, in one line."""
     format_logger.info("%s is a checkpoint of the format %s", pretrained, name)
+
+
+def say_added_tokens(added: Mapping[str, Any]) -> None:
+    """Logs what the tokenizer adds to a text; as a warning where it is more than a prefix, which is usual."""
+    level = logging.WARNING if added["suffix"] else logging.INFO
+    format_logger.log(level, "%s", added["sentence"])
 
 
 def in_template(write: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,18 +11,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
-from sbeval.checkpoints.facts import KvExpand
+from sbeval.checkpoints.facts import KvExpand, refuse_adapter
 from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.results.records import LABEL
 from sbeval.rope_parameters import parse_rope_scaling
 from sbeval.scoring.requests import NonFinite
-from sbeval.settings import Count, Expected, Flag, Settings, Tokens, as_number, read_value, whole
+from sbeval.settings import Count, Expected, Flag, Patterns, Settings, Tokens, as_number, read_value, whole
 
 logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "triton", "blockwise", "reference"]
 Truncation = Literal["left", "error"]
+TemplateSuffix = Literal["drop", "keep"]
 Backend = Literal["default", "causal", "seq2seq"]
 
 # At 64K this changes the NLL of the shipped checkpoint by 1.4e-8 nats at most in fp32; in bf16 by up to 1.7e-4,
@@ -101,8 +102,19 @@ class AdapterOptions(Settings):
     kv_expand: KvExpand = Field(
         default="auto", description="How grouped key/value heads of released checkpoints are laid out."
     )
+    allow_unread: Patterns | None = Field(
+        default=None,
+        description="Tensors of the checkpoint or its adapter that the model may leave unread: true for all, or glob "
+        "patterns of their names with colons between them, such as v_head.*:mtp.*. Without it every unread tensor is "
+        "an error, unless the model's class declares it.",
+    )
     truncation: Truncation = Field(
         default="left", description="What happens to prompts that do not fit beside the generation budget."
+    )
+    template_suffix: TemplateSuffix = Field(
+        default="drop",
+        description="Whether the tokens that the tokenizer adds behind every text, such as EOS, stay behind prompts "
+        'and contexts. "keep" gives the numbers of `hf`, which reads them between a prompt and its answer.',
     )
 
     draft_tokens: Annotated[
@@ -131,7 +143,8 @@ class AdapterOptions(Settings):
     self_test: Flag = Field(
         default=True,
         description="Whether some tens of tokens decide, before the first answer, if the model may be run in batches, "
-        "padded, after a cache and with the attention in force; not for models of this family.",
+        "padded, after a cache and with the attention in force, and whether some rows of the run's own batches are "
+        "read again alone; not for models of this family.",
     )
 
     @classmethod
@@ -180,6 +193,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
         )
+    refuse_adapter(inside)
     elsewhere = given.get("tokenizer") or given.get("gguf_file")
     if (inside / "config.json").is_file() and not elsewhere and not _has_tokenizer(inside):
         raise UserError(

@@ -28,6 +28,7 @@ from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import Parts, changes, named, short_sha256, shortened, versions
 from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.foreign_files import fits, read_json_object
+from sbeval.model_adapters.decoding.texts import added_by_tokenizer
 from sbeval.model_adapters.loading import in_one_sentence
 from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
 from sbeval.model_adapters.speed.seen_keys import attention_before
@@ -42,7 +43,7 @@ APART = KEPT_IN | {
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
 _OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
-_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite", "thinking_tokens")
+_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "template_suffix", "non_finite", "thinking_tokens")
 T = TypeVar("T")
 
 
@@ -115,6 +116,7 @@ def model_record(lm: Any) -> ModelRecord:
         rope_scaling=lm.session.rope.in_force if lm.session else None,
         extrapolation=extrapolation.to_json() if extrapolation else None,
         skip_threshold=lm.skip_threshold,
+        unread=lm.unread.to_json(),
         max_length=lm.max_length,
         command=recorded_command(),
         versions=versions(),
@@ -122,6 +124,7 @@ def model_record(lm: Any) -> ModelRecord:
         generated=dataclasses.asdict(lm.session.tally) if lm.session and lm.session.tally.answers else None,
         thinking_tokens=lm.options.thinking_tokens,
         self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
+        added_tokens=added_by_tokenizer(lm),
     )
 
 

@@ -23,10 +23,10 @@ from sbeval.model_adapters.speed.attention import turns_halves, with_attention
 from sbeval.model_adapters.speed.replacing import Changes, held, with_name
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
-from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, held_rope_frequencies
+from sbeval.models.rope import RopeFrequencies, held_rope_frequencies
+from sbeval.rope_parameters import GLOBAL_LAYERS, LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.scoring.body import same_but_for_rounding
 
-GLOBAL_LAYERS = "full_attention"
 _SAMPLE_TOKENS = 8
 
 
@@ -38,8 +38,9 @@ class RequestRope:
             method's numbers do not suit the training length.
 
     Attributes:
-        in_force: the scaling requests run with, given or the checkpoint's own; None where there is none.
-        by_length: the frequencies depend on the request's length, so that a batch holds one length only.
+        in_force: the scaling requests run with, given or the checkpoint's own, by type of layer where others than those
+            that see the whole text are scaled; None where there is none.
+        by_length: frequencies of some layers depend on the request's length, so that a batch holds one length only.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class RequestRope:
         self._scaling = scaling
         given: dict[str, Any] = {"scaling": scaling, "original_length_tokens": original_length_tokens}
         self._held = functools.partial(held_rope_frequencies, model, **given)
-        self.in_force = dict(scaling) if scaling is not None else _own_scaling(model)
-        self.by_length = self.in_force is not None and self.in_force.get("rope_type") in LENGTH_DEPENDENT
+        self.in_force = _in_force(model, scaling)
+        self.by_length = any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope_entries(self.in_force).values())
         self._changes: Changes = []
         if scaling is not None:
             self._check_reached(model)
@@ -108,11 +109,15 @@ class RequestRope:
             raise UserError(f"{words}: remove rope_scaling from --model_args.")
 
 
-def _own_scaling(model: nn.Module) -> dict[str, Any] | None:
-    parameters = getattr(text_config(getattr(model, "config", None)), "rope_parameters", None) or {}
-    parameters = parameters.get(GLOBAL_LAYERS, parameters) or {}
-    scaled = parameters.get("rope_type", "default") != "default"
-    return dict(parameters) if scaled else None
+def _in_force(model: nn.Module, scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the scaling of the layers that see the whole text, or scalings by type of layer where others have one."""
+    own = rope_entries(getattr(text_config(getattr(model, "config", None)), "rope_parameters", None))
+    scaled = {name: dict(entry) for name, entry in own.items() if kind_of(entry) != "default"}
+    if scaling is not None:
+        scaled[GLOBAL_LAYERS if GLOBAL_LAYERS in own else ""] = dict(scaling)
+    if not scaled:
+        return None
+    return next(iter(scaled.values())) if scaled.keys() <= {"", GLOBAL_LAYERS} else scaled
 
 
 def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:

@@ -5,7 +5,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from sbeval.corpora import resolve_tokens
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import BatchLimits, fitting, free_memory, out_of_memory, run_in_batches
+from sbeval.model_adapters.self_test.real import Kind
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
-from sbeval.scoring.requests import TokenLogprobsRequest
+from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest
 from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
@@ -150,17 +151,39 @@ def scored(session: Session, windows: Windows, *, batches: BatchLimits, name: Na
         session.meter.add(sum(windows[index].length for index in batch))
         return list(zip(batch, scores, strict=True))
 
+    def again(texts: Sequence[TargetSequence]) -> list[NDArray[np.float32]]:
+        return score_texts(session, texts)
+
     order = sorted((index for index in windows if index not in together), key=lambda index: -windows[index].length)
     session.meter.begin()
     try:
         with session.autocast():
             length_of = {index: window.length for index, window in windows.items()}
-            for batch in run_in_batches(order, start, length_tokens=length_of.__getitem__, limits=batches):
-                started.append(batch)
-                while len(started) > session.batches_ahead:
-                    yield from handed_over(finished())
+            begun = 0
+            if order:
+                session.real.begin(again)
+            while begun < len(order):  # anew where a batch was wrong, and its windows are run in another way
+                limits = session.real.limits(batches, "scoring")
+                for batch in run_in_batches(order[begun:], start, length_tokens=length_of.__getitem__, limits=limits):
+                    started.append(batch)
+                    lengths = [length_of[index] for index in batch[0]]
+                    kind: Kind = "scored" if len(set(lengths)) == 1 else "padded"
+                    if session.real.wants(kind, len(lengths), lengths[0]):
+                        while len(started) > 1:
+                            yield from handed_over(finished())
+                        results = finished()
+                        texts = [as_sequence(windows[index].load()) for index in batch[0]]
+                        if not session.real.stand(kind, texts, [joined(scores) for _, scores in results], again):
+                            break
+                        session.meter.begin()
+                        yield from handed_over(results)
+                    begun += len(lengths)
+                    while len(started) > session.batches_ahead:
+                        yield from handed_over(finished())
         while started:
             yield from handed_over(finished())
+        if order:
+            session.real.end(again)
     except GeneratorExit:
         raise
     except BaseException:
@@ -216,6 +239,28 @@ class PendingBatch(NamedTuple):
 Start = Callable[..., PendingScores]
 
 
+def as_sequence(window: LoadedWindow) -> TargetSequence:
+    """Returns a window with the position of each target."""
+    length = len(window.inputs)
+    positions = np.concatenate([np.arange(length - len(run), length) for run in window.target_runs])
+    return TargetSequence(window.inputs, positions, np.concatenate(window.target_runs))
+
+
+def joined(runs: Sequence[RunScores]) -> NDArray[np.float32]:
+    """Returns the log-probabilities of all targets of a window, in the order of `as_sequence`."""
+    return np.concatenate([run.logprobs for run in runs])
+
+
+def score_texts(session: Session, texts: Sequence[TargetSequence]) -> list[NDArray[np.float32]]:
+    """Returns the log-probabilities of each text's targets, of texts that are read in one batch without a prefix."""
+    longest = max(len(text.inputs_L) for text in texts)
+    relayed = session.relay.window() if session.relay else contextlib.nullcontext()
+    with relayed, session.autocast(), session.rope.hold(longest):
+        pending = _start_texts(session, texts, session.scorer.start)
+    ends = np.cumsum([len(text.targets_T) for text in texts])[:-1]
+    return np.split(pending.result().logprobs.numpy(), ends)
+
+
 def start_batch(
     session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None, start: Start | None = None
 ) -> PendingBatch:
@@ -224,22 +269,19 @@ def start_batch(
     A prefix of all inputs, from `TokenScorer.read`, may stand before them. `start` is another method than the scorer's
     own if other processes score the same batch.
     """
-    longest = max(len(window.inputs) for window in batch)
-    input_ids = np.zeros((len(batch), longest), dtype=np.int64)
-    rows, positions, targets = [], [], []
-    for row, window in enumerate(batch):
-        length = len(window.inputs)
-        input_ids[row, :length] = window.inputs
-        for run in window.target_runs:
-            rows.append(np.full(len(run), row))
-            positions.append(np.arange(length - len(run), length))
-            targets.append(run)
     options = {} if after is None else {"after": after}
-    pending = (start or session.scorer.start)(
+    pending = _start_texts(session, [as_sequence(window) for window in batch], start or session.scorer.start, **options)
+    return PendingBatch(pending, [[len(run) for run in window.target_runs] for window in batch])
+
+
+def _start_texts(session: Session, texts: Sequence[TargetSequence], start: Start, **options: Any) -> PendingScores:
+    input_ids = np.zeros((len(texts), max(len(text.inputs_L) for text in texts)), dtype=np.int64)
+    for row, text in enumerate(texts):
+        input_ids[row, : len(text.inputs_L)] = text.inputs_L
+    return start(
         to_device(torch.from_numpy(input_ids), session.device),
-        torch.from_numpy(np.concatenate(rows)),
-        torch.from_numpy(np.concatenate(positions)),
-        torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+        torch.from_numpy(np.repeat(np.arange(len(texts)), [len(text.targets_T) for text in texts])),
+        torch.from_numpy(np.concatenate([text.positions_T for text in texts])),
+        torch.from_numpy(np.concatenate([text.targets_T for text in texts]).astype(np.int64)),
         **options,
     )
-    return PendingBatch(pending, [[len(run) for run in window.target_runs] for window in batch])

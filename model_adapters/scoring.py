@@ -7,12 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, request_name
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.scored import Scored, ScoredWindow, requested_window, rolling_windows, scored, window_of
+from sbeval.model_adapters.scored import (
+    Scored,
+    ScoredWindow,
+    requested_window,
+    rolling_windows,
+    score_texts,
+    scored,
+    window_of,
+)
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.sharing import scored_after_prefixes, share_windows
 from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_facts
@@ -135,11 +144,32 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
         session.meter.add(sum(request.inputs for request in batch))
         return scores
 
+    def again(texts: Sequence[asked.TargetSequence]) -> list[NDArray[np.float32]]:
+        return score_texts(session, texts)
+
     todo = sorted(answers.todo, key=lambda request: -request.inputs)
-    batches = run_in_batches(todo, score, length_tokens=lambda request: request.inputs, limits=session.own_batches)
+
+    def batches() -> Generator[tuple[Sequence[asked.TargetLogprobsRequest], list[asked.TargetLogprobs]], None, None]:
+        begun = 0
+        if todo:
+            session.real.begin(again)
+        while begun < len(todo):  # anew where a batch was wrong, and its sequences are run in another way
+            limits = session.real.limits(session.own_batches, "scoring")
+            for batch, scores in run_in_batches(
+                todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
+            ):
+                if session.real.wants("scored", len(batch), batch[0].inputs):
+                    texts = [_load(request) for request in batch]
+                    if not session.real.stand("scored", texts, [each.logprobs for each in scores], again):
+                        break
+                begun += len(batch)
+                yield batch, scores
+        if todo:
+            session.real.end(again)
+
     answers.count_tokens(sum(request.inputs for request in todo))
     with answers, session.autocast():
-        for batch, scores in answers.each(batches):
+        for batch, scores in answers.each(batches()):
             answers.read(sum(request.inputs for request in batch))
             for request, answer in zip(batch, scores, strict=True):
                 answers.give(request, answer)

@@ -17,7 +17,8 @@ from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.options import AdapterOptions, Truncation
 from sbeval.model_adapters.rope import RequestRope
-from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome
+from sbeval.model_adapters.self_test.outcome import Outcome
+from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.model_adapters.speed.spread import Relay
 from sbeval.models.learned_positions import learned_positions
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
@@ -111,7 +112,7 @@ class Session:
         batches_ahead: how many batches the device computes while the scores of one are read.
         quiet: whether to hide progress bars, as in every process but the first.
         thinking: what an answer's thinking may take, None where answers are all that is generated.
-        self_test: in which ways the model may be run.
+        real: in which ways the model may be run, and the run's batches that were checked.
         relay: what has GPUs over which the layers are spread work at once, None for other models.
         begun: hashes of the texts from a chat template that begin the model's answer.
     """
@@ -134,7 +135,7 @@ class Session:
     quiet: bool
     thinking: Thinking | None = None
     tally: Tally = dataclasses.field(default_factory=Tally)
-    self_test: Outcome = NOT_NEEDED
+    real: RealBatches = dataclasses.field(default_factory=RealBatches)
     relay: Relay | None = None
     begun: set[int] = dataclasses.field(default_factory=set)
 
@@ -185,6 +186,11 @@ class Session:
             quiet=not ranks.is_first_process(),
             thinking=None if options.thinking_tokens is None else Thinking.of(hf, options.thinking_tokens),
         )
+
+    @property
+    def self_test(self) -> Outcome:
+        """In which ways the model may be run, by now."""
+        return self.real.outcome
 
     def autocast(self) -> torch.autocast:
         """Returns the context in which the model runs."""

@@ -15,13 +15,24 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
-from sbeval.model_adapters.scored import LoadedWindow, Name, RunScores, Scores, TokenIds, start_batch
+from sbeval.model_adapters.scored import (
+    LoadedWindow,
+    Name,
+    RunScores,
+    Scores,
+    TokenIds,
+    as_sequence,
+    joined,
+    score_texts,
+    start_batch,
+)
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.non_finite import NonFiniteError
-from sbeval.scoring.requests import TokenLogprobsRequest
+from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest
 from sbeval.scoring.scorer import Prefix
 
 _BIG_ENDIAN = np.dtype(">u4")
@@ -92,6 +103,9 @@ def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, 
     session.check_positions(max((len(windows[index].inputs) for group in groups for index in group.members), default=0))
     limits = dataclasses.replace(session.batches, max_tokens=session.own_batches.max_tokens)
 
+    def again(texts: Sequence[TargetSequence]) -> list[NDArray[np.float32]]:
+        return score_texts(session, texts)
+
     def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> list[list[RunScores]]:
         session.meter.begin()
         rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
@@ -104,6 +118,8 @@ def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, 
         return scores
 
     with session.autocast():
+        if groups:
+            session.real.begin(again)
         for group in groups:
             try:
                 session.meter.begin()
@@ -119,6 +135,12 @@ def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, 
                     length_tokens=lambda index: len(windows[index].inputs),
                     limits=limits,
                 ):
+                    longest = len(windows[batch[0]].inputs)
+                    if session.real.wants("after a prefix", len(batch), longest):
+                        texts = [as_sequence(windows[index]) for index in batch]
+                        if not session.real.stand("after a prefix", texts, [joined(each) for each in scores], again):
+                            return
+                        session.meter.begin()
                     yield from handed_over(zip(batch, scores, strict=True))
             except (RuntimeError, MemoryError, DoesNotFit) as error:
                 if not isinstance(error, DoesNotFit) and not out_of_memory(error):

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbeval.errors import UserError
+from sbeval.errors import UserError, visible
 from sbeval.hub_names import local_path
 from sbeval.keeping.writing import alone_in, whole_file, written_beside
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import find
 from sbeval.reports.analyse.one_number import curve_numbers, tabulate_numbers
-from sbeval.reports.analyse.overview import BRACKETS, HEADER, caveats, side_by_side
+from sbeval.reports.analyse.overview import BRACKETS, caveats, dropped_lengths, headings, side_by_side
 from sbeval.reports.analyse.ruler import apart, effective_sentences, filled_by, missing_tasks, rate_ruler
 from sbeval.reports.analyse.selection import check_labels, choose_baseline, pool_seeds, restrict
 from sbeval.reports.figures.images import ImageWriter
@@ -38,7 +38,7 @@ from sbeval.reports.kinds import (
     suite,
 )
 from sbeval.reports.read.files import Labels, Notes, Paths, Place, find_result_files
-from sbeval.reports.read.models import group_models, note_runs, with_one_set_of_targets
+from sbeval.reports.read.models import group_models, note_runs, text_names, with_one_set_of_targets
 from sbeval.reports.read.results import Results, tabulate_measurements
 from sbeval.reports.read.runs import read_run
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES
@@ -108,7 +108,7 @@ def assemble(
     return Report(
         overview=tuple(sentences),
         findings=tuple(find(models, claims, effective_sentences(rated))),
-        caveats=tuple(caveats(claims, missing, apart(rated.scores), filled_by(models))),
+        caveats=tuple(caveats(claims, missing, apart(rated.scores), filled_by(models), dropped_lengths(models))),
         overview_table=_overview_table(side_by_side_rows, on_page=many) if side_by_side_rows else None,
         sections=tuple(section for section in sections if section is not None),
         looks=material.looks,
@@ -121,12 +121,12 @@ def assemble(
 
 def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
     columns = zip(*rows, strict=True)
-    headings = [
+    header = [
         words if any("[" in cell for cell in cells) else words.removesuffix(BRACKETS)
-        for words, cells in zip(HEADER, columns, strict=True)
+        for words, cells in zip(headings(rows), columns, strict=True)
     ]
     return Table.of(
-        headings,
+        header,
         [(Cell(name=label), *cells) for label, *cells in rows],
         stem="overview",
         caption="On identical targets, side by side",
@@ -160,10 +160,12 @@ def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
     models = with_one_set_of_targets(group_models(evaluated, labels), notes)
     note_runs(models, notes)
     return Results(
+        texts=text_names(group_models(evaluated)),
         models=models,
         measurements=tabulate_measurements(models, notes),
         by_reader={reader: reader.read(models, notes) for reader in READERS},
         notes=notes,
+        files_left_out=len(files) - len(evaluated),
     )
 
 
@@ -183,6 +185,10 @@ def build_report(
     replace: bool = False,
 ) -> Path:
     """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
+
+    Prints how many results files were read and how many were left out.
+
+    A report of the same results, or of some of them, is replaced; one that was made from others is moved aside.
 
     Args:
         paths: folders walked for result files, or result files.
@@ -214,8 +220,9 @@ def build_report(
     every_seed = restrict(loaded, only)
     results = pool_seeds(every_seed, labels)
     folder = local_path(output_dir).resolve()
-    heading = title or "Beyond the training length"
-    with _written(folder, replace=replace) as unfinished:
+    heading = visible(title or "Beyond the training length")
+    made_from = [run.path for model in loaded.models for run in model.runs]
+    with _written(folder, replace=replace, results=made_from) as unfinished:
         for name in ("figures", "latex"):
             (unfinished / name).mkdir()
         with ImageWriter(unfinished / "figures", image_formats) as writer:
@@ -230,8 +237,9 @@ def build_report(
         (unfinished / PAGE).write_text(page, encoding="utf-8")
     if printed is not None:
         digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
-        with _written(printed, replace=replace) as beside:
+        with _written(printed, replace=replace, results=made_from) as beside:
             write_paper(report, beside, axis=axis, only=tuple(figures), digests=digests)
+    print(loaded.files_text, flush=True)
     return folder / PAGE
 
 
@@ -264,12 +272,12 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
 
 
 @contextlib.contextmanager
-def _written(folder: Path, *, replace: bool) -> Iterator[Path]:
+def _written(folder: Path, *, replace: bool, results: Iterable[Path]) -> Iterator[Path]:
     """Gives a folder to write to, whose files then take their places all at once, and no one else's."""
     alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
     with alone, written_beside(folder, first=MANIFEST) as unfinished:
         yield unfinished
-        add_manifest(unfinished, folder, replace=replace)
+        add_manifest(unfinished, folder, replace=replace, results=results)
 
 
 def check_output_folder(folder: Place) -> None:

@@ -16,7 +16,7 @@ from sbeval.reports.analyse.paired import PairedDifference, metric_differences, 
 from sbeval.reports.analyse.statistics import CONFIDENCE, octave_weights
 from sbeval.reports.analyse.suite import usual_direction
 from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models, rules_of
-from sbeval.reports.pairs import NATS, Difference, Side, scored, text_differences
+from sbeval.reports.pairs import BITS, NATS, OTHER_TOKENIZERS, Difference, Side, scored, text_differences
 from sbeval.reports.read.fields import context_metric, length_text, name_list
 from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.samples import MetricKey, SampleScores
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from sbeval.policy import Rule
 
 EVERYTHING, RULER, MEAN = "*", "ruler", "mean"
+_BITS_METRIC = "bits_per_byte"
 _USUAL_METRICS = ("score", "exact_match")
-_EXIT_CODES = {"pass": 0, "fail": 1, "not enough data": 3}
+_EXIT_CODES = {"pass": 0, "fail": 1, "not enough data": 3, "not comparable": 3}
+_WORST_FIRST: tuple[Verdict, ...] = ("fail", "not comparable", "not enough data")
 
 
 class Gate(NamedTuple):
@@ -40,7 +42,7 @@ class Gate(NamedTuple):
     def verdict(self) -> Verdict:
         """The worst verdict of any rule, a failure before too little data."""
         verdicts = [judged.verdict for judged in self.judged]
-        return "fail" if "fail" in verdicts else "not enough data" if "not enough data" in verdicts else "pass"
+        return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "pass")
 
     def text(self) -> str:
         """Returns the verdicts as lines for a terminal."""
@@ -99,13 +101,19 @@ def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], co
 
 
 def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequence[str]) -> Judged:
-    if rule.metric not in (None, "nll"):
-        raise UserError(f"Expected no metric for {rule.task}, found {rule.metric}: its NLL is what is compared.")
+    if rule.metric not in (None, "nll", _BITS_METRIC):
+        expected = f"Expected no metric for {rule.task}, or {_BITS_METRIC} where the tokenizers differ"
+        raise UserError(f"{expected}, found {rule.metric}: correct the rule.")
     here = [number for number in differences if rule.length and number.context_length_tokens == rule.tokens]
-    if here and here[-1].unit == NATS:
+    unit = BITS if rule.metric == _BITS_METRIC else NATS
+    if here and here[-1].unit == unit:
         return judge(rule, _name(rule), here[-1])
-    reason = "the tokenizers differ" if here else "not measured at this length by both"
-    return judge(rule, _name(rule), None, " ".join(obstacles) or reason)
+    if here:
+        remedy = f"add metric: {_BITS_METRIC} to the rule" if unit == NATS else "leave out the metric of the rule"
+        whose = OTHER_TOKENIZERS if unit == NATS else "the tokenizers are the same"
+        return judge(rule, _name(rule), None, f"{whose}, and the unit is {here[-1].unit}: {remedy}", comparable=False)
+    reason = " ".join(obstacles) or "not measured at this length by both"
+    return judge(rule, _name(rule), None, reason, comparable=OTHER_TOKENIZERS not in reason or bool(differences))
 
 
 def _judge_score(rule: "Rule", paired: PairedDifference | None, higher_is_better: bool | None) -> Judged:
@@ -178,7 +186,7 @@ def judge_command(
 
     Returns:
         The exit code: 1 where the candidate is worse and that is to fail, or a rule fails; 3 where no rule fails and
-        one has not enough data.
+        one has not enough data or compares what cannot be compared.
 
     Raises:
         UserError: options that make no sense together, and what `compare` and `gate` raise.

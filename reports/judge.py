@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 BEYOND, OVER_OCTAVES = "mean change beyond the training length", "mean over octaves"
 _FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both have"
 _DOUBTFUL = f"the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}"
-Verdict = Literal["pass", "fail", "not enough data"]
+Verdict = Literal["pass", "fail", "not enough data", "not comparable"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +43,7 @@ class Judged:
         low: lower end of the band that holds at once with those of all rules.
         allowed: largest change for the worse.
         reason: why there is no band, or what is doubtful about it; empty for neither.
+        comparable: False where more data would not give a verdict either.
     """
 
     rule: "Rule"
@@ -52,10 +53,13 @@ class Judged:
     high: float = math.nan
     allowed: float
     reason: str = ""
+    comparable: bool = True
 
     @property
     def verdict(self) -> Verdict:
         """Whether the change is certainly within what is allowed, or certainly not."""
+        if not self.comparable:
+            return "not comparable"
         return "pass" if self.high <= self.allowed else "fail" if self.low > self.allowed else "not enough data"
 
     @property
@@ -66,10 +70,10 @@ class Judged:
         return f"{self.verdict}: {self.name}{change}, at most {self.allowed:+g} allowed{reason}"
 
 
-def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "") -> Judged:
-    """Judges a number by a rule; without a number, for a reason, there is not enough data."""
+def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "", *, comparable: bool = True) -> Judged:
+    """Judges a number by a rule; without a number there is a reason, and not enough data unless not `comparable`."""
     if number is None:
-        return Judged(rule=rule, name=name, allowed=rule.largest_change, reason=reason)
+        return Judged(rule=rule, name=name, allowed=rule.largest_change, reason=reason, comparable=comparable)
     change, low, high = number.change
     few, doubtful = math.isnan(low), number.doubtful
     most = max(rule.largest_change, rule.share_of_rise * number.reference_rise)

@@ -23,6 +23,11 @@ from sbeval.results.records import IDENTICAL_TARGETS
 
 NATS, BITS, SCORE, OCTAVES = "nats per token", "bits per byte", "score", "octaves"
 ORDINARY = "ordinary tasks"
+OTHER_TOKENIZERS = "the tokenizers differ"
+_ROUNDING = 1e-9
+"""Relative: bytes are shares of a page, and so rounded."""
+_BY_CHANCE = 0.5
+"""Share of documents with targets of equal size below which two tokenizers' targets are not taken for the same text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +137,8 @@ def text_differences(
             obstacles.append(f"{second.corpus}, {second.protocol}: not compared, because {compared}.")
         else:
             differences += compared
+            if first is not None and (share := _share_text(first, second)):
+                obstacles.append(f"{second.corpus}, {second.protocol}: {share}.")
     return differences, obstacles
 
 
@@ -147,7 +154,7 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
     documents = [name for name in second.sums.clusters if name in set(first.sums.clusters)]
     if not documents:
         return "no document is shared"
-    same_tokens = first.tokenizer_sha256 == second.tokenizer_sha256
+    same_tokens = _same_tokenizer(first, second)
     scale = 1.0 if same_tokens else math.log(2)
     sizes = [sums.tokens if same_tokens else sums.bytes for sums in (first.sums, second.sums)]
     own, other = (
@@ -155,12 +162,17 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
         for sums in (first.sums, second.sums)
     )
     size_CK = sizes[0][own]
-    same_C = (size_CK == sizes[1][other]).all(axis=1) & (size_CK == size_CK[:, :1]).all(axis=1) & (size_CK[:, 0] > 0)
+    same_C = np.isclose(size_CK, sizes[1][other], rtol=_ROUNDING, atol=0).all(axis=1)
+    same_C &= np.isclose(size_CK, size_CK[:, :1], rtol=_ROUNDING, atol=0).all(axis=1) & (size_CK[:, 0] > 0)
     if same_tokens:
         blocks = [[sums.blocks.get(name) for name in documents] for sums in (first.sums, second.sums)]
         same_C &= [not (mine and others) or mine == others for mine, others in zip(*blocks, strict=True)]
+    else:
+        same_C &= [_same_bytes(first, second, name) for name in documents]
+        if not _known_bytes(first, second) and same_C.mean() < _BY_CHANCE:
+            same_C[:] = False
     if not same_C.any():
-        return "no document has identical targets"
+        return "no document has identical targets" if same_tokens else _other_tokenizers(second, len(documents))
     differences_CK = (second.sums.nll_nats[other] - first.sums.nll_nats[own])[same_C]
     # the reference's own NLL at every length it has, on the same documents
     compared = own[0][same_C, 0]
@@ -189,6 +201,42 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
         )
         for length, rise, (estimate, low, high) in zip(places, rises_K.tolist(), band, strict=True)
     ]
+
+
+def _same_tokenizer(first: Measured, second: Measured) -> bool:
+    return first.tokenizer_sha256 == second.tokenizer_sha256
+
+
+def _known_bytes(first: Measured, second: Measured) -> set[str]:
+    """Returns the shared documents of which both runs say at which bytes their targets begin and end."""
+    spans = [set(measured.sums.byte_blocks) if measured.sums is not None else set() for measured in (first, second)]
+    return spans[0] & spans[1]
+
+
+def _same_bytes(first: Measured, second: Measured, document: str) -> bool:
+    """Whether a document's targets begin and end at the same bytes, or one of the two runs does not say where."""
+    spans = [measured.sums.byte_blocks.get(document) for measured in (first, second) if measured.sums is not None]
+    return None in spans or spans[0] == spans[1]
+
+
+def _other_tokenizers(second: Measured, documents: int) -> str:
+    """Says why models with two tokenizers have nothing to compare on one text, and what compares them."""
+    among = "the one shared document" if documents == 1 else f"the {documents} shared documents"
+    reason = f"{OTHER_TOKENIZERS} and cut the text at other places: in none of {among} are the targets the same text"
+    if second.protocol == "rolling":  # every token of a document
+        return reason
+    whole = "a sample logs one sum over its targets, which cannot be divided where the other tokenizer cuts"
+    return f"{reason}; {whole}; more data does not help, and the protocol rolling compares the two in bits per byte"
+
+
+def _share_text(first: Measured, second: Measured) -> str:
+    """Says which share of the documents models with two tokenizers are compared on; empty where that is no question."""
+    known = _known_bytes(first, second)
+    if _same_tokenizer(first, second) or not known:
+        return ""
+    alike = sum(_same_bytes(first, second, name) for name in known)
+    share = f"{alike} of {len(known)} documents ({alike / len(known):.0%})"
+    return f"{OTHER_TOKENIZERS}, so {share} are compared: those whose targets begin and end at the same bytes"
 
 
 def effective_differences(

@@ -37,8 +37,14 @@ class UserError(ValueError):
 
 
 def unseen(letter: str) -> bool:
-    """Whether a character is none that one sees: a control character, a direction mark, half a surrogate pair."""
-    return unicodedata.category(letter) in ("Cc", "Cs") or _DIRECTIONS.match(letter) is not None
+    """Whether a character is none that one sees.
+
+    Those are control characters, direction marks, halves of surrogate pairs, line and paragraph separators, which end
+    a string in JavaScript, and noncharacters such as U+FFFE, which no XML file may hold.
+    """
+    noncharacter = ord(letter) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(letter) <= 0xFDEF
+    acts = unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
+    return acts or noncharacter or _DIRECTIONS.match(letter) is not None
 
 
 def visible(text: str) -> str:

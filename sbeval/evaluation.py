@@ -22,11 +22,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from sbeval import plugin
 from sbeval.errors import UserError, shown
-from sbeval.settings import Count, read_value
+from sbeval.settings import Count, Flag, read_value
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# a child of lm-eval's logger, whose level is INFO
+logger = logging.getLogger("lm_eval.sbeval.evaluation")
 _CHANGED = {"training", "forward", "kernels", "skip_threshold", "_attn_implementation_internal"}
 """What an evaluation sets of a model's modules and configurations."""
 _NO_SEEDS = {"random_seed": None, "numpy_random_seed": None, "torch_random_seed": None}
@@ -117,7 +119,9 @@ def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mappin
 class LengthsCallback(TrainerCallback):
     """Evaluates a model every few steps of its training, and logs to whatever the Trainer logs to.
 
-    A number is logged as `eval_TASK/METRIC/LENGTH`. Training goes on as it would have without it.
+    A number is logged as `eval_TASK/METRIC/LENGTH`. Training goes on as it would have without it, also where an
+    evaluation fails: a warning says why, and the next one is tried. Of several processes, all leave out an evaluation
+    that failed on one.
 
     Attributes:
         curves: training step to what was measured after it.
@@ -134,13 +138,17 @@ class LengthsCallback(TrainerCallback):
         limit: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         model_args: Mapping[str, Any] | None = None,
+        raise_errors: bool = False,
     ) -> None:
         """Takes the Trainer that it is added to, whose tokenizer None is, and the arguments of `evaluate`.
+
+        With `raise_errors` an evaluation that fails ends the training.
 
         Raises:
             UserError: `every_steps` is no number of steps, or a task has no such name.
         """
         self.every_steps = read_value(Count, every_steps, name="every_steps", source="LengthsCallback")
+        self.raise_errors = read_value(Flag, raise_errors, name="raise_errors", source="LengthsCallback")
         self.curves: dict[int, Curve] = {}
         self._trainer, self._tokenizer = trainer, cast(Any, tokenizer or trainer.processing_class)
         if self._tokenizer is None:
@@ -153,10 +161,25 @@ class LengthsCallback(TrainerCallback):
         self._asked |= {"metadata": metadata, "model_args": model_args}
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Evaluates where the number of steps is a multiple of `every_steps`."""
+        """Evaluates where the number of steps is a multiple of `every_steps`.
+
+        Raises:
+            Exception: the evaluation failed, here or in another process, and `raise_errors` is set.
+        """
         if state.global_step % self.every_steps:
             return
-        curve = self.curves[state.global_step] = evaluate(model, self._tokenizer, **self._asked)
+        curve, error = None, None
+        try:
+            curve = evaluate(model, self._tokenizer, **self._asked)
+        except Exception as failed:
+            error = failed
+        reason = _first_reason(error)
+        if reason is not None and self.raise_errors:
+            raise error or UserError(f"Expected an evaluation in every process, found one that failed: {reason}")
+        if reason is not None or curve is None:
+            logger.warning("step %d has no numbers, and training goes on: %s", state.global_step, reason)
+            return
+        self.curves[state.global_step] = curve
         logged = {
             f"eval_{name}/{length}": number
             for length, numbers in curve.by_length.items()
@@ -164,6 +187,16 @@ class LengthsCallback(TrainerCallback):
             if not name.endswith(_NOT_LOGGED)
         }
         self._trainer.log(logged)
+
+
+def _first_reason(error: Exception | None) -> str | None:
+    """Returns why an evaluation failed, in this process or in the first of others that it did; None where in none."""
+    reason = None if error is None else f"{type(error).__name__}: {error}"
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return reason
+    reasons: list[str | None] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(reasons, reason)
+    return reason or next(filter(None, reasons), None)
 
 
 @contextlib.contextmanager

@@ -9,13 +9,14 @@ import math
 import re
 import types
 import typing
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sbeval.errors import UserError, first_line
+from sbeval.errors import UserError, first_line, visible
 
 MOST_BYTES = 64 * 2**20
 """Of a configuration; parsed, a file takes up to twenty times its size."""
@@ -25,6 +26,8 @@ _MOST_YAML_BYTES = 2**20
 _MOST_NODES = 100_000
 _DEEPEST = 100
 _MOST_BRACKETS = 5000
+_YAML_KINDS = defaultdict(lambda: "a single value", {types.NoneType: "an empty file", list: "a list"})
+_MAY_ACT = re.compile(r"[\x00\x7f]|\\[bfru]")
 _LEAD = re.compile(r"^[-?: \t]+", re.MULTILINE)
 _LARGEST_WHOLE_NUMBER = 2**63
 _LARGEST_NUMBER = 1e100
@@ -61,6 +64,34 @@ def parse_json(text: str | bytes, *, nan: bool = True) -> Any:
         raise UserError("it is nested too deep") from None
     except ValueError as error:  # broken UTF-8 among them
         raise UserError(f"it is no JSON: {first_line(error)}") from None
+
+
+def parse_visible_json(text: str | bytes) -> Any:
+    """Returns what a JSON text holds, with every text in it, keys included, as `visible` shows it.
+
+    Reports read results and samples through this function alone, so that no file they write holds a control character,
+    a direction mark or half a surrogate pair of somebody else's.
+
+    Raises:
+        UserError: as `parse_json` does.
+    """
+    value = parse_json(text)
+    # json.dumps writes what `visible` changes as one of these, or beyond ASCII
+    plain = text.isascii() and _MAY_ACT.search(text if isinstance(text, str) else text.decode("ascii")) is None
+    try:
+        return value if plain else _visible_texts(value)
+    except RecursionError:
+        raise UserError("it is nested too deep") from None
+
+
+def _visible_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() and value.isprintable() else visible(value)
+    if isinstance(value, list):
+        return [_visible_texts(item) for item in value]
+    if isinstance(value, dict):
+        return {_visible_texts(key): _visible_texts(item) for key, item in value.items()}
+    return value
 
 
 def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES) -> Any:
@@ -102,8 +133,8 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"Expected YAML in {str(path)!r}, found something else ({error}): mend the file.") from None
     if not isinstance(value, dict):
         raise UserError(
-            f"Expected settings of {what} (`key: value` lines) in {str(path)!r}, found {type(value).__name__}: "
-            "mend the file."
+            f"Expected settings of {what} (`key: value` lines) in {str(path)!r}, found {_YAML_KINDS[type(value)]}: "
+            "correct the file."
         )
     return value
 

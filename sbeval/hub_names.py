@@ -20,13 +20,15 @@ def local_path(value: str | Path) -> Path:
     """Returns a path of this machine, `~` and `~name` in it as the home of that user.
 
     Raises:
-        UserError: there is no such user, or the system knows that nothing can be there.
+        UserError: there is no such user, or the system knows that nothing can be there, such as behind a NUL.
     """
     try:
         path = Path(value).expanduser()
         path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError):
         pass
+    except ValueError:  # NUL, or half a surrogate pair
+        raise UserError(f"Expected a path, found {shown(str(value))}, which no file can have: correct it.") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
             return Path(value).expanduser()

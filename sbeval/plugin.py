@@ -10,7 +10,10 @@ some modules are completed right after they have been executed:
   ours that does not exist is answered with the names that do.
 - `lm_eval._cli.harness` refuses for the model `sb` what `sbeval run` refuses, before torch is imported.
 - `lm_eval.api.model` has every model that scores tokens (`TemplateLM`) answer our requests, as far as sums allow, and
-  keeps the arguments it was made with; `sb` counts the answers that a response cache gives too.
+  keeps the arguments it was made with; those that ask a server or an engine check each answer before they read it;
+  `sb` counts the answers that a response cache gives too.
+- `lm_eval.models.api_models` names the extra to install where its packages are missing, and logs the beginning of a
+  server's answer rather than megabytes.
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - `lm_eval.loggers.utils` asks git for the commit without git's complaint where there is no repository.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
@@ -28,6 +31,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,7 +43,11 @@ from sbeval.errors import ENCODING, UserError, panics_as_errors
 MODEL_NAME = "sb"
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
 ANSWERING = "sbeval.model_adapters.any_model"
+GUARDED = "sbeval.scoring.guarded"
+API_PACKAGES = ("aiohttp", "tenacity", "requests", "tqdm")
+MOST_LOGGED_CHARACTERS = 2000
 ANSWERED_BY_SUMS = ("token_logprobs", "target_logprobs")
+READERS = ("parse_logprobs", "_parse_logprobs", "parse_generations")
 TASKS_PACKAGE = "sbeval.tasks"
 FAMILY_PACKAGE = "sbeval.models"
 FAMILY = "sbeval"
@@ -165,11 +173,40 @@ def _answer_by_sums(model: ModuleType) -> None:
     def new(kind: type, *args: Any, **kwargs: Any) -> Any:
         lm: Any = object.__new__(kind)
         lm.sbeval_arguments = args, kwargs
+        if any(hasattr(kind, reader) for reader in READERS):
+            importlib.import_module(GUARDED).guard(lm)
         return lm
 
     model.TemplateLM.__new__ = new
     for request_type in ANSWERED_BY_SUMS:
         setattr(model.TemplateLM, request_type, functools.partialmethod(answer, request_type))
+
+
+def _complete_api_models(api: ModuleType) -> None:
+    original = api.TemplateAPI.__init__
+
+    @functools.wraps(original)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        missing = [package for package in API_PACKAGES if importlib.util.find_spec(package) is None]
+        if missing:
+            found = f"Expected {' and '.join(missing)} for lm-eval's models of servers, found not installed"
+            raise UserError(f"{found}: run pip install 'sbeval[api]'.")
+        try:
+            original(self, *args, **kwargs)
+        except ModuleNotFoundError as error:
+            package = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else error.name
+            found = f"Expected {package or 'all packages'} for this model of lm-eval, found not installed"
+            raise UserError(f"{found}: run pip install {package or 'lm-eval[api]'}.") from error
+
+    api.TemplateAPI.__init__ = initialise
+    api.eval_logger.addFilter(_log_beginnings)
+
+
+def _log_beginnings(record: Any) -> bool:
+    message = record.getMessage()  # which may hold all that a server answered
+    if len(message) > MOST_LOGGED_CHARACTERS:
+        record.msg, record.args = f"{message[:MOST_LOGGED_CHARACTERS]} ...", ()
+    return True
 
 
 def _refuse_models(evaluator: ModuleType) -> None:
@@ -254,9 +291,9 @@ def _install_excepthook() -> None:
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if issubclass(kind, UserError):
-            print(error, file=sys.stderr)
+            _say(str(error))
         elif issubclass(kind, KeyboardInterrupt) and {MODEL_NAME, f"--model={MODEL_NAME}"} & {*sys.argv}:
-            print("Ended by SIGINT; the same command can be run again.", file=sys.stderr)
+            _say("Ended by SIGINT; the same command can be run again.")
         else:
             previous(kind, error, traceback)
 
@@ -267,6 +304,7 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval.models": _register_model,
     "lm_eval._cli.harness": _check_runs,
     "lm_eval.api.model": _complete_models,
+    "lm_eval.models.api_models": _complete_api_models,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "lm_eval.loggers.utils": _ask_git_quietly,
@@ -291,6 +329,22 @@ class _CompletingFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _say(line: str) -> None:
+    """Prints a line on standard error, where it takes one: it may be closed or full, or a pipe that nobody reads.
+
+    It is written past the buffer: what stays in there fails again as Python ends, with another exit code.
+    """
+    with contextlib.suppress(Exception):
+        written = f"{line}\n".encode(getattr(sys.stderr, "encoding", None) or "utf-8", "backslashreplace")
+        try:
+            number = sys.stderr.fileno()
+        except Exception:  # a notebook's, a test's
+            sys.stderr.write(written.decode(sys.stderr.encoding or "utf-8"))
+        else:
+            sys.stderr.flush()
+            os.write(number, written)
+
+
 def _complete_after(loader: Any, complete: Callable[[ModuleType], None]) -> None:
     execute = loader.exec_module
 
@@ -298,11 +352,12 @@ def _complete_after(loader: Any, complete: Callable[[ModuleType], None]) -> None
         execute(module)
         try:
             complete(module)
-        except Exception as error:  # whoever imports lm-eval may have nothing to do with sbeval
-            print(
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: whoever imports lm-eval may have nothing to do with sbeval
+            _say(
                 f"lm_eval goes on without the model sb or its tasks, since {module.__name__} is not as sbeval expects "
-                f"it ({error!r}): install sbeval again beside this lm-eval",
-                file=sys.stderr,
+                f"it ({error!a}): install sbeval again beside this lm-eval"
             )
 
     loader.exec_module = exec_module

@@ -25,19 +25,27 @@ class Rule(Settings):
     """One rule of a policy."""
 
     task: Text = Field(
-        description="A task as results name it; ruler for the mean over RULER's tasks; * for every number that both "
-        "have, and for effective lengths, which may not be shorter."
+        description="Name of a task as in the results. ruler is the mean over RULER's tasks. * is every number that "
+        "both models have, and their effective lengths, which may not be shorter."
     )
     length: Annotated[int | str, Expected("a positive number of tokens, or mean", _length)] | None = Field(
-        default=None, description="Context length; mean is over octaves, of NLL beyond the training length."
+        default=None,
+        description="Context length in tokens. mean averages over the octaves of context length, for NLL over those "
+        "beyond the training length.",
     )
-    largest_change: _Change = Field(description="Largest change for the worse: nats per token, or a score's own unit.")
+    largest_change: _Change = Field(
+        description="Largest change for the worse, in nats per token or in the unit of the score."
+    )
     share_of_rise: _Change = Field(
         default=0.0,
-        description="Where this share of how far NLL of the reference itself rises from its training length to there "
-        "is larger, it takes the place of largest_change.",
+        description="Share of the reference's own loss: how far its NLL at this length is above its NLL at its "
+        "training length. Where that is larger than largest_change, it replaces largest_change.",
     )
-    metric: Text | None = Field(default=None, description="Metric of a task that is scored by sample.")
+    metric: Text | None = Field(
+        default=None,
+        description="Metric of the task, where the task scores each sample; bits_per_byte for NLL of models with "
+        "different tokenizers.",
+    )
 
     @property
     def tokens(self) -> int | None:
@@ -48,16 +56,16 @@ class Rule(Settings):
 class Policy(Settings):
     """A policy."""
 
-    rules: tuple[Rule, ...] = Field(description="What is asked of the candidate.")
+    rules: tuple[Rule, ...] = Field(description="Rules that the candidate has to pass.")
 
 
 def read_policy(path: Path) -> tuple[Rule, ...]:
     """Returns the rules of a file.
 
     Raises:
-        UserError: the file cannot be read, or holds something else than rules.
+        UserError: the file cannot be read, or does not hold rules.
     """
     rules = Policy.read(read_yaml(path, "a policy"), place="the policy", source=path.name).rules
     if not rules:
-        raise UserError(f"Expected rules in {path.name}, found none: name a task and its largest_change.")
+        raise UserError(f"Expected rules in {path.name}, found none: add one with task and largest_change.")
     return rules

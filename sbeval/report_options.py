@@ -4,7 +4,7 @@ import typer
 
 PATHS = typer.Argument(help="Results files of lm-eval, or folders that hold some.")
 OUTPUT = typer.Option("--output", "-o", help="Folder for index.html, figures and tables.")
-LABEL = typer.Option(metavar="OLD=NEW", help="Show the model OLD under the name NEW; repeatable.")
+LABEL = typer.Option(metavar="OLD=NEW", help="Show the model or text OLD under the name NEW; repeatable.")
 BASELINE = typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
 ONLY = typer.Option(metavar="NAME", help="Name or pattern of models or tasks to show; repeatable.")
 AXIS = typer.Option(
@@ -17,7 +17,7 @@ PAPER = typer.Option(metavar="DIR", help="Also write figures as PDF, captions an
 FIGURE = typer.Option(metavar="NAME", help="With --paper: name or pattern of a figure's file to write; repeatable.")
 COMPARE = typer.Option(
     metavar="A B",
-    help="Print B minus A on identical targets instead of a page: results folders, or models below PATHS.",
+    help="Print B minus A on the same targets instead of a page: results folders, or models below PATHS.",
 )
 FAIL_IF_WORSE = typer.Option(
     "--fail-if-worse",
@@ -31,7 +31,7 @@ LEAST_EFFECT = typer.Option(
 GATE = typer.Option(
     metavar="FILE",
     help="With --compare: judge B by the rules of a YAML file; exit code 1 where one fails, 3 where none "
-    "does and one has not enough data.",
+    "does and one has not enough data or cannot be compared.",
 )
 HUB_RESULTS = typer.Option(metavar="DIR", help="Also write the hub's evaluation result files, a folder for each model.")
 HUB_DATASET = typer.Option(metavar="TASK=OWNER/NAME", help="With --hub-results: the data set of a task; repeatable.")

@@ -8,6 +8,10 @@ from typing import Any
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text, parse_json
 
+GLOBAL_LAYERS = "full_attention"
+"""The type of layers that see the whole text, where RoPE's parameters are told apart by types of layers."""
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of scaling whose frequencies depend on the length of the input."""
 _BY_FACTOR = ("linear", "dynamic", "yarn")
 _OF_ALL = ("rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _OF_KIND: dict[str, tuple[str, ...]] = {
@@ -92,6 +96,24 @@ def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE para
         raise UserError(f"rope_theta must be above 0, got {parameters['rope_theta']}")
     if not 0 < parameters.get("partial_rotary_factor", 1) <= 1:
         raise UserError(f"partial_rotary_factor must lie within 0 and 1, got {parameters['partial_rotary_factor']}")
+
+
+def rope_entries(parameters: object) -> dict[str, Mapping[str, Any]]:
+    """Returns RoPE parameters by type of layer, under "" where all layers share them.
+
+    Families whose layers differ, such as Gemma 3, keep one entry for each type:
+    `{"full_attention": {"rope_type": ...}, "sliding_attention": {...}}`. That of layers that see the whole text is the
+    first.
+    """
+    if not isinstance(parameters, Mapping) or not parameters:
+        return {}
+    nested = {str(name): entry for name, entry in parameters.items() if isinstance(entry, Mapping)}
+    return dict(sorted(nested.items(), key=lambda entry: entry[0] != GLOBAL_LAYERS)) or {"": parameters}
+
+
+def kind_of(entry: Mapping[str, Any]) -> str:
+    """Returns the kind of an entry of RoPE parameters, such as "default" or "yarn"."""
+    return str(entry.get("rope_type") or entry.get("type") or "default")
 
 
 @contextlib.contextmanager

@@ -67,6 +67,20 @@ def number(text: str, accept: Callable[[float], bool]) -> Expected:
     return Expected(text, lambda value: as_number(value, accept))
 
 
+def as_patterns(value: Any) -> tuple[str, ...]:
+    """Returns glob patterns of names from true (all names), false (none), "v_head.*:mtp.*" or a list of patterns.
+
+    Raises:
+        ValueError: it is something else, or a pattern is empty.
+    """
+    if isinstance(value, bool) or str(value).lower() in ("true", "false"):
+        return ("*",) if str(value).lower() == "true" else ()
+    patterns = value.split(":") if isinstance(value, str) else value
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise ValueError
+    return tuple(patterns)
+
+
 def as_counts(value: Any) -> tuple[int, ...]:
     """Returns whole numbers from 1 to `MOST_TOKENS`, such as context lengths in tokens, ascending and each once.
 
@@ -156,9 +170,10 @@ Limit = Annotated[
 Text = Annotated[str, Expected("text", _of(str), ", with quotes around text")]
 Name = Annotated[str, Expected("a name that a folder can have, without slashes", _name)]
 Flag = Annotated[bool, Expected("true or false", _of(bool))]
+Patterns = Annotated[tuple[str, ...], Expected("true, or glob patterns of names with colons between them", as_patterns)]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
 Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines) whose keys are text", _mapping)]
-PathText = Annotated[str, Expected("a path", lambda value: str(Path(value)) and os.fspath(value))]
+PathText = Annotated[str, Expected("a path", lambda value: str(local_path(value)) and os.fspath(value))]
 LocalPath = Annotated[Path, Expected("a path", local_path)]
 
 
@@ -247,12 +262,29 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
             inner = kind.model_fields[parent].annotation
             kinds = (inner, *get_args(inner))
             kind = next(held for held in kinds if isinstance(held, type) and issubclass(held, Settings))
-        whole_place = " of ".join([*map(str, reversed(parents)), place or "these settings"])
+        whole_place = " of ".join([*reversed(_place_names([*parents, key])[:-1]), place or "these settings"])
         return unknown_key(key, kind.model_fields, place=whole_place, source=source)
-    name = ".".join(map(str, first["loc"])) + (f" of {place}" if place else "")
+    name = " of ".join([*reversed(_place_names(first["loc"])), *([place] if place else [])])
     if first["type"] == "missing":
         return f"Expected {name}, found none: add it{_in(source)}."
     return _wrong_value(name, first, source)
+
+
+def _place_names(location: Iterable[int | str]) -> list[str]:
+    """Returns the names of a value's places from the outermost on.
+
+    A key within the first entry of `rules` is a key of "rule 1"; the entry itself is "rules (entry 1)".
+    """
+    steps = list(location)
+    names: list[str] = []
+    for place, step in enumerate(steps, start=1):
+        if isinstance(step, str):
+            names.append(step)
+        elif names and place < len(steps):
+            names[-1] = f"{names[-1].removesuffix('s')} {step + 1}"
+        else:
+            names[-1:] = [" ".join([*names[-1:], f"(entry {step + 1})"])]
+    return names
 
 
 def _wrong_value(name: str, error: Any, source: str) -> str:
@@ -263,6 +295,7 @@ def _wrong_value(name: str, error: Any, source: str) -> str:
         "expected": context.get("text"),
         "literal_error": f"one of {str(context.get('expected')).replace(' or ', ', ')}".replace("'", ""),
         "model_type": "a mapping of settings (`key: value` lines)",
+        "tuple_type": "a list",
     }.get(error["type"], error["msg"].removeprefix("Input should be "))
     given, do = ("none", "add") if error["input"] is None else (shown(error["input"]), "correct")
     return f"Expected {name} to be {expected}, found {given}: {do} it{_in(source)}{context.get('hint', '')}."

@@ -6,8 +6,7 @@ pieces are counted once and sums are used as estimates, which `fit` then checks 
 
 import functools
 import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sbeval.corpora import cache_folder, tokenizer_sha256
-from sbeval.corpora.tokenizers import begins_specially, load_tokenizer
+from sbeval.corpora.tokenizers import AddedTokens, added_tokens, load_tokenizer, special_beginnings
 from sbeval.errors import ENCODING, UserError, panics_as_errors
+from sbeval.fingerprint.checkpoint import WEIGHTS
+from sbeval.hub_names import hub_commit
 from sbeval.keeping.cache import keep_table, read_table
+from sbeval.keeping.content import content_of
 
 LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")
@@ -32,12 +34,15 @@ _LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
 class TokenCounter:
     """Counts tokens with one Hugging Face tokenizer, fast or slow, in batches over all cores.
 
-    `special_tokens` says whether the model's adapter lets the tokenizer add its own tokens (BOS).
+    Attributes:
+        special_tokens: whether the model's adapter lets the tokenizer add its own tokens, such as BOS.
+        keeps_suffix: whether the adapter keeps what the tokenizer adds behind a text, such as EOS.
     """
 
-    def __init__(self, tokenizer: Any, *, special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Any, *, special_tokens: bool = True, keeps_suffix: bool = False) -> None:
         self.tokenizer = tokenizer
         self.special_tokens = special_tokens
+        self.keeps_suffix = keeps_suffix
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._pieces: dict[tuple[str, str], dict[str, int]] = {}
 
@@ -46,10 +51,17 @@ class TokenCounter:
         """Hash of the tokenizer."""
         return tokenizer_sha256(self.tokenizer)
 
+    @functools.cached_property
+    def dropped(self) -> AddedTokens:
+        """What the tokenizer adds and the adapter drops: the suffix alone."""
+        drops = self.special_tokens and not self.keeps_suffix
+        return added_tokens(self.tokenizer)._replace(prefix=()) if drops else AddedTokens()
+
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
         encoded = self._encoded(texts, special_tokens)
-        return encoded if self._backend is None else [encoding.ids for encoding in encoded]
+        tokens = [(text if self._backend is None else text.ids, adds) for text, adds in encoded]
+        return [self.dropped.without_suffix(ids) if adds else ids for ids, adds in tokens]
 
     @panics_as_errors(ENCODING)
     def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -59,8 +71,9 @@ class TokenCounter:
             Token ids, and the first and last + 1 character of each token, all int64 [tokens].
         """
         encoding = self._plain_backend().encode(text, add_special_tokens=self.special_tokens)
-        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        return np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1]
+        ids = self.dropped.without_suffix(encoding.ids)
+        offsets = np.array(encoding.offsets[: len(ids)], dtype=np.int64).reshape(-1, 2)
+        return np.array(ids, dtype=np.int64), offsets[:, 0], offsets[:, 1]
 
     def count(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Returns the token counts of whole prompts as the model sees them, BOS included, int64 [texts]."""
@@ -93,26 +106,37 @@ class TokenCounter:
         return kept_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
-        return np.array([len(tokens) for tokens in self._encoded(texts, special_tokens)], dtype=np.int64)
+        dropped = len(self.dropped.suffix) if special_tokens else 0
+        encoded = self._encoded(texts, special_tokens)
+        return np.array([len(tokens) - dropped * adds for tokens, adds in encoded], dtype=np.int64)
 
     @panics_as_errors(ENCODING)
-    def _encoded(self, texts: Sequence[str], special_tokens: bool) -> list[Any]:
-        """Returns each text's tokens; of a fast tokenizer as an `Encoding`, whose length needs no list of tokens."""
-        add = special_tokens and self.special_tokens and not (texts and begins_specially(self.tokenizer, texts[0]))
-        if self._backend is None:
-            return [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in texts]
-        return list(self._plain_backend().encode_batch_fast(list(texts), add_special_tokens=add))
+    def _encoded(self, texts: Sequence[str], special_tokens: bool) -> list[tuple[Any, bool]]:
+        """Returns each text's tokens, and whether special tokens were added to it.
+
+        A fast tokenizer's are an `Encoding`, whose length needs no list of tokens.
+        """
+        may_add = special_tokens and self.special_tokens
+        adds = [may_add and not text.startswith(self._beginnings) for text in texts]
+        encoded: dict[int, Any] = {}
+        for add in dict.fromkeys(adds):
+            places = [place for place, added in enumerate(adds) if added is add]
+            alike = [texts[place] for place in places]
+            if self._backend is None:
+                tokens = [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in alike]
+            else:
+                tokens = self._plain_backend().encode_batch_fast(alike, add_special_tokens=add)
+            encoded.update(zip(places, tokens, strict=True))
+        return [(encoded[place], add) for place, add in enumerate(adds)]
+
+    @functools.cached_property
+    def _beginnings(self) -> tuple[str, ...]:
+        return special_beginnings(self.tokenizer)
 
     def _plain_backend(self) -> Any:
         self._backend.no_truncation()
         self._backend.no_padding()
         return self._backend
-
-
-def shared_start(lists: Sequence[Sequence[int]]) -> int:
-    """Returns how many first tokens some texts share."""
-    alike = (len(set(tokens)) == 1 for tokens in zip(*lists, strict=False))
-    return sum(itertools.takewhile(bool, alike))
 
 
 def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -132,7 +156,11 @@ def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
         UserError: no tokenizer is named, or it cannot be loaded, or it does not tokenise.
     """
     bos = metadata.get("add_bos_token")
-    counter = TokenCounter(model_tokenizer(metadata, task), special_tokens=True if bos is None else bool(bos))
+    counter = TokenCounter(
+        model_tokenizer(metadata, task),
+        special_tokens=True if bos is None else bool(bos),
+        keeps_suffix=metadata.get("template_suffix") == "keep",
+    )
     if not len(counter.encode(["The quick brown fox."], special_tokens=False)[0]):
         raise UserError(f"The tokenizer of {task} turns text into no tokens; give one that fits the model.")
     return counter
@@ -154,9 +182,16 @@ def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
     if "subfolder" in options:  # lm-eval reads that of a step as a number
         options["subfolder"] = str(options["subfolder"])
     try:
-        return _load_once(source, **options)
+        return _load_once(_tokenizer_content(source, options.get("revision")), source, **options)
     except UserError as error:
         raise UserError(f"{task}: {error}") from error
 
 
-_load_once = functools.lru_cache(maxsize=4)(load_tokenizer)
+def _tokenizer_content(source: str, revision: str | None) -> Hashable:
+    """Returns a key that changes with a folder's files beside its weights, or with the commit behind a hub id."""
+    return content_of(source, without=WEIGHTS) or hub_commit(source, "models", revision)
+
+
+@functools.lru_cache(maxsize=4)
+def _load_once(_: Hashable, source: str, **options: Any) -> Any:
+    return load_tokenizer(source, **options)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lm_eval.api.registry import get_model
 from ranks import run_ranks
 from source_tree import ROOT
 from torch.distributed.device_mesh import init_device_mesh
@@ -128,6 +129,92 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 
 def callback(**asked: Any) -> sbeval.LengthsCallback:
     return sbeval.LengthsCallback(SimpleNamespace(processing_class=None), **{"tokenizer": TOKENIZER, **asked})
+
+
+class Logging:
+    """A Trainer's part that the callback uses."""
+
+    processing_class = None
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def log(self, numbers: dict[str, float]) -> None:
+        self.logged.append(numbers)
+
+
+def stepped(lengths: sbeval.LengthsCallback, step: int, model: PreTrainedModel) -> None:
+    lengths.on_step_end(None, SimpleNamespace(global_step=step), None, model=model)
+
+
+def with_text(file: Path, **more: Any) -> tuple[Logging, sbeval.LengthsCallback]:
+    trainer, asked = Logging(), {"lengths": [32], "limit": 1, "metadata": {**ASKED, "data_path": str(file)}, **more}
+    return trainer, sbeval.LengthsCallback(trainer, TOKENIZER, every_steps=1, tasks=TASK, **asked)  # type: ignore[arg-type]
+
+
+def test_an_evaluation_that_fails_is_left_out_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text, model = Path(ASKED["data_path"]).read_text(), small_nope()
+    (file := tmp_path / "text.txt").write_text(text)
+    trainer, lengths = with_text(file)
+    stepped(lengths, 1, model)
+    file.unlink()
+    stepped(lengths, 2, model)
+    file.write_text(text)
+    weight = model.get_output_embeddings().weight.detach()
+    before = weight.clone()
+    stepped(lengths, 3, model)
+    weight.fill_(float("nan"))
+    stepped(lengths, 4, model)
+    weight.copy_(before)
+    stepped(lengths, 5, model)
+    assert [*lengths.curves] == [1, 3, 5]
+    assert len(trainer.logged) == 3
+    assert trainer.logged[0] == trainer.logged[1] == trainer.logged[2]
+    said = [record.getMessage() for record in caplog.records if "has no numbers" in record.getMessage()]
+    assert [line.partition(" has")[0] for line in said] == ["step 2", "step 4"]
+    assert "found nothing there" in said[0]
+
+
+def test_an_evaluation_that_fails_ends_training_where_that_is_asked_for(tmp_path: Path) -> None:
+    _, lengths = with_text(tmp_path / "gone.txt", raise_errors=True)
+    with pytest.raises(sbeval.UserError, match="found nothing there"):
+        stepped(lengths, 1, small_nope())
+
+
+def one_fails(rank: int, raise_errors: bool) -> None:
+    torch.distributed.init_process_group("gloo")
+    gone = rank == 1
+    _, lengths = with_text(Path("gone.txt") if gone else Path(ASKED["data_path"]), raise_errors=raise_errors)
+    if raise_errors:
+        with pytest.raises(sbeval.UserError, match="found nothing there"):
+            stepped(lengths, 1, small_nope("cpu"))
+        return
+    stepped(lengths, 1, small_nope("cpu"))
+    assert not lengths.curves
+
+
+@pytest.mark.parametrize("raise_errors", [False, True])
+def test_every_process_leaves_out_an_evaluation_that_failed_in_one(raise_errors: bool) -> None:
+    run_ranks(one_fails, raise_errors, processes=2)
+
+
+NUL: dict[str, Callable[[], object]] = {
+    "data_path": lambda: numbers(small_nope(), metadata={**ASKED, "data_path": "a\0b"}),
+    "half a surrogate pair": lambda: numbers(small_nope(), metadata={**ASKED, "data_path": "a\udc00b"}),
+    "examples_file": lambda: numbers(small_nope(), tasks="sb_many_shot_file", metadata={"examples_file": "a\0b"}),
+    "results": lambda: load_results("a\0b"),
+    "figure": lambda: draw(SimpleNamespace(), "a\0b.svg"),  # type: ignore[arg-type]
+    "pretrained": lambda: get_model("sb")("a\0b"),
+    "tokenizer": lambda: get_model("sb")(CHECKPOINT, tokenizer="a\0b"),
+}
+
+
+@pytest.mark.parametrize("argument", NUL)
+def test_a_path_that_no_file_can_have_is_one_sentence(argument: str) -> None:
+    with pytest.raises(sbeval.UserError, match=r"^(--metadata: )?Expected a .*a\\(x00|udc00)b.*: .*[.]$"):
+        NUL[argument]()
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -69,6 +69,7 @@ BROKEN = {
     "a syntax error in the plugin": ({"__init__": "", "plugin": "x = = 1"}, "SyntaxError"),
     "a file is missing": ({"__init__": "", "plugin": PLUGIN}, "No module named 'sbeval.errors'"),
     "an error while it is imported": ({"__init__": "1 / 0"}, "ZeroDivisionError"),
+    "an exit while it is imported": ({"__init__": "raise SystemExit(3)"}, "SystemExit"),
     "null bytes": ({"__init__": "\0"}, "null bytes"),
     "a plugin of another version": ({"__init__": "", "plugin": ""}, "install"),
     "an lm-eval of another version": ({"__init__": "", "plugin": PLUGIN, "errors": ERRORS}, "not as sbeval expects"),
@@ -119,6 +120,38 @@ def test_the_real_package_stops_no_python(python, site):
 def test_nobody_listening_on_stderr_is_no_error(site):
     package(site, __init__="def (")
     assert start(site, f"import sys\nsys.stderr = None\n{IMPORTS}") == ("went on\n", "")
+
+
+NO_LISTENER = {
+    "full": "exec 2>/dev/full",
+    "closed": "exec 2>&-",
+    "a pipe that nobody reads": "exec 2> >(exec 2>&- 0<&-); sleep 0.2",
+    "strict ASCII": "true",
+}
+
+
+@pytest.mark.parametrize("said_by", ["the line", "the plugin"])
+@pytest.mark.parametrize("state", NO_LISTENER)
+def test_a_standard_error_that_takes_no_line_stops_nobody(state, said_by, site):
+    if said_by == "the line":
+        package(site, __init__="raise ValueError('naïve 東京 \\udc80')")
+    else:
+        package(site, __init__="", plugin=PLUGIN, errors=ERRORS)
+    code = f"import site\nsite.addsitedir({str(site)!r})\n{IMPORTS}"
+    if state == "strict ASCII":
+        code = f"import sys\nsys.stderr.reconfigure(encoding='ascii', errors='strict')\n{code}"
+    begun = ["bash", "-c", f'{NO_LISTENER[state]}; exec "$@"', "bash", sys.executable, "-SEc", code]
+    ended = subprocess.run(begun, capture_output=True, text=True, cwd=site, timeout=600)
+    assert (ended.stdout, ended.returncode) == ("went on\n", 0), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_interrupt_while_the_package_is_imported_ends_python(site):
+    package(site, __init__="raise KeyboardInterrupt")
+    code = f"import site\nsite.addsitedir({str(site)!r})\n{IMPORTS}"
+    ended = subprocess.run([sys.executable, "-SEc", code], capture_output=True, text=True, cwd=site, timeout=600)
+    assert ended.stdout == ""
+    assert ended.returncode == -signal.SIGINT
 
 
 def test_a_line_cut_off_anywhere_stops_nobody(site):

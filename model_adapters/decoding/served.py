@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from sbeval.errors import first_line
+from sbeval.model_adapters.answers import Stop
 from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.schedule import Continuations, Terms, generate
 from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
-from sbeval.model_adapters.decoding.texts import StopSequences, Text, stop_texts
+from sbeval.model_adapters.decoding.texts import Continuation, StopSequences, Text, stop_texts
+from sbeval.model_adapters.self_test.outcome import SLOTS
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.truncation import Prompt
 from sbeval.models import SbevalForCausalLM
@@ -23,6 +25,9 @@ from sbeval.models.slots import MOST_QUERIES
 from sbeval.scoring.body import same_but_for_rounding
 
 logger = logging.getLogger(__name__)
+
+Checked = Generator[tuple[int, Continuation], None, set[int]]
+"""As `Continuations`; returns the keys of what was given."""
 
 _SCHEMES = ("stickbreaking", "rope", "nope")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
@@ -38,6 +43,7 @@ _WITHOUT_EFFECT = {
 }
 _NEUTRAL: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
 _SAMPLE_TOKENS = 8
+_SAMPLE_TEXTS = 8
 _NO_ROOM = (
     "Expected memory beside the model for generating a few tokens, found too little: use dtype=bfloat16, a device with "
     "more memory, or parallelize=True."
@@ -53,7 +59,9 @@ class GenerationInSlots:
 
     def serves(self, setting: Mapping[str, Any]) -> bool:
         """Whether requests with a setting can be generated in slots; if not, the log says why, once."""
-        reason = why_not_setting(self._hf.model, setting) or self._against_model
+        wrong = self._session.self_test.checks.get(SLOTS)
+        reason = None if wrong is None or wrong.passed else f"an answer from slots was wrong ({wrong})"
+        reason = reason or why_not_setting(self._hf.model, setting) or self._against_model
         if reason is not None and reason not in self._said:
             self._said.add(reason)
             logger.warning("generating with transformers' own loop, which is slower: %s", reason)
@@ -84,11 +92,47 @@ class GenerationInSlots:
             logger.warning("draft_tokens=%d: steps of this model take %d", self._session.draft_tokens, drafts)
         return drafts
 
-    def generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
-        """Generates the answers of prompts that `serves` accepts; `read` reads the prompt, if there is one."""
+    def generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Checked:
+        """Generates the answers of prompts that `serves` accepts; `read` reads the prompt, if there is one.
+
+        Returns the indices of those that were given. They are not all of them if an answer was found wrong.
+
+        Raises:
+            UserError: answers were given before one was found wrong.
+        """
+        by_index = {prompt.index: prompt for prompt in prompts}
+        given: set[int] = set()
+        unchecked = False
+        results, told = self._generate(prompts, read), None
+        while True:
+            try:
+                index, written = next(results) if told is None else results.throw(told)
+            except StopIteration:
+                return given
+            told, prompt, real = None, by_index[index], self._session.real
+            if written.sound and real.wants_slot(prompt.length_tokens):
+                with self._session.rope.hold(prompt.length_tokens):
+                    stands = real.slot_stands(
+                        (prompt.tokens, written.tokens),
+                        not_early=end_tokens(self._hf.model),
+                        fewest=prompt.setting.get("min_new_tokens") or 0,
+                    )
+                if not stands:
+                    results.close()
+                    if unchecked:
+                        real.refuse_slots()
+                    return given
+            else:
+                unchecked = True
+            given.add(index)
+            try:
+                yield index, written
+            except Stop as stop:
+                told = stop
+
+    def _generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
         session, hf = self._session, self._hf
-        ends = hf.model.generation_config.eos_token_id
-        ends = [ends] if isinstance(ends, int) else list(ends or ())
+        ends = end_tokens(hf.model)
         terms = Terms(
             # lm-eval also stops at the tokenizer's end of text, which a generation config need not name
             end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
@@ -120,6 +164,17 @@ class GenerationInSlots:
         for group in alike.values():
             with session.rope.hold(group[0].length_tokens):
                 yield from generate(hf.model, group, terms)
+
+
+def end_tokens(model: Any) -> list[int]:
+    """Returns the tokens at which a model's generation config ends an answer."""
+    ends = model.generation_config.eos_token_id
+    return [ends] if isinstance(ends, int) else list(ends or ())
+
+
+def greedy_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a setting without what changes nothing in it, such as a single beam."""
+    return {name: value for name, value in setting.items() if name not in _NEUTRAL or _NEUTRAL[name] != value}
 
 
 def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
@@ -203,10 +258,11 @@ def fused_blocks(model: Any) -> FusedBlocks | None:
 
 @torch.no_grad()
 def _same_as_whole(model: Any, fused: FusedBlocks | None) -> bool:
-    """Whether a step in slots gives the logits of whole texts: with two texts and a free slot, or one text alone."""
+    """Whether a step in slots gives the logits of whole texts: of several texts beside a free slot, or of one alone."""
     vocabulary = model.config.get_text_config().vocab_size
-    texts, slots = (2, [2, 0]) if fused is None else (1, [0])
-    prompts = [np.arange(1, 1 + length) % vocabulary for length in (_SAMPLE_TOKENS, _SAMPLE_TOKENS - 3)[:texts]]
+    texts, slots = (_SAMPLE_TEXTS, [*range(_SAMPLE_TEXTS, 1, -1), 0]) if fused is None else (1, [0])
+    lengths = [_SAMPLE_TOKENS - 3 * (text % 2) for text in range(texts)]
+    prompts = [np.arange(1 + text // 2, 1 + text // 2 + length) % vocabulary for text, length in enumerate(lengths)]
     stepper = Stepper(model, slots=max(slots) + 1, room_tokens=2 * _SAMPLE_TOKENS, most_new_tokens=1, fused=fused)
     stepper.start(slots, prompts, [1] * texts)
     found_BV = stepper.try_step()

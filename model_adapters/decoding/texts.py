@@ -8,7 +8,7 @@ import numpy as np
 from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_text
 from numpy.typing import NDArray
 
-from sbeval.corpora.tokenizers import begins_specially, encode_together
+from sbeval.corpora.tokenizers import added_tokens, encode_together, special_beginnings
 from sbeval.errors import UserError
 from sbeval.scoring.non_finite import NoText
 
@@ -79,16 +79,53 @@ class Continuation(NamedTuple):
 
 
 def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens, with what tokenizer or `add_bos_token` put before it, unless it is there."""
-    begins = [begins_specially(hf.tokenizer, text) for text in texts]
+    """Returns each prompt's tokens as `encode_texts` does; an empty prompt is the model's prefix token."""
+    return [tokens or [hf.prefix_token_id] for tokens in encode_texts(hf, texts, quiet=quiet)]
+
+
+def encode_texts(hf: Any, texts: Sequence[str], *, beginnings: tuple[str, ...] = (), quiet: bool) -> list[list[int]]:
+    """Returns each text's tokens behind the prefix that the tokenizer or `add_bos_token` adds.
+
+    Text that follows must stand right behind them: the tokenizer's suffix, such as EOS, is dropped unless the adapter's
+    `template_suffix` is "keep". Nothing is added to a text that begins with the tokenizer's prefix or with one of
+    `beginnings`.
+    """
+    specially = (*special_beginnings(hf.tokenizer), *beginnings)
+    begins = [text.startswith(specially) for text in texts]
+    added = added_tokens(hf.tokenizer)
     encoded: dict[int, list[int]] = {}
-    for has_bos in (True, False):
-        adds = False if has_bos else hf.add_bos_token
+    for has_prefix in (True, False):
+        adds = False if has_prefix else hf.add_bos_token
         options = {} if adds is None else {"add_special_tokens": adds}
-        chosen = [index for index, begin in enumerate(begins) if begin is has_bos]
-        found = encode_together(hf.tokenizer, [texts[index] for index in chosen], quiet=quiet, **options)
-        encoded.update(zip(chosen, found, strict=True))
-    return [encoded[index] or [hf.prefix_token_id] for index in range(len(texts))]
+        chosen = [index for index, begin in enumerate(begins) if begin is has_prefix]
+        tokens = encode_together(hf.tokenizer, [texts[index] for index in chosen], quiet=quiet, **options)
+        if adds is not False and hf.options.template_suffix == "drop":
+            tokens = list(map(added.without_suffix, tokens))
+        encoded.update(zip(chosen, tokens, strict=True))
+    return [encoded[index] for index in range(len(texts))]
+
+
+def added_by_tokenizer(hf: Any) -> dict[str, Any] | None:
+    """Returns what a model's tokenizer adds to a text and where the model reads it, as `ModelRecord` keeps it."""
+    added = added_tokens(hf.tokenizer)
+    if hf.add_bos_token is False or not any(added):
+        return None
+    names = added.to_json(hf.tokenizer)
+    before, behind = (" ".join(names[name]) for name in ("prefix", "suffix"))
+    places = [f"{text} {place} every text" for text, place in ((before, "before"), (behind, "behind")) if text]
+    facts = [f"the tokenizer adds {' and '.join(places)}"]
+    if hf.backend != "causal":
+        facts.append("an encoder-decoder model reads them as in hf")
+        return {**names, "sentence": "; ".join(facts)}
+    if behind and hf.options.template_suffix == "keep":
+        facts.append(f"as in hf, {behind} stands between a prompt and its answer (template_suffix=keep)")
+    elif behind:
+        facts.append(
+            f"{behind} is dropped behind prompts and contexts (template_suffix=keep reads it there, as hf does)"
+        )
+    scored = " and ".join(filter(None, (before, behind)))
+    facts.append(f"loglikelihood_rolling scores {scored} with every text, as lm-eval does")
+    return {**names, "sentence": "; ".join(facts)}
 
 
 def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:

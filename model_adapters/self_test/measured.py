@@ -1,16 +1,18 @@
 """How far a model's logits lie, computed in the ways that a run would use, from those of whole texts read alone.
 
-A difference is a mean over positions, each as a share of how far the logits of that position lie apart: where rounding
-sends a single token to another expert, it says little. How much rounding alone changes is learned from the model: the
-same texts with the outputs of all its modules rounded once more, four times as far; again where a way seems to differ.
+The difference at a position is a share of the spread of that position's logits. Two numbers count: the mean over
+positions, and the largest of them, which shows a fault of a single position. The model itself shows how much rounding
+explains of either: it reads the same texts with the outputs of all its modules rounded once more, four times as far. It
+does so again where a way seems to differ, since rounding may send a single token to another expert.
 
 Shape suffixes: B rows, L tokens, V vocabulary.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +26,14 @@ from sbeval.model_adapters.speed.generating import growing_cache
 from sbeval.scoring.body import no_cache
 
 TOKENS = 48
+ROWS = 8
+"""Rows of the test's batches."""
 EAGER = "eager"
 _LONG, _SHORT, _CHANGED, _AT_ONCE, _NEW = 24, 13, 9, 5, 4
 _TIMES_SPREAD = 4.0
-_MOST_DRAWS = 8
+MOST_DRAWS = 8
+TIMES_LARGEST = 2.0
+"""The largest of many differences varies more than their mean: so much more of it is allowed than rounding shows."""
 _EPS_OF_TF32 = 2.0**-10
 _CACHES = ("past_key_values", "cache_params", "state")
 
@@ -36,29 +42,56 @@ class Nothing(Exception):
     """There is nothing to test, and why."""
 
 
+class Apart(NamedTuple):
+    """How far logits lie from the expected ones: the mean over positions, and the position where they differ most."""
+
+    mean: float
+    largest: float
+
+    @classmethod
+    def of(cls, shares_L: Tensor) -> Self:
+        """Returns it for the differences of some positions, float64 [L]."""
+        return cls(float(shares_L.mean()), float(shares_L.max()))
+
+    def or_more(self, other: Self) -> Self:
+        """Returns the larger of each number."""
+        return type(self)(max(self.mean, other.mean), max(self.largest, other.largest))
+
+    def within(self, allowed: Self) -> bool:
+        """Whether neither number is above what is allowed."""
+        return self.mean <= allowed.mean and self.largest <= allowed.largest
+
+
+NO_DIFFERENCE = Apart(0.0, 0.0)
+
+
 class Measured:
     """A loaded model of lm-eval, `hf`, and texts of `TOKENS` tokens that are read in different ways.
 
     Attributes:
         allowed: the largest difference that rounding explains.
-        least: what is allowed of the same text read again, where a difference would count as rounding's otherwise.
+        least: the mean that is allowed of the same text read again, where draws would explain any difference.
     """
 
     def __init__(self, hf: Any, tokens: Sequence[int]) -> None:
         self._hf, self._model = hf, hf.model
         first_L, second_L = torch.tensor(tokens[:TOKENS], device=hf.device).chunk(2)
-        self._long_L, self._short_L = first_L, second_L[:_SHORT]
+        self._long_L, self._other_L, self._short_L = first_L, second_L, second_L[:_SHORT]
         self._changed_L = torch.cat([first_L[:-_CHANGED], second_L[-_CHANGED:]])
         self._kept: dict[tuple[int, ...], Tensor] = {}
         whole_LV = self._whole(self._long_L)
         if not whole_LV.isfinite().any(-1).all() or whole_LV.isnan().any():
             raise Nothing("the model's logits are no numbers")
-        self.least = self.allowed = _least(whole_LV)
+        self.least = least(whole_LV.dtype, whole_LV.device)
+        self.allowed = Apart(self.least, TIMES_LARGEST * self.least)
         self._draws = 0
         self._draw()
 
-    def check(self, differences: Callable[[], float], allowed: float | None = None) -> Check:
-        """Returns what a difference says; a model that raises does not run in this way."""
+    def check(self, differences: Callable[[], Apart], least: float | None = None) -> Check:
+        """Returns whether rounding explains a difference; a model that raises does not run in this way.
+
+        With `least`, the mean may be that large and no draws are made.
+        """
         try:
             difference = differences()
         except Nothing as nothing:
@@ -67,33 +100,56 @@ class Measured:
             if out_of_memory(error):
                 raise
             return Check(passed=False, reason=first_line(error))
-        if not math.isfinite(difference):
+        if not math.isfinite(difference.mean):
             return Check(passed=False, reason="its logits are no numbers")
+        passed = difference.mean <= least if least is not None else self._explained(difference)
+        at_one_position = not passed and least is None and difference.mean <= self.allowed.mean
+        return Check(passed=passed, difference=difference.largest if at_one_position else difference.mean)
+
+    def _explained(self, difference: Apart) -> bool:
+        """Whether rounding explains a difference; draws as long as it does not seem to."""
         with contextlib.suppress(Nothing):  # which says of a way that differs nothing better
-            while allowed is None and difference > self.allowed and self._draws < _MOST_DRAWS:
+            while not difference.within(self.allowed) and self._draws < MOST_DRAWS:
                 self._draw()
-        return Check(passed=difference <= (self.allowed if allowed is None else allowed), difference=difference)
+        return difference.within(self.allowed)
 
     def _draw(self) -> None:
         """Rounds all texts anew, and allows what that changes."""
         texts = (self._long_L, self._changed_L, self._short_L)
         whole = [self._whole(text) for text in texts]
-        with _rounded_anew(self._model, seed=self._draws):
+        with rounded_anew(self._model, seed=self._draws):
             rounded = [self._logits(text[None])[0] for text in texts]
         self._draws += 1
-        moved = max(map(apart, rounded, whole))
-        if not math.isfinite(moved):
+        moved = most(map(apart, rounded, whole))
+        if not math.isfinite(moved.mean):
             raise Nothing("the model's logits are no numbers where they are rounded once more")
-        self.allowed = max(self.allowed, moved)
+        self.allowed = self.allowed.or_more(Apart(moved.mean, TIMES_LARGEST * moved.largest))
 
-    def later_tokens(self) -> float:
-        """Of tokens before those that another text changes, or that a shorter one lacks; those count as equal."""
-        before = len(self._long_L) - _CHANGED
-        long_LV = self._whole(self._long_L)[:before]
-        others = (self._changed_L, self._long_L[:before])
-        return max(apart(self._whole(other)[:before], long_LV) for other in others) * before / len(self._long_L)
+    def later_tokens(self) -> Apart:
+        """Of every position, with other tokens behind it or none; positions at which a text ends count as equal."""
+        length = len(self._long_L)
+        before = length - _CHANGED
+        long_LV = self._whole(self._long_L)
+        changed = (self._changed_L, self._long_L[:before])
+        early = most(apart(self._whole(other)[:before], long_LV[:before]) for other in changed)
+        found = Apart(early.mean * before / length, early.largest).or_more(self._at_every_end(in_batches=True))
+        if not self._explained(found):  # where rows of a batch differ, that alone says nothing of later tokens
+            return self._at_every_end(in_batches=False).or_more(Apart(early.mean * before / length, early.largest))
+        return found
 
-    def attention(self) -> float:
+    def _at_every_end(self, *, in_batches: bool) -> Apart:
+        """Of each position as the last of its text, or in a batch as the last before other tokens."""
+        long_LV, length = self._whole(self._long_L), len(self._long_L)
+        shares = []
+        for first in range(1, length, ROWS if in_batches else 1):
+            ends = range(first, min(first + ROWS, length)) if in_batches else range(first, first + 1)
+            texts = [torch.cat([self._long_L[:end], self._other_L[end:]]) for end in ends] if in_batches else None
+            found_BLV = self._logits(torch.stack(texts) if texts else self._long_L[None, :first])
+            places = torch.tensor([end - 1 for end in ends])
+            shares.append(shares_apart(found_BLV[range(len(ends)), places], long_LV[places]))
+        return Apart.of(torch.cat(shares))
+
+    def attention(self) -> Apart:
         """Of the attention in force to eager attention, which is the model's definition."""
         before = getattr(self._model.config, "_attn_implementation", None)
         if before in (None, EAGER, STICKBREAKING):
@@ -110,28 +166,28 @@ class Measured:
         with torch.compiler.set_stance("default"):  # the kernel that a run uses, not its definition
             attended_LV = self._logits(self._long_L[None])[0]
         difference = apart(eager_LV, attended_LV)
-        if not math.isfinite(difference):
+        if not math.isfinite(difference.mean):
             raise Nothing("eager attention gives no numbers")
         return difference
 
-    def again(self) -> float:
+    def again(self) -> Apart:
         """Of the same text read once more."""
         return apart(self._logits(self._long_L[None])[0], self._whole(self._long_L))
 
-    def rows(self, *, padded: bool) -> float:
-        """Of rows of a batch, two of them equal, if `padded` two shorter, one by a token, padded on the right."""
+    def rows(self, *, padded: bool) -> Apart:
+        """Of rows of a batch, some of them equal, if `padded` some shorter, by a token or more, padded on the right."""
         shorter = [self._short_L, self._long_L[:-1]] if padded else []
-        texts = [self._long_L, self._changed_L, *shorter, self._long_L]
+        texts = [*_repeated([self._long_L, self._changed_L, *shorter], ROWS - 1), self._long_L]
         batch_BLV = self._logits(pad_sequence(texts, batch_first=True))
-        return max(apart(row[: len(text)], self._whole(text)) for row, text in zip(batch_BLV, texts, strict=True))
+        return most(apart(row[: len(text)], self._whole(text)) for row, text in zip(batch_BLV, texts, strict=True))
 
-    def continued(self) -> float:
-        """Of several tokens that follow a prefix, in two rows."""
-        texts_BL = torch.stack([self._long_L, self._changed_L])
+    def continued(self) -> Apart:
+        """Of several tokens that follow a prefix, in every row of a batch."""
+        texts_BL = torch.stack(_repeated([self._long_L, self._changed_L], ROWS))
         cache = self._after_prefix(texts_BL)
         found_BLV = self._model_logits(texts_BL[:, -_AT_ONCE:], **cache)
         whole = (self._whole(text)[-_AT_ONCE:] for text in texts_BL)
-        return max(apart(*pair) for pair in zip(found_BLV, whole, strict=True))
+        return most(apart(*pair) for pair in zip(found_BLV, whole, strict=True))
 
     def length(self) -> Check:
         """Whether a cache counts the tokens it holds."""
@@ -145,10 +201,15 @@ class Measured:
         read = len(self._long_L) - _AT_ONCE
         return Check(passed=counted == read, reason=f"counts {counted} of {read} tokens")
 
-    def generated(self, *, padded: bool, rows: int = 3, cached: bool = True) -> float:
-        """Of the logits with which the first tokens of some answers are chosen; if `padded`, one text is shorter."""
-        texts = [self._long_L, self._short_L if padded else self._changed_L, self._changed_L][:rows]
-        ids_BL = pad_sequence(texts, batch_first=True, padding_side="left")
+    def generated(self, *, padded: bool, rows: int = ROWS, cached: bool = True) -> Apart:
+        """Of the logits with which the first tokens of some answers are chosen; if `padded`, some texts are shorter."""
+        return self.generated_after(
+            _repeated([self._long_L, *([self._short_L] if padded else []), self._changed_L], rows), cached=cached
+        )
+
+    def generated_after(self, texts: Sequence[Tensor], *, cached: bool = True, compared: Sequence[int] = ()) -> Apart:
+        """Of the logits with which the first tokens behind texts, int64 [L] each, are chosen; of all rows or some."""
+        ids_BL = pad_sequence([*texts], batch_first=True, padding_side="left")
         mask_BL = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True, padding_side="left")
         cache = growing_cache(self._model, None) if cached else None
         with contextlib.nullcontext() if cached else without_cache(self._model):
@@ -169,13 +230,14 @@ class Measured:
             )
         found_BLV = torch.stack(output.logits, dim=1)
         new_BL = output.sequences[:, ids_BL.shape[1] :]
-        read = [torch.cat(pair)[:-1] for pair in zip(texts, new_BL, strict=True)]
+        rows = compared or range(len(texts))
+        read = [torch.cat([texts[row], new_BL[row]])[:-1] for row in rows]
         if cached:
             whole = [self._whole(text)[-_NEW:] for text in read]
         else:  # as even a model that sees later tokens is asked
             ends = range(1 - _NEW, 1)
             whole = [torch.stack([self._whole(text[: len(text) + end])[-1] for end in ends]) for text in read]
-        return max(apart(*pair) for pair in zip(found_BLV, whole, strict=True))
+        return most(map(apart, [found_BLV[row] for row in rows], whole))
 
     def _whole(self, text_L: Tensor) -> Tensor:
         key = tuple(text_L.tolist())
@@ -198,8 +260,18 @@ class Measured:
         raise Nothing("the model keeps no cache")
 
 
-def apart(found_LV: Tensor, expected_LV: Tensor) -> float:
+def apart(found_LV: Tensor, expected_LV: Tensor) -> Apart:
     """Returns the difference of logits, as the module says; infinity where NaN is found."""
+    return Apart.of(shares_apart(found_LV, expected_LV))
+
+
+def most(differences: Iterable[Apart]) -> Apart:
+    """Returns the largest of each number of several differences."""
+    return functools.reduce(Apart.or_more, differences, NO_DIFFERENCE)
+
+
+def shares_apart(found_LV: Tensor, expected_LV: Tensor) -> Tensor:
+    """Returns the difference at each position, float64 [L]; infinity where NaN is found."""
     expected_LV, found_LV = expected_LV.double(), found_LV.double().to(expected_LV.device)
     numbers_LV = expected_LV.isfinite()  # minus infinity stands for tokens that are masked
 
@@ -208,15 +280,20 @@ def apart(found_LV: Tensor, expected_LV: Tensor) -> float:
 
     mean_L1 = torch.where(numbers_LV, expected_LV, 0.0).sum(-1, keepdim=True) / numbers_LV.sum(-1, keepdim=True)
     shares_L = size(found_LV - expected_LV) / size(expected_LV - mean_L1).clamp_min(torch.finfo(torch.float32).tiny)
-    return float(shares_L.nan_to_num(nan=torch.inf).mean())
+    return shares_L.nan_to_num(nan=torch.inf)
 
 
-def _least(logits: Tensor) -> float:
+def least(dtype: torch.dtype, device: torch.device) -> float:
     """What is allowed of a model that hardly shows its rounding: a scan in chunks and one in steps add differently."""
-    eps = torch.finfo(logits.dtype).eps
-    if logits.is_cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+    eps = torch.finfo(dtype).eps
+    if device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
         eps = max(eps, _EPS_OF_TF32)
     return _TIMES_SPREAD * eps if eps >= _EPS_OF_TF32 else 8 * eps**0.75
+
+
+def _repeated(texts: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """Returns so many texts, these in turn."""
+    return [texts[row % len(texts)] for row in range(rows)]
 
 
 @contextlib.contextmanager
@@ -231,7 +308,7 @@ def without_cache(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rounded_anew(model: nn.Module, *, seed: int) -> Iterator[None]:
+def rounded_anew(model: nn.Module, *, seed: int) -> Iterator[None]:
     """Within it whatever a module without parts returns is rounded once more, up or down, a few times as far."""
     device: Any = model.device
     generator = torch.Generator(device).manual_seed(seed)

@@ -23,12 +23,13 @@ from sbeval.model_adapters.record import run_settings
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test.measured import EAGER, TOKENS, Measured, Nothing
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome, fastest
+from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.model_adapters.session import Session
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
-_VERSION = 5
+_VERSION = 6
 """Of what is tested; a higher one has every model tested again."""
 _OWN = ("sbeval", "moduleformer")
 # their kernels take the place of a model's own code where they are installed
@@ -81,7 +82,7 @@ def tested(session: Session, lm: Any) -> Session:
         lm.model.set_attn_implementation(outcome.attention)
     return dataclasses.replace(
         session,
-        self_test=outcome,
+        real=RealBatches(outcome, lm, _tokens(lm)) if outcome.untested is None else RealBatches(outcome),
         batches=outcome.limits(session.batches, outcome.scoring),
         own_batches=outcome.limits(session.own_batches, outcome.scoring),
         generation_batches=outcome.limits(session.batches, outcome.generation),
@@ -187,7 +188,7 @@ def _decided(session: Session, lm: Any) -> Outcome:
         checks |= {names.SEVERAL: measured.check(measured.continued), names.LENGTH: measured.length()}
     # a batch with padding that is right shows that less is right
     padded = measured.check(lambda: measured.generated(padded=True))
-    rows = padded if padded.passed else measured.check(lambda: measured.generated(padded=False, rows=2))
+    rows = padded if padded.passed else measured.check(lambda: measured.generated(padded=False))
     alone = rows if rows.passed else measured.check(lambda: measured.generated(padded=False, rows=1))
     checks |= {names.LEFT_PADDING: padded, names.ROWS_GENERATED: rows, names.ONE: alone}
     if not alone.passed:
@@ -202,7 +203,7 @@ def _decided(session: Session, lm: Any) -> Outcome:
     generation = names.TOGETHER if raises else fastest(names.GENERATION[uncounted:], checks)
     return Outcome(
         model=type(lm.model).__name__,
-        rounding=measured.allowed,
+        rounding=measured.allowed.mean,
         checks=checks,
         scoring=fastest(names.SCORING, checks) if again and checks[names.LATER_TOKENS].passed else names.REFUSED,
         generation=generation if again else names.REFUSED,

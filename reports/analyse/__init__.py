@@ -2,6 +2,7 @@
 
 - `statistics`: which simultaneous intervals do paired differences have?
 - `selection`: which models, tasks and seeds are shown, and which model is the baseline?
+- `protocols`: what do the numbers of a protocol allow to be said?
 - `panels`: which numbers share an axis?
 - `claims`: does more context help?
 - `findings`: what is said of one model?

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sbeval.reports.analyse.panels import PROTOCOL_ORDER
+from sbeval.reports.analyse.protocols import PROTOCOL_ORDER
 from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats, simultaneous_band
 from sbeval.reports.read.fields import ranked
 from sbeval.reports.read.results import Results, records
@@ -43,6 +43,7 @@ class LengthClaims:
     Attributes:
         lengths: context lengths compared, ascending.
         training_length_tokens: None where not recorded.
+        origin_length_tokens: of an extended model its parent's training length, else the training length.
         reference_tokens: the training length (of an extended model its parent's), or the longest length below it that
             was evaluated.
         lowers_to_tokens: the longest length whose own step is a gain; None where no step is.
@@ -60,6 +61,7 @@ class LengthClaims:
 
     lengths: tuple[int, ...] = ()
     training_length_tokens: int | None = None
+    origin_length_tokens: int | None = None
     reference_tokens: int | None = None
     lowers_to_tokens: int | None = None
     raises_from_tokens: int | None = None
@@ -75,6 +77,24 @@ class LengthClaims:
         """What no length beyond the reference is worse by: the upper end of the band where it is highest."""
         longer = [item.high for item in self.differences if item.context_length_tokens > (self.reference_tokens or 0)]
         return max(0.0, *longer)
+
+    @property
+    def beyond_reference(self) -> bool:
+        """Whether a length beyond the reference is compared with it."""
+        return self.reference_tokens is not None and max(self.lengths) > self.reference_tokens
+
+    @property
+    def first_loss(self) -> LengthDifference | None:
+        """The first step that is measurably a loss."""
+        return next((step for step in self.steps if step.low > 0), None)
+
+    @property
+    def gains_after_loss(self) -> bool:
+        """Whether a step behind the first loss is measurably a gain, which the rule does not count."""
+        loss = self.first_loss
+        return loss is not None and any(
+            step.high < 0 and step.context_length_tokens > loss.context_length_tokens for step in self.steps
+        )
 
     @property
     def last_gain(self) -> LengthDifference | None:
@@ -120,7 +140,7 @@ def length_claims(
     lengths = tuple(sums.lengths)
     doubtful = uneven(sums.tokens.max(axis=1))
     if len(lengths) < 2:
-        return LengthClaims(lengths=lengths, doubtful=doubtful, obstacle="only one context length was evaluated")
+        return LengthClaims(lengths=lengths, doubtful=doubtful, obstacle="only one context length can be compared")
     same = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
     clusters = int(same.sum())
     if clusters == 0:
@@ -144,6 +164,7 @@ def length_claims(
     return LengthClaims(
         lengths=lengths,
         training_length_tokens=training_length_tokens,
+        origin_length_tokens=origin_length_tokens or training_length_tokens,
         reference_tokens=reference,
         lowers_to_tokens=lengths[last] if last else None,
         raises_from_tokens=raises_from,
@@ -176,7 +197,7 @@ def _differences(
 ) -> tuple[LengthDifference, ...]:
     """Subtracts the first of each pair of columns from the second, with one band over all pairs."""
     differences_CK = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)
-    band = simultaneous_band(differences_CK, tokens, confidence=confidence)
+    band = simultaneous_band(differences_CK, tokens, confidence=confidence, each_side=True)
     return tuple(
         LengthDifference(context_length_tokens=lengths[later], estimate=estimate, low=low, high=high)
         for (_, later), (estimate, low, high) in zip(pairs, band, strict=True)

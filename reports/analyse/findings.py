@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 from sbeval.reports.analyse.claims import TOO_FEW, Claims, LengthClaims, LengthDifference
 from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
+from sbeval.reports.analyse.protocols import on_identical_targets, windows_words
 from sbeval.reports.read.fields import in_words, length_text, shown_name
 from sbeval.reports.read.models import SCHEME_WORDS, EvaluatedModel, extrapolation_text, rope_scaling_text
 from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
 from sbeval.results.records import IDENTICAL_TARGETS
 
 _TASKS_AT_MOST = 4
+_NO_GAIN = "has a measurably lower NLL than the next shorter one"
 DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
 
@@ -68,7 +70,10 @@ def find(
     for model in models:
         own = {key[1:]: claim for key, claim in claims.items() if key[0] == model.label}
         identical = {text: claim for text, claim in own.items() if text[1] in IDENTICAL_TARGETS}
-        sentences = [_context_sentence(text_name(*text), claim) for text, claim in identical.items()]
+        sentences = [
+            on_identical_targets(protocol, _context_sentence(text_name(corpus, protocol), claim))
+            for (corpus, protocol), claim in identical.items()
+        ]
         others = {text: claim for text, claim in own.items() if text not in identical}
         sentences += _stream_sentences(others, dict(identical.keys()))
         sentences += effective_lengths.get(model.label, ())
@@ -94,8 +99,7 @@ def _nothing_claimed(model: EvaluatedModel) -> str:
 
 def _few(claim: LengthClaims) -> bool:
     """Whether differences were measured, on too few documents for an interval."""
-    longer = claim.reference_tokens is not None and max(claim.lengths) > claim.reference_tokens
-    return claim.obstacle == TOO_FEW and longer
+    return claim.obstacle == TOO_FEW and claim.beyond_reference
 
 
 def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
@@ -103,15 +107,26 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
     if _few(claim):
         meaning = f"nats per token at {longest} against {length_text(claim.reference_tokens or 0)}, no interval"
         return (Headline(value=signed(claim.differences[-1].estimate), meaning=meaning),)
-    lowers = "none"
-    if claim.lowers_to_tokens:
-        lowers = ("≥ " if claim.lowers_to_tokens == max(claim.lengths) else "") + length_text(claim.lowers_to_tokens)
-    headlines = [Headline(value=lowers, meaning="longest context measurably below the one before it")]
-    if claim.reference_tokens is not None:
-        value = length_text(claim.raises_from_tokens) if claim.raises_from_tokens else f"> {longest}"
-        meaning = f"first context measurably worse than {length_text(claim.reference_tokens)}"
+    headlines = [_lowers_headline(claim, longest)]
+    if claim.beyond_reference:
+        reference = length_text(claim.reference_tokens or 0)
+        value, meaning = "none", f"no context up to {longest} is measurably worse than {reference}"
+        if claim.raises_from_tokens:
+            value = length_text(claim.raises_from_tokens)
+            meaning = f"first context measurably worse than {reference}"
         headlines.append(Headline(value=value, meaning=meaning))
     return tuple(headlines)
+
+
+def _lowers_headline(claim: LengthClaims, longest: str) -> Headline:
+    """Names the two lengths whose NLL is compared, so that the number has one meaning."""
+    if (step := claim.last_gain) is None and claim.gains_after_loss:
+        return Headline(value="none", meaning=f"more context raises NLL first ({_loss(claim)})")
+    if step is None:
+        return Headline(value="none", meaning=f"no context up to {longest} {_NO_GAIN}")
+    last = "≥ " if step.context_length_tokens == max(claim.lengths) else ""
+    meaning = f"NLL falls up to here: measurably lower than at {_earlier(step, claim)}"
+    return Headline(value=last + length_text(step.context_length_tokens), meaning=meaning)
 
 
 def _context_sentence(text: str, claim: LengthClaims) -> str:
@@ -121,17 +136,20 @@ def _context_sentence(text: str, claim: LengthClaims) -> str:
     longest = max(claim.lengths)
     start = f"{where}, {claim.clusters} documents){_doubt(claim)}, "
     if claim.lowers_to_tokens is None:
-        first = "no step from one length to the next lowers NLL measurably"
+        first = f"no context length {_NO_GAIN}"
+        if claim.gains_after_loss:
+            first = f"more context raises NLL first ({_loss(claim)}), and lowers it in a later step only"
     elif claim.lowers_to_tokens == longest:
-        first = f"more context lowers NLL all the way to {length_text(longest)}, the longest evaluated{_step(claim)}"
+        first = f"more context lowers NLL all the way to {length_text(longest)}, the longest compared{_step(claim)}"
     else:
         further = "" if claim.raises_from_tokens else ", and no later step does so measurably"
+        further = f", then raises it ({_loss(claim)})" if claim.gains_after_loss else further
         first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}{_step(claim)}{further}"
     if claim.reference_tokens is None:
         return f"{start}{first}; {_no_reference(claim)}."
     reference = length_text(claim.reference_tokens)
-    if longest == claim.reference_tokens:
-        return f"{start}{first}; no length beyond the training length was evaluated."
+    if not claim.beyond_reference:
+        return f"{start}{first}; {_none_beyond(claim)}."
     if claim.raises_from_tokens is None:
         last = claim.differences[-1]
         return f"{start}{first}; {_not_worse(claim)} ({_minus(last, claim)})."
@@ -160,10 +178,20 @@ def _stated(claim: LengthClaims) -> str:
 def _step(claim: LengthClaims) -> str:
     """The step that shows the gain at the length named, with its band."""
     step = claim.last_gain
+    return "" if step is None else f" (from {_earlier(step, claim)}: {step.text})"
+
+
+def _loss(claim: LengthClaims) -> str:
+    """The first step that raises NLL, behind which no length is named."""
+    step = claim.first_loss
     if step is None:
         return ""
-    earlier = claim.lengths[claim.lengths.index(step.context_length_tokens) - 1]
-    return f" (from {length_text(earlier)}: {step.text})"
+    return f"from {_earlier(step, claim)} to {length_text(step.context_length_tokens)}: {step.text}"
+
+
+def _earlier(step: LengthDifference, claim: LengthClaims) -> str:
+    """The length that a step begins at."""
+    return length_text(claim.lengths[claim.lengths.index(step.context_length_tokens) - 1])
 
 
 def _doubt(claim: LengthClaims) -> str:
@@ -173,7 +201,13 @@ def _doubt(claim: LengthClaims) -> str:
 def _no_reference(claim: LengthClaims) -> str:
     if claim.training_length_tokens is None:
         return "its training length is not recorded, so no length is compared with it"
-    return f"no length up to its training length of {length_text(claim.training_length_tokens)} was evaluated"
+    return f"none of the lengths compared is within its training length of {length_text(claim.training_length_tokens)}"
+
+
+def _none_beyond(claim: LengthClaims) -> str:
+    """Says so of what is compared: a longer length may have been evaluated and left out."""
+    origin = claim.origin_length_tokens or claim.training_length_tokens or 0
+    return f"none of the lengths compared is beyond the training length of {length_text(origin)}"
 
 
 def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
@@ -217,7 +251,7 @@ def _stream_sentences(others: Mapping[tuple[str, str], LengthClaims], judged: Co
     """Writes what windows of other protocols show; `judged` are the texts on which identical targets were scored."""
     sentences = []
     for (corpus, protocol), claim in others.items():
-        where = f"In {protocol.replace('_', ' ')} windows ({CORPUS_WORDS.get(corpus, corpus)})"
+        where = f"{windows_words(protocol)} ({CORPUS_WORDS.get(corpus, corpus)})"
         if claim.obstacle:
             if corpus not in judged or _few(claim):
                 sentences.append(f"{where}: {_without_claim(claim)}.")
@@ -230,8 +264,8 @@ def _stream_sentences(others: Mapping[tuple[str, str], LengthClaims], judged: Co
         if claim.raises_from_tokens:
             from_there = length_text(claim.raises_from_tokens)
             verdict = f"NLL is above its value at {reference} from {from_there} on{_stated(claim)}{_recovery(claim)}"
-        elif max(claim.lengths) == claim.reference_tokens:
-            verdict = "no length beyond the training length was evaluated"
+        elif not claim.beyond_reference:
+            verdict = _none_beyond(claim)
         else:
             verdict = _not_worse(claim)
         caveat = "" if corpus in judged else "; this alone does not show that context is used"

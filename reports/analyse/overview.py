@@ -7,8 +7,9 @@ from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaim
 from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
+from sbeval.reports.analyse.protocols import on_identical_targets, windows_words
 from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
-from sbeval.reports.read.fields import grouped, length_text, name_list
+from sbeval.reports.read.fields import grouped, length_text, name_list, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 from sbeval.results.records import IDENTICAL_TARGETS
@@ -25,8 +26,16 @@ HEADER = (
     f"more context lowers NLL up to{BRACKETS}",
     "worse than at the training length from",
     "mean change beyond the training length (over octaves, nats per token)",
-    "longest context minus training length (nats per token)",
+    "longest context minus the training length (nats per token)",
 )
+_COMPARED_WITH = ", compared with "
+_NOT_COMPARED = "no longer one compared"
+
+
+def headings(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns `HEADER` for these rows, which names another length where some model is compared with another one."""
+    other = any(_COMPARED_WITH in cell for row in rows for cell in row[1:2])
+    return [words.replace("the training length", "the length compared with") if other else words for words in HEADER]
 
 
 def side_by_side(
@@ -54,7 +63,7 @@ def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthCla
     identical, better, alike = protocol in IDENTICAL_TARGETS, [], []
     worse: dict[int, dict[str, LengthDifference]] = {}
     for label, claim in of_models:
-        if claim.reference_tokens is None or max(claim.lengths) == claim.reference_tokens:
+        if not claim.beyond_reference:
             continue
         last = claim.differences[-1]
         if claim.raises_from_tokens is not None:
@@ -65,17 +74,21 @@ def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthCla
             alike.append(label)
     if not (better or alike or worse):
         return []
+    compared = [claim for _, claim in of_models if claim.beyond_reference]
+    within = all(claim.reference_tokens == claim.origin_length_tokens for claim in compared)
+    training = "the training length" if within else "the longest length compared within the training length"
     parts = []
     if better:
-        parts.append(f"is lower at the longest context than at the training length for {_named(better)}")
+        lower = f"is lower at the longest context than at {training} for {_named(better)}"
+        parts.append(on_identical_targets(protocol, lower))
     if worse:
         each = [f"from {length_text(length)} on for {_rises(last)}" for length, last in sorted(worse.items())]
-        parts.append(f"is higher than at the training length {', '.join(each)}")
+        parts.append(f"is higher than at {training} {', '.join(each)}")
     if alike:
         lower = "neither measurably lower at the longest context nor" if identical else "not measurably"
-        parts.append(f"is {lower} higher anywhere beyond the training length for {_named(alike)}")
+        parts.append(f"is {lower} higher anywhere beyond {training} for {_named(alike)}")
     count = len(better) + len(alike) + sum(map(len, worse.values()))
-    lead = "On identical targets" if identical else f"In {protocol.replace('_', ' ')} windows"
+    lead = "On identical targets" if identical else windows_words(protocol)
     return [f"{lead} ({where}, {count} {'model' if count == 1 else 'models'}), NLL {'; it '.join(parts)}."]
 
 
@@ -90,22 +103,42 @@ def _rises(last: Mapping[str, LengthDifference]) -> str:
 def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     trained, last = claim.training_length_tokens, claim.differences[-1] if claim.differences else None
     longest = max(claim.lengths)
-    further = claim.reference_tokens is not None and longest > claim.reference_tokens
+    further, reference = claim.beyond_reference, claim.reference_tokens
+    other = f"{_COMPARED_WITH}{length_text(reference)}" if reference and reference != trained else ""
     effective, raises = effective_nll_length(claim), claim.raises_from_tokens
     mark = f" {DOUBTFUL}" if claim.doubtful else ""
     return (
         label,
-        length_text(trained) if trained else "not recorded",
+        (length_text(trained) if trained else "not recorded") + other,
         "" if effective is None else effective.text + (", the longest" if effective.tokens == longest else ""),
         (length_text(raises) if raises else f"nowhere measurably up to {length_text(longest)}")
         if further
-        else "not evaluated",
-        f"{area.text}{mark}" if area is not None else "not evaluated",
-        f"{length_text(longest)}: {last.text}{mark}" if further and last is not None else "not evaluated",
+        else _NOT_COMPARED,
+        f"{area.text}{mark}" if area is not None else _NOT_COMPARED,
+        f"{length_text(longest)}: {last.text}{mark}" if further and last is not None else _NOT_COMPARED,
     )
 
 
-def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists) -> list[str]:
+def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
+    """Returns what runs left out of the lengths asked for, and no other run of the model evaluated."""
+    places: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for model in models:
+        tasks = grouped((task.name, task.record) for _, task in model.task_runs() if task.record is not None)
+        for name, of_task in tasks.items():
+            evaluated = {length for record in of_task for length in record.lengths}
+            dropped = {length for record in of_task for length in record.dropped_lengths} - evaluated
+            if dropped:
+                places.setdefault((tuple(sorted(dropped)), shown_name(name)), []).append(model.label)
+    by_models = grouped(((lengths, tuple(labels)), task) for (lengths, task), labels in places.items())
+    return [
+        f"{name_list(map(length_text, lengths))} of {_all_named(tasks)} for {_all_named(labels)}"
+        for (lengths, labels), tasks in by_models.items()
+    ]
+
+
+def caveats(
+    claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists, dropped: Sequence[str] = ()
+) -> list[str]:
     """Writes the remarks below the summary.
 
     Args:
@@ -113,16 +146,18 @@ def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_fill
         ruler_missing: model label to those of RULER's tasks it did not run, for models that ran some.
         ruler_apart: model label to the tasks that are kept apart from RULER's.
         ruler_filled: who fills RULER's prompts to the labels of models run with such prompts.
+        dropped: see `dropped_lengths`.
     """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []
     if any(protocol in IDENTICAL_TARGETS for _, _, protocol in usable):
         remarks.append(
             "Whether context is used is judged on identical targets only, in paired differences between lengths. More "
-            "context lowers NLL up to the longest length that is measurably below the length before it; it raises NLL "
-            "from the shortest length beyond the training length that is measurably above it. Measurably means: the "
-            "whole 95% band, simultaneous over the differences compared (max-t, bootstrap over documents), is on one "
-            "side of zero."
+            "context lowers NLL up to the last length at which NLL is measurably lower than at the next shorter "
+            "length, before any length at which it is measurably higher than at the next shorter one. More context "
+            "raises NLL from the shortest length beyond the training length at which NLL is measurably higher than at "
+            "the training length (or at the longest length compared within it). Measurably means: the whole 95% band, "
+            "simultaneous over the differences compared (max-t, bootstrap over documents), is on one side of zero."
         )
     if doubtful := dict.fromkeys(key[1:] for key in claims if claims[key].doubtful):
         remarks.append(
@@ -135,12 +170,16 @@ def caveats(claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_fill
     if alone := _without_identical_targets(claims, usable):
         remarks.append(
             f"Nothing here shows use of context by {alone}: that takes {_lacking(claims)}. In windows of other "
-            "protocols every model that does not break improves with length, because fewer targets stand near the "
-            "start of a window."
+            "protocols NLL may fall with length though no more context is used, because most targets stand behind "
+            "fewer tokens than the length says."
         )
     if unlogged := {label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle}:
         names = _all_named(sorted(unlogged))
         remarks.append(f"Missing: paired differences of {names}; run with --log_samples to get them.")
+    if dropped:
+        remarks.append(
+            f"Lengths left out by runs, because the task's text or the model is shorter: {'; '.join(dropped)}."
+        )
     if ruler_apart:
         tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
         remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")

@@ -7,21 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from sbeval.reports.analyse.protocols import PROTOCOL_ORDER
 from sbeval.reports.read.fields import LARGEST_NATS, length_text, ranked, shown_name
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.records import IDENTICAL_TARGETS
 
 _NAMES_AT_MOST = 3
-PROTOCOL_ORDER = (*IDENTICAL_TARGETS, "stream", "sliding", "rolling")
-PROTOCOL_WORDS = {
-    "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
-    "stream": "Joined documents in disjoint windows: shows whether a model breaks, not whether it uses context.",
-    "sliding": "Joined documents in overlapping windows: every target has a long left context.",
-    "rolling": "Each document alone, in windows of the given length: a document shorter than that changes no further.",
-    "pairs": "Targets of a file behind the end of their contexts; a context length counts context alone.",
-    "riffled": "The last piece of a document, behind its own pieces in turn with those of other documents.",
-    "position": "One pass at the longest length.",
-}
 CORPUS_WORDS = {
     "text": "Text",
     "stdlib": "Python standard library",
@@ -135,6 +126,11 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
     if rows["tokenizer_sha256"].nunique(dropna=False) > 1:
         kept = ["bits_per_byte"]
         remarks.append("The models have different tokenizers, so only bits per byte are comparable.")
+        if not (rows["protocol"] == "rolling").all():
+            remarks.append(
+                "Each tokenizer cuts the text at other places, so the targets need not be the same text, and a "
+                "difference may come from that. The protocol rolling scores the same text under every tokenizer."
+            )
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
     scored = tables.get("nll", rows).groupby("context_length_tokens")["tokens"]

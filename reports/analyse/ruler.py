@@ -3,13 +3,14 @@
 Lines on one axis are means over the same tasks, which decides the models and tasks that one average may show.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
 from sbeval.reports.analyse.statistics import mean_interval, share_interval
-from sbeval.reports.read.fields import length_text
+from sbeval.reports.read.fields import in_words, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 
 NIAH_TASKS = (
@@ -28,13 +29,35 @@ WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 ABSOLUTE_THRESHOLD = 0.856
 RELATIVE_THRESHOLD = 0.85
 NEAR_CHANCE = 0.10
+Scores = Mapping[int, float]
+"""Context length to a score, or to an end of its interval."""
 
 
 class EffectiveLength(NamedTuple):
-    """An effective context length: "<4K", "16K", ">64K" or, for a reason, "n/a"."""
+    """An effective context length: "<4K", "16K", ">64K" or, for a reason, "n/a".
+
+    Attributes:
+        interval: the same rule on the lower and on the upper ends of every score's 95% interval; None without them.
+    """
 
     text: str
     reason: str = ""
+    interval: tuple[str, str] | None = None
+
+    @property
+    def shown(self) -> str:
+        """The length as a page says it: of lengths beyond the longest one that was run nothing is known."""
+        return at_least(self.text)
+
+    @property
+    def shown_interval(self) -> tuple[str, str] | None:
+        """The ends of the interval as a page says them."""
+        return self.interval and (at_least(self.interval[0]), at_least(self.interval[1]))
+
+
+def at_least(text: str) -> str:
+    """Returns an effective length with what ">" stands for in RULER's tables."""
+    return text.replace(">", "\N{GREATER-THAN OR EQUAL TO} ")
 
 
 def short_name(task: str) -> str:
@@ -103,6 +126,22 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame.from_records(rows, columns=columns)
 
 
+def without_mean(scores: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """Returns a sentence on the lengths at which `average` has none, since a task of the model has no score there."""
+    chosen = scores[scores["ruler_task"].isin(tasks)]
+    places: dict[tuple[str, int], list[str]] = {}
+    for model, of_model in chosen.groupby("setting", sort=False):
+        ran = [task for task in tasks if (of_model["ruler_task"] == task).any()]
+        for length, at_length in of_model.groupby("context_length_tokens"):
+            if lacking := [task for task in ran if not (at_length["ruler_task"] == task).any()]:
+                places[str(model), int(str(length))] = lacking
+    parts = [
+        f"at {length_text(length)} for {in_words(model)}, which has no score of {name_list(lacking, at_most=4)} there"
+        for (model, length), lacking in places.items()
+    ]
+    return f"No mean {'; '.join(parts)}." if parts else ""
+
+
 def by_length(
     table: pd.DataFrame, model: str, column: str = "context_length_tokens", numbers: str = "value"
 ) -> dict[int, float]:
@@ -113,22 +152,37 @@ def by_length(
 
 
 def absolute_effective_length(
-    scores: Mapping[int, float], threshold: float = ABSOLUTE_THRESHOLD, *, missing: Sequence[str] = ()
+    scores: Mapping[int, float],
+    threshold: float = ABSOLUTE_THRESHOLD,
+    *,
+    missing: Sequence[str] = (),
+    ends: tuple[Scores, Scores] | None = None,
 ) -> EffectiveLength:
     """RULER's rule: the longest length such that every length up to it reaches the threshold.
 
     The threshold is set for the mean of all 13 tasks, so nothing follows from fewer; `missing` names those not run.
+    `ends` are the lower and the upper ends of the scores' intervals.
     """
     if missing:
         count = "one was" if len(missing) == 1 else f"{len(missing)} were"
         return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks, and {count} not run")
     if not scores:
         return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
-    return last_passing(scores, threshold)
+    return passing_length(scores, threshold, ends)
 
 
-def relative_effective_length(scores: Mapping[int, float], training_length_tokens: int | None) -> EffectiveLength:
-    """The longest length that keeps a share of the model's own score at no more than half its training length."""
+def relative_effective_length(
+    scores: Mapping[int, float], training_length_tokens: int | None, ends: tuple[Scores, Scores] | None = None
+) -> EffectiveLength:
+    """The longest length that keeps a share of the model's own score at no more than half its training length.
+
+    The lower end of its interval takes the upper end of the own score, and the upper end the lower one.
+
+    Args:
+        scores: context length to score.
+        training_length_tokens: None where not recorded.
+        ends: the lower and the upper ends of the scores' intervals.
+    """
     if training_length_tokens is None:
         return EffectiveLength(text="n/a", reason="the training length is not recorded")
     short = [length for length in scores if length <= training_length_tokens / 2]
@@ -139,8 +193,16 @@ def relative_effective_length(scores: Mapping[int, float], training_length_token
     if base < NEAR_CHANCE:
         where = length_text(max(short))
         return EffectiveLength(text="n/a", reason=f"the score at {where} ({base:.0%}) is near chance")
-    longer = {length: score for length, score in scores.items() if length >= max(short)}
-    return last_passing(longer, RELATIVE_THRESHOLD * base)
+
+    def passing(of_lengths: Mapping[int, float], own: float) -> EffectiveLength:
+        kept = {length: score for length, score in of_lengths.items() if length > max(short)}
+        return last_passing({max(short): math.inf, **kept}, RELATIVE_THRESHOLD * own)  # the own score keeps all of it
+
+    length = passing(scores, base)
+    if ends is None or _unknown(ends):
+        return length
+    low, high = (passing(ends[side], ends[1 - side][max(short)]).text for side in (0, 1))
+    return length._replace(interval=(low, high))
 
 
 def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:
@@ -165,6 +227,21 @@ def last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLeng
     return EffectiveLength(text=f">{length_text(max(scores))}")
 
 
+def passing_length(
+    scores: Mapping[int, float], threshold: float, ends: tuple[Scores, Scores] | None
+) -> EffectiveLength:
+    """Returns `last_passing` with its interval, where the ends of every score's interval are known."""
+    length = last_passing(scores, threshold)
+    if ends is None or _unknown(ends):
+        return length
+    low, high = (last_passing(end, threshold).text for end in ends)
+    return length._replace(interval=(low, high))
+
+
+def _unknown(ends: tuple[Scores, Scores]) -> bool:
+    return any(math.isnan(score) for end in ends for score in end.values())
+
+
 class RulerScores(NamedTuple):
     """RULER's scores with what follows from them.
 
@@ -183,13 +260,14 @@ def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) 
     """Computes RULER's scores and effective lengths, from the tidy table and model label to training length."""
     scores = ruler_scores(measurements)
     overall = average(scores, TASKS)
-    effective = {
-        label: (
-            absolute_effective_length(by_length(overall, label), missing=missing_tasks(scores, label)),
-            relative_effective_length(by_length(overall, label), training_lengths.get(label)),
+    effective = {}
+    for label in dict.fromkeys(scores["setting"]):
+        means = by_length(overall, label)
+        ends = by_length(overall, label, numbers="ci95_low"), by_length(overall, label, numbers="ci95_high")
+        effective[label] = (
+            absolute_effective_length(means, missing=missing_tasks(scores, label), ends=ends),
+            relative_effective_length(means, training_lengths.get(label), ends),
         )
-        for label in dict.fromkeys(scores["setting"])
-    }
     return RulerScores(scores=scores, overall=overall, effective=effective)
 
 
@@ -208,7 +286,9 @@ def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
 
 
 def _length_words(length: EffectiveLength) -> str:
-    return f"{length.text} ({length.reason})" if length.reason else length.text
+    if length.reason:
+        return f"{length.text} ({length.reason})"
+    return length.shown + (f" [{', '.join(length.shown_interval)}]" if length.shown_interval else "")
 
 
 class Alike(NamedTuple):

@@ -205,6 +205,7 @@ def check_labels(results: Results, labels: Mapping[str, str]) -> None:
     """
     own = group_models([run for model in results.models for run in model.runs])
     known = {name for model in own for name in (model.label, shown_name(model.record.name))} | set(seed_groups(own))
+    known |= set(results.texts)
     for name in labels:
         if name not in known:
             raise UserError(f"Expected --label to name one of {', '.join(sorted(known))}, found {name!r}.")

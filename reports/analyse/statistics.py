@@ -4,7 +4,8 @@ Several differences are looked at together (one a context length), so one or ano
 wrong in more than 5% of cases. The max-t band holds for all of them at once: documents are resampled, every difference
 is divided by its own standard error in that resample, and the band's width is the 95% point of the largest of them
 (Westfall & Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap), but never less than a single normal
-interval's.
+interval's. That width is the same on both sides; skewed differences miss on one side alone, so a band for claims that
+rest on one end has, on each side, no less than the 97.5% point of the largest difference on that side.
 
 Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one for each difference.
 """
@@ -70,6 +71,7 @@ def simultaneous_band(
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
     least_errors_K: Floats | None = None,
+    each_side: bool = False,
 ) -> Band:
     """Estimates sum(differences) / sum(weights) for each column, with a max-t band over the columns.
 
@@ -81,6 +83,8 @@ def simultaneous_band(
         confidence: how often the whole band covers all true differences.
         resamples: B.
         least_errors_K: standard errors below which none is believed, see `graded_errors`; None for no such bound.
+        each_side: widen an end where its own side misses more often than half of what the band may, as it does if the
+            clusters' differences are skewed; for claims that rest on one end.
     """
     clusters, count = differences_CK.shape
     empty = np.full(count, np.nan)
@@ -95,20 +99,22 @@ def simultaneous_band(
     varying_K = errors_K > np.finfo(np.float64).eps * np.abs(estimates_K)
     believed_K = errors_K if least_errors_K is None else np.maximum(errors_K, least_errors_K)
 
-    def largest(counts_BC: Floats) -> Floats:
+    def furthest(counts_BC: Floats) -> Floats:
         shifts_BK, spreads_BK = linearised_errors(counts_BC, residuals_CK, weights_CW)
         # a resample that misses the few clusters that differ at all (right or wrong answers) has no spread of its own
         own_BK = np.where(spreads_BK > _NO_SPREAD * errors_K, spreads_BK, errors_K)
-        t_BK = np.abs(shifts_BK) / np.where(varying_K, own_BK, 1.0)
-        return np.asarray(np.max(np.where(varying_K, t_BK, 0.0), axis=1))
+        t_BK = np.where(varying_K, shifts_BK / np.where(varying_K, own_BK, 1.0), 0.0)
+        return np.stack([np.max(t_BK, axis=1), np.max(-t_BK, axis=1)], axis=1)
 
-    largest_B = resampled(largest, clusters, resamples=resamples, seed=seed)
+    furthest_B2 = resampled(furthest, clusters, resamples=resamples, seed=seed)
     normal = NormalDist().inv_cdf((1 + confidence) / 2)
-    width_K = max(float(np.quantile(largest_B, confidence)), normal) * believed_K
+    width = max(float(np.quantile(furthest_B2.max(axis=1), confidence)), normal)
+    sides_2 = np.quantile(furthest_B2, (1 + confidence) / 2, axis=0) if each_side else np.zeros(2)
+    below, above = np.maximum(width, sides_2).tolist()
     return Band(
         estimates=estimates_K,
-        lows=estimates_K - width_K,
-        highs=estimates_K + width_K,
+        lows=estimates_K - below * believed_K,
+        highs=estimates_K + above * believed_K,
         clusters=clusters,
         doubtful=uneven(weights_CW.max(axis=1)),
     )

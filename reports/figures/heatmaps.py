@@ -13,6 +13,8 @@ _CELL_HEIGHT_PIXELS = 22
 NUMBERED_AT_MOST = 4
 """Grids of one figure that have numbers in their cells."""
 _FEWEST_ROWS, _MOST_NUMBERED_ROWS = 3, 24
+TITLE_LETTER_PIXELS = 7.0
+"""Width of a letter of an axis' title, rather too large than too small."""
 _LIGHT_TEXT_BELOW, _LIGHT_TEXT_BEYOND = 0.55, 0.6
 _LETTERS = {"condition": {"test": "datum.dark", "value": "#ffffff"}, "value": "#101418"}
 
@@ -92,7 +94,6 @@ def grid(
         "field": "row",
         "type": "ordinal",
         "sort": list(rows),
-        "title": y_title,
         "scale": {"paddingInner": 0.06, "paddingOuter": 0},
         # many images of the same axis: its ends and middle say enough, and each label takes time to draw
         "axis": {**axis, "values": list(named)},
@@ -103,10 +104,10 @@ def grid(
     color = {"field": "value", "type": "quantitative", "scale": dict(shades.scale), "legend": legend}
     mark = {"type": "text", "fontSize": 12}
     text = {"mark": mark, "encoding": {"text": {"field": "text"}, "color": _LETTERS}}
-    height = _CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2
+    y["title"], height = _beside(y_title, (_CELL_HEIGHT_PIXELS // (1 if numbers else 2)) * max(_FEWEST_ROWS, len(rows)))
     return {
         "width": _WIDTH_PIXELS,
-        "height": height * max(_FEWEST_ROWS, len(rows)),
+        "height": height,
         "data": {"values": [cell | {"dark": shades.is_dark(cell["value"])} for cell in cells]},
         "encoding": {
             "x": {**x, "title": "context length (tokens)", "axis": {"labelAngle": 0, "domain": False, "ticks": False}},
@@ -118,6 +119,13 @@ def grid(
             *([text] if numbers else []),
         ],
     }
+
+
+def _beside(title: str, height: int) -> tuple[str | list[str], int]:
+    """Returns a title that runs along a grid, broken before its parenthesis where it is longer, and a height for it."""
+    lines = title.replace(" (", "\n(").split("\n") if len(title) * TITLE_LETTER_PIXELS > height else [title]
+    least = math.ceil(TITLE_LETTER_PIXELS * max(map(len, lines)))
+    return lines if len(lines) > 1 else title, max(height, least)
 
 
 def above(panel: dict[str, Any], image: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _MOST_PIXELS = 3_000_000
 _NARROWEST_PLOT = 60
 _SIZE = re.compile(r'<svg([^>]*) width="([\d.]+)" height="([\d.]+)"')
 _PR_SET_PDEATHSIG = 1
+_PRIVATE_USE = range(0xE000, 0xF900)
 
 
 def draw(job: Mapping[str, Any]) -> None:
@@ -31,7 +32,8 @@ def draw(job: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the specification is wrong, or an ending is neither .png nor .pdf.
     """
-    spec = json.loads(Path(job["spec"]).read_text(encoding="utf-8"))
+    text, letters = _in_16_bits(Path(job["spec"]).read_text(encoding="utf-8"))
+    spec = json.loads(text)
     svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
     if fit := job.get("fit"):
         # what axes and names take beside the plots does not change with the plots' width
@@ -41,6 +43,7 @@ def draw(job: Mapping[str, Any]) -> None:
         svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
         width, height = _size(svg)
         svg = _SIZE.sub(f'<svg\\1 width="{fit[1]:g}" height="{height * fit[1] / width:g}"', svg, count=1)
+    svg = svg.translate(letters)
     Path(job["svg"]).write_text(svg, encoding="utf-8")
     for name in job["images"]:
         path = Path(name)
@@ -50,6 +53,19 @@ def draw(job: Mapping[str, Any]) -> None:
             path.write_bytes(vl_convert.svg_to_pdf(svg))
         else:
             raise ValueError(f"expected png, svg or pdf, got {path.suffix!r}")
+
+
+def _in_16_bits(text: str) -> tuple[str, dict[int, str]]:
+    """Returns a text with letters of private use in place of those beyond 16 bits, and what turns these back.
+
+    Vega cuts a name that is too wide by 16-bit units, and fails to measure half an emoji.
+    """
+    used = {*text}
+    beyond = sorted(letter for letter in used if ord(letter) > 0xFFFF)
+    free = [letter for letter in map(chr, _PRIVATE_USE) if letter not in used]
+    known = dict(zip(beyond, free, strict=False))  # more of them than that are no text
+    back = {ord(private): letter for letter, private in known.items()}
+    return text.translate({ord(letter): known.get(letter, "\N{REPLACEMENT CHARACTER}") for letter in beyond}), back
 
 
 def pixel_scale(svg: str) -> float:

@@ -24,6 +24,8 @@ _WORTH_A_PROCESS = 8
 """Figures that a process is asked for before another one is started: starting takes longer than drawing one."""
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _END = "\n//end\n"
+_FAILS = "Failed to "
+"""How the library's own panics begin; where memory ends it says something else, or nothing."""
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
@@ -56,7 +58,7 @@ class ImageWriter:
         files = [f"{name}.{kind}" for kind in self._formats]
         self._svgs[name] = svg = Path(self._folder if "svg" in self._formats else self._scratch.name, f"{name}.svg")
         description = Path(self._scratch.name, f"{name}.json")
-        description.write_text(json.dumps(_without_pointer(spec)), encoding="utf-8")
+        description.write_text(json.dumps(_without_pointer(spec), ensure_ascii=False), encoding="utf-8")
         job = {
             "spec": str(description),
             "config": vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"], "aria": False},
@@ -95,19 +97,21 @@ class ImageWriter:
 
         Raises:
             UserError: a process that draws was ended, as one without memory is.
-            RuntimeError: an image could not be drawn.
+            RuntimeError: an image could not be drawn; the message holds what the library said.
         """
         for process, asked in zip(self._processes, self._asked, strict=True):
             answers = process.communicate()[0].splitlines()
             failures = [words for answer in answers if (words := json.loads(answer))]
             if len(answers) < asked:
-                if process.returncode < 0:
+                said = Path(self._scratch.name, "said").read_text(errors="replace").splitlines()
+                first_panic = next((line for line in said if line.startswith(_FAILS)), None)
+                if process.returncode < 0 and first_panic is None:
                     raise UserError(
                         f"Expected figures to be drawn, found that a process ended with signal {-process.returncode}, "
                         "as one without memory does: raise its limit (ulimit -v), or end other programs, and run again."
                     )
-                said = Path(self._scratch.name, "said").read_text(errors="replace").splitlines()
-                failures.append(f"an image process ended with exit code {process.returncode}: {' '.join(said[-1:])}")
+                reason = first_panic or " ".join(said[-1:])
+                failures.append(f"an image process ended with exit code {process.returncode}: {reason}")
             if failures:
                 raise RuntimeError(f"a figure could not be drawn: {failures[0]}")
         self._asked = [0] * len(self._processes)

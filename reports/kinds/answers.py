@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbeval.errors import UserError
-from sbeval.foreign_files import parse_json, usable_number
+from sbeval.foreign_files import parse_visible_json, usable_number
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
+from sbeval.reports.analyse.protocols import on_identical_targets
 from sbeval.reports.read.fields import is_length, length_text, shown_name
 from sbeval.reports.read.files import Notes
 from sbeval.reports.read.models import EvaluatedModel
@@ -66,7 +67,7 @@ def _first_samples(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in itertools.islice(iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""), SAMPLES_READ):
-                sample = parse_json(line.decode("utf-8", errors="replace"))
+                sample = parse_visible_json(line.decode("utf-8", errors="replace"))
                 if isinstance(sample, dict):
                     yield sample
     except (OSError, UserError):
@@ -141,14 +142,15 @@ def _document_tables(material: Material) -> Iterator[Table]:
         order = sorted(shared, key=lambda name: (float(np.mean([changes[label][name][0] for label in labels])), name))
         ends = list(dict.fromkeys(order[:_DOCUMENTS_AT_EITHER_END] + order[-_DOCUMENTS_AT_EITHER_END:]))
         words = f"{CORPUS_WORDS.get(corpus, corpus)}, single documents"
+        helps = on_identical_targets("fixed_target", "below zero, the longer context helps.")
         yield Table.of(
             ("document", *(Cell(name=label) for label in labels)),
             [(Cell(name=name), *(_change_cell(*changes[label][name]) for label in labels)) for name in ends],
             stem=f"documents-{safe_stem(corpus)}",
-            caption=f"{words}: NLL at the longest context minus NLL at the training length",
+            caption=f"{words}: NLL at the longest context minus NLL at the longest within the training length",
             explanation=(
-                "Nats per token on the same targets; below zero, the longer context helps. Small print: NLL at "
-                f"both lengths. {len(ends)} of {len(order)} documents, from the lowest change to the highest"
+                f"Nats per token on the same targets; {helps} Small print: NLL at both lengths. "
+                f"{len(ends)} of {len(order)} documents, from the lowest change to the highest"
                 + (" by the mean over the models." if len(labels) > 1 else ".")
             ),
             folded=words,
@@ -158,7 +160,7 @@ def _document_tables(material: Material) -> Iterator[Table]:
 def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[float, str]]:
     """Returns a model's documents with the difference, and both NLLs as text; nothing without a training length."""
     claim = material.claims.get((label, corpus, "fixed_target"))
-    if claim is None or claim.reference_tokens is None or max(claim.lengths) == claim.reference_tokens:
+    if claim is None or claim.reference_tokens is None or not claim.beyond_reference:
         return {}
     rows = material.results.measurements
     scored = rows[(rows["setting"] == label) & (rows["corpus"] == corpus) & (rows["protocol"] == "fixed_target")]

@@ -4,7 +4,6 @@ The number is the mean change of NLL beyond the training length, a mean score or
 its rule and interval.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,13 +12,14 @@ import pandas as pd
 from sbeval.reports.analyse.one_number import NLL_CHANGE, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import safe_stem, text_name
+from sbeval.reports.analyse.protocols import on_identical_targets
 from sbeval.reports.analyse.ruler import (
     ABSOLUTE_THRESHOLD,
     NIAH_TASKS,
     TASKS,
     average,
     by_length,
-    last_passing,
+    passing_length,
     short_name,
 )
 from sbeval.reports.kinds.recall import recall_scores
@@ -58,9 +58,11 @@ def _numbers_section(material: Material) -> Section | None:
         title="One number a curve",
         lead=(
             "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
-            "For NLL: on identical targets, minus NLL at the training length; below zero is better. The effective "
-            "length is the longest one whose own step lowers NLL measurably; its lower end counts every step that is "
-            "not measurable as a loss, its upper end as a gain. Small print: in multiples of the training length."
+            "For NLL: on identical targets, minus NLL at the training length, or at the longest length compared within "
+            "it, where the lengths begin; below zero is better. The effective length is the last one at which NLL is "
+            "measurably lower than at the next shorter length, before any at which it is measurably higher; its lower "
+            "end counts every step that is not measurable as a loss, its upper end as a gain. Small print: in "
+            "multiples of the training length."
         ),
         tables=tuple(table for table in tables if table.rows),
     )
@@ -168,7 +170,8 @@ def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFra
                 "none" if end is None else length_text(end) for end in (effective.tokens, effective.low, effective.high)
             )
             name = f"effective, perplexity ({text_name(corpus, protocol)})"
-            rule = f"the last length that lowers NLL measurably, same targets, {claim.clusters} documents"
+            lowers = "the last length with a measurably lower NLL than the next shorter one, before any loss"
+            rule = on_identical_targets(protocol, f"{lowers}; same targets, {claim.clusters} documents")
             yield _Length(name, Cell(text, interval=(low, high)), rule)
     for name, means in averages.items():
         if len(of_model := means[means["setting"] == label]):
@@ -176,19 +179,17 @@ def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFra
             rule = f"at least {ABSOLUTE_THRESHOLD:.1%} at every length up to it, {count} task{'s' * (count > 1)}"
             yield _Length(f"effective, {name}", _passing(of_model, label), rule)
     if label in material.ruler.effective:
-        text, reason = material.ruler.effective[label][0]
-        measured = Cell(text, small=(reason,)) if reason else _passing(material.ruler.overall, label)
+        length = material.ruler.effective[label][0]
+        small = (length.reason,) if length.reason else ()
+        measured = Cell(length.shown, interval=length.shown_interval, small=small)
         yield _Length("effective, RULER", measured, f"at least {ABSOLUTE_THRESHOLD:.1%} over all {len(TASKS)} tasks")
 
 
 def _passing(means: pd.DataFrame, label: str) -> Cell:
     """Returns the longest length that passes, with what passes by the ends of every score's interval."""
     value, low, high = (by_length(means, label, numbers=end) for end in ("value", "ci95_low", "ci95_high"))
-    passing = last_passing(value, ABSOLUTE_THRESHOLD)
-    if any(map(math.isnan, low.values())):
-        return Cell(passing.text)
-    ends = tuple(last_passing(scores, ABSOLUTE_THRESHOLD).text for scores in (low, high))
-    return Cell(passing.text, interval=(ends[0], ends[1]))
+    passing = passing_length(value, ABSOLUTE_THRESHOLD, (low, high))
+    return Cell(passing.shown, interval=passing.shown_interval)
 
 
 def _is_forced_needle(task: str) -> bool:

@@ -14,7 +14,8 @@ import pandas as pd
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
 from sbeval.reports.analyse.overview import DOUBTFUL
-from sbeval.reports.analyse.panels import PROTOCOL_WORDS, Panel, perplexity_panels, safe_stem
+from sbeval.reports.analyse.panels import Panel, perplexity_panels, safe_stem
+from sbeval.reports.analyse.protocols import curve_words, on_identical_targets
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import (
     COUNTED,
@@ -34,6 +35,7 @@ from sbeval.reports.read.results import LENGTH, by_model, column_values, records
 from sbeval.reports.read.runs import argument
 from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, Row, Section, Table, interval
 from sbeval.results.intervals import MINIMUM_CLUSTERS
+from sbeval.results.records import IDENTICAL_TARGETS
 
 _METRICS = {
     "nll": ("NLL (nats per token)", "linear", ".3f"),
@@ -84,7 +86,7 @@ CURVES = Kind(section=_section)
 
 
 def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *, wide: bool) -> Figure:
-    words = PROTOCOL_WORDS.get(panel.protocol, "")
+    words = curve_words(panel.protocol)
     explanation = " ".join([words, *panel.remarks]).strip()
     lengths = material.training_lengths
     findings = {metric: panel_finding(panel, lengths, metric) for metric in panel.tables}
@@ -145,7 +147,7 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
         within = curve[curve[LENGTH] <= trained] if trained else curve.iloc[:1]
         start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
         places = [f"{point['value']:{digits}} at {length_text(int(point[LENGTH]))}" for point in (start, end)]
-        words = places[0] if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
+        words = f"is {places[0]}" if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
         sentences.append(f"{in_words(label)} {words}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
@@ -171,7 +173,7 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     if any(claim.doubtful for claim in claims.values()):
         explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
     if any(line.page_only for line in rows):
-        second = "the paired difference to the training length on the same targets"
+        second = "the paired difference to the length that it names, on the same targets"
         explanation += f" A second line is {second}, with its simultaneous 95% band."
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
     return Table.of(
@@ -210,17 +212,8 @@ def _steps_section(material: Material) -> Section | None:
                 name, stem = f"{shown_name(folder)}: {task}", f"steps-{safe_stem(folder)}-{safe_stem(str(task))}"
                 caption = Caption(title=name, finding=_steps_finding(rows), subtitle="NLL at each context length")
                 figures.append(material.figure({"nll": _steps_figure(rows, caption)}, stem, caption))
-                gains = _first_gains(material, rows)
-                begins = [f"{length_text(length)} at step {step:,}" for length, step in sorted(gains.items())]
-                of_map = dataclasses.replace(
-                    caption,
-                    title=f"{name}: when each length begins to work",
-                    finding=f"First measurably below the length before it: {', '.join(begins) or 'none'}.",
-                    explanation=f"{BEGINS}: the first checkpoint at which the length's own step lowers NLL measurably.",
-                    subtitle=f"NLL in nats per token; {BEGINS} the length's own step first lowers NLL measurably",
-                )
-                spec = training_map(rows, gains, of_map)
-                figures.append(material.figure({"nll": spec}, f"{stem}-map", of_map))
+                if rows["protocol"].isin(IDENTICAL_TARGETS).all():
+                    figures.append(_begins_figure(material, rows, caption, stem))
                 tables.append(_steps_table(rows, stem, name))
     if not figures:
         return None
@@ -236,6 +229,22 @@ def _steps_section(material: Material) -> Section | None:
 STEPS = Kind(section=_steps_section)
 
 
+def _begins_figure(material: Material, rows: pd.DataFrame, caption: Caption, stem: str) -> Figure:
+    """Returns the map that marks when each length begins to lower NLL, which identical targets alone show."""
+    gains = _first_gains(material, rows)
+    begins = [f"{length_text(length)} at step {step:,}" for length, step in sorted(gains.items())]
+    lowers = "NLL there is measurably lower than at the next shorter length"
+    finding = "First step at which NLL at a length is measurably lower than at the next shorter length: {}."
+    of_map = dataclasses.replace(
+        caption,
+        title=f"{caption.title}: when each length begins to work",
+        finding=on_identical_targets(str(rows["protocol"].iloc[0]), finding.format(", ".join(begins) or "none")),
+        explanation=f"{BEGINS}: the first checkpoint of a length at which {lowers}.",
+        subtitle=f"NLL in nats per token; {BEGINS} first checkpoint at which {lowers}",
+    )
+    return material.figure({"nll": training_map(rows, gains, of_map)}, f"{stem}-map", of_map)
+
+
 def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
     """Returns folder of a training to its checkpoints: label to step, which counts from 1."""
     trainings: dict[str, dict[str, int]] = defaultdict(dict)
@@ -247,7 +256,7 @@ def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
 
 
 def _first_gains(material: Material, rows: pd.DataFrame) -> dict[int, int]:
-    """Returns context length to the first step at which it is measurably below the length before it."""
+    """Returns context length to the first step at which NLL there is measurably lower than at the next shorter one."""
     gains: dict[int, int] = {}
     for row in records(rows.drop_duplicates("step")):
         claim = material.claims.get((row["setting"], row["corpus"], row["protocol"]), LengthClaims())

@@ -14,6 +14,7 @@ from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
 from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, Panel, safe_stem
+from sbeval.reports.analyse.protocols import difference_words
 from sbeval.reports.analyse.ruler import by_length
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, Axes, length_figure, line_figure
@@ -21,6 +22,7 @@ from sbeval.reports.read.fields import first_listed, in_words, length_text, list
 from sbeval.reports.read.results import column_values
 from sbeval.reports.section import Cell, Figure, Kind, Material, Row, Section, Table, interval, verdict
 from sbeval.results.intervals import MINIMUM_CLUSTERS, change_text
+from sbeval.results.records import IDENTICAL_TARGETS
 
 _TOOLTIP = {
     "setting": "model",
@@ -52,13 +54,13 @@ def differences_figure(
     material: Material, panel: Panel, claims: Mapping[str, LengthClaims], *, wide: bool, folded: bool
 ) -> Figure:
     """Returns the figure of a panel's differences; `claims` holds the models that have some."""
-    reference = _reference(claims, material.training_lengths)
-    words = "Below zero, the longer context helps."
+    reference, lacking = _references(material, claims)
+    words = _reading(panel.protocol, claims)
     caption = Caption(
         title=f"{panel.title}: difference",
         finding=listed([_finding(label, claim) for label, claim in claims.items()]),
-        explanation=f"NLL at a length minus NLL at {reference}, on the same targets. {words} {_bands(claims)}",
-        subtitle=f"NLL minus NLL at {reference} on the same targets. {words}",
+        explanation=f"NLL at a length minus NLL at {reference}, on the same targets.{lacking} {words} {_bands(claims)}",
+        subtitle=f"NLL minus NLL at {reference} on the same targets. {difference_words(panel.protocol).brief}",
     )
     looks = material.looks_of(panel.labels)
     rows = [point for label in looks if label in claims for point in _points(label, claims[label])]
@@ -75,13 +77,32 @@ def differences_figure(
     return material.figure({"nll": spec}, f"{panel.stem}-differences", caption, wide=wide, folded=folded)
 
 
-def _reference(claims: Mapping[str, LengthClaims], training_lengths: Mapping[str, int]) -> str:
-    """Returns what the differences are taken to, which is another length where the training length is not measured."""
-    lengths = {claim.reference_tokens for claim in claims.values()}
-    if all(claim.reference_tokens == training_lengths.get(label) for label, claim in claims.items()):
-        return "the model's own training length"
-    (length, *others) = lengths
-    return "the length in each model's table row" if others or not length else length_text(length)
+def _references(material: Material, claims: Mapping[str, LengthClaims]) -> tuple[str, str]:
+    """Returns the length that differences are taken to, and a sentence on models where it is not the training length.
+
+    On an axis in multiples of the training length these models have their zero beside one.
+    """
+    origins = {label: material.results.model(label).origin_length_tokens for label in claims}
+    others = [label for label, claim in claims.items() if claim.reference_tokens != origins[label]]
+    if not others:
+        return "the model's own training length", ""
+    if len(lengths := {claim.reference_tokens or 0 for claim in claims.values()}) == 1:
+        return length_text(lengths.pop()), ""
+    places = [f"at {length_text(claims[label].reference_tokens or 0)} for {in_words(label)}" for label in others]
+    reason = "the longest length compared that is within the training length"
+    return "the training length, or a shorter one", f" Zero stands {first_listed(places).rstrip('.')}: {reason}."
+
+
+def _reading(protocol: str, claims: Mapping[str, LengthClaims]) -> str:
+    """Says how to read the lengths that are there, longer or shorter than what they are compared with."""
+    words = difference_words(protocol)
+    sides = {
+        item.context_length_tokens > (claim.reference_tokens or 0)
+        for claim in claims.values()
+        for item in claim.differences
+    }
+    said = [words.longer if True in sides else "", words.shorter if False in sides else ""]
+    return " ".join(filter(None, said))
 
 
 def _bands(claims: Mapping[str, LengthClaims]) -> str:
@@ -168,6 +189,7 @@ def _section(material: Material) -> Section | None:
     """Returns None where no targets were scored under two conditions."""
     measured = material.results.measurements
     rows = measured[measured["metric"].isin([_GAIN + condition for condition in _CONDITIONS])]
+    rows = rows[rows["protocol"].isin(IDENTICAL_TARGETS)]
     if rows.empty:
         return None
     figures: list[Figure] = []

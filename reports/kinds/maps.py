@@ -112,10 +112,11 @@ def _finding(cells: pd.DataFrame, digits: str) -> str:
     sentences = []
     for label, of_model in cells.groupby("setting", sort=False):
         ascending = records(of_model.sort_values("value"))
-        ends = (ascending[0], ascending[-1])
-        values = [f"{end['value']:{digits}}".replace("-", "\N{MINUS SIGN}") for end in ends]
-        places = [f"({end['row']} at {length_text(int(end[LENGTH]))})" for end in ends]
-        sentences.append(f"{in_words(str(label))} from {values[0]} {places[0]} to {values[1]} {places[1]}")
+        cells_at_ends = (ascending[0], ascending[-1])
+        values = [f"{end['value']:{digits}}".replace("-", "\N{MINUS SIGN}") for end in cells_at_ends]
+        places = [f"({end['row']} at {length_text(int(end[LENGTH]))})" for end in cells_at_ends]
+        ends = [f"{value} {place}" for value, place in zip(values, places, strict=True)]
+        sentences.append(f"{in_words(str(label))} {f'from {ends[0]} to {ends[1]}' if ends[0] != ends[1] else ends[0]}")
     return first_listed(sentences)
 
 

@@ -32,11 +32,13 @@ class Needed:
 
     Attributes:
         shares: one row a length, with the share of targets that need at most that much; the band is simultaneous.
-        beyond: share of targets that need more than the training length, with its band; None where none is longer.
+        within_tokens: the longest length within the training length, None where there is none or no longer one.
+        beyond: share of targets that need more than `within_tokens`, with its band; None where that is None.
         units: stretches or documents.
     """
 
     shares: pd.DataFrame
+    within_tokens: int | None
     beyond: tuple[float, ...] | None
     units: int
 
@@ -62,9 +64,12 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
     shares["ci95_low"], shares["ci95_high"] = np.clip(band.lows, 0, 1), np.clip(band.highs, 0, 1)
     shares["clusters"] = len(documents)
     shares.loc[len(shares) - 1, ["ci95_low", "ci95_high"]] = math.nan  # by what is asked, every target
-    within = shares[(shares[LENGTH] <= (trained_at or 0)) & (shares[LENGTH] < sums.lengths[-1])]
+    within = shares[shares[LENGTH] <= (trained_at or 0)]
+    if not 0 < len(within) < len(shares):  # of targets that may need more than the longest length nothing is known
+        return Needed(shares=shares, within_tokens=None, beyond=None, units=int(same_S.sum()))
     ends = (1 - within[["value", "ci95_high", "ci95_low"]].to_numpy(float)).tolist()
-    return Needed(shares=shares, beyond=tuple(ends[-1]) if ends else None, units=int(same_S.sum()))
+    within_tokens = sums.lengths[len(within) - 1]
+    return Needed(shares=shares, within_tokens=within_tokens, beyond=tuple(ends[-1]), units=int(same_S.sum()))
 
 
 def _section(material: Material) -> Section | None:
@@ -126,14 +131,25 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
 
 
 def _finding(material: Material, label: str, needed: Needed) -> str:
-    half = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0]
-    words = f"{in_words(label)}: half of the targets need at most {length_text(int(half))}"
-    trained = material.results.model(label).origin_length_tokens
-    if needed.beyond is None or not trained:
+    half, longest = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0], needed.shares[LENGTH].iloc[-1]
+    words = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
+    if half == longest:
+        words = (
+            f"{in_words(label)}: more than half of the targets need the longest context, {length_text(int(longest))}"
+        )
+    if needed.beyond is None or needed.within_tokens is None:
         return words
     share, low, high = needed.beyond
     band = "" if math.isnan(low) else f" [{low:.0%}, {high:.0%}]"
-    return f"{words}, {share:.0%}{band} more than the {length_text(trained)} it was trained at"
+    return f"{words}, {share:.0%}{band} more than {_within(needed, material.results.model(label).origin_length_tokens)}"
+
+
+def _within(needed: Needed, trained: int | None) -> str:
+    """Names the longest length within the training length, which may be shorter than that."""
+    within = length_text(needed.within_tokens or 0)
+    if needed.within_tokens == trained:
+        return f"the training length of {within}"
+    return f"{within}, the longest length compared within the training length of {length_text(trained or 0)}"
 
 
 def _table(by_unit: Mapping[str, Mapping[str, Needed]], caption: str, stem: str) -> Table:
@@ -146,9 +162,12 @@ def _table(by_unit: Mapping[str, Mapping[str, Needed]], caption: str, stem: str)
                 int(row[LENGTH]): _share(row["value"], row["ci95_low"], row["ci95_high"])
                 for row in records(needed.shares)
             }
-            last = _share(*needed.beyond) if needed.beyond else Cell("not evaluated", missing=True)
+            last = Cell("no longer one compared", missing=True)
+            if needed.beyond is not None:
+                small = (f"than {length_text(needed.within_tokens or 0)}",)
+                last = dataclasses.replace(_share(*needed.beyond), small=small)
             rows.append((heading, *(cells.get(length, "") for length in lengths), last))
-    header = ("model", *map(length_text, lengths), "more than the training length")
+    header = ("model", *map(length_text, lengths), "more than the longest within the training length")
     named: dict[str, Any] = {"stem": stem, "caption": caption, "interval": "simultaneous 95% band"}
     return Table.of(header, rows, folded=f"Numbers: {caption}", **named)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sbeval.errors import visible
 from sbeval.foreign_files import usable_number
 from sbeval.reports.analyse.statistics import simultaneous_band
 from sbeval.reports.read.fields import agrees, shown_name
@@ -42,7 +43,7 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
                 "corpus_sha256": record.corpus_sha256 if record else None,
                 "context_length_tokens": record.lengths[0] if record and record.lengths else math.nan,
                 "tokenizer_sha256": record.tokenizer_sha256 if record else None,
-                "results_file": str(run.path),
+                "results_file": visible(str(run.path)),
             }
             for key, value in task.metrics.items():
                 if _is_bins(key, value):

@@ -25,9 +25,9 @@ from sbeval.reports.kinds.position_sums import (
 from sbeval.reports.read.fields import LARGEST_NATS, in_words, length_text, listed, name_list
 from sbeval.reports.read.results import by_model, records
 from sbeval.reports.section import Figure, Kind, Material, Section
+from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 
 # kinds of RoPE scaling whose frequencies depend on the length of the request
-_FOLLOWS_REQUEST = ("dynamic", "longrope")
 _TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "", "interval_text": "95% interval"} | COUNTED
 
 
@@ -57,7 +57,7 @@ def _section(material: Material) -> Section:
     return Section(
         identifier="positions",
         title="NLL by position",
-        lead="One pass at the longest context; every point is the mean over targets that far into the window. "
+        lead="One pass at one context length; every point is the mean over targets that far into the window. "
         f"{bands_words} A last bin cut short by the window's end is not drawn.",
         figures=tuple(figures),
         legend=looks,
@@ -141,15 +141,15 @@ def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:
 def _passes(table: pd.DataFrame) -> str:
     """Names the context lengths of the passes shown."""
     lengths = sorted({int(length) for length in table["context_length_tokens"].dropna()})
-    return ", ".join(map(length_text, lengths)) if lengths else "the longest context"
+    return ", ".join(map(length_text, lengths)) if lengths else "a length that was not recorded"
 
 
 def _bases(material: Material, table: pd.DataFrame) -> str:
     """Says which length set the frequencies of scaled RoPE, where they follow a request's length; else nothing."""
     sentences = []
     for label in dict.fromkeys(table["setting"]):
-        scaling = material.results.model(label).record.rope_scaling or {}
-        if scaling.get("rope_type", scaling.get("type")) in _FOLLOWS_REQUEST:
+        scalings = rope_entries(material.results.model(label).record.rope_scaling).values()
+        if any(kind_of(scaling) in LENGTH_DEPENDENT for scaling in scalings):
             passes = _passes(table[table["setting"] == label])
             sentences.append(f"{in_words(label)}: RoPE's base is set for {passes} at every position.")
     return " ".join(sentences)
@@ -179,10 +179,9 @@ def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
         trained = material.training_lengths.get(label)
         inside = [row for row in bins if trained is not None and row["last"] <= trained]
         start, last = inside[-1] if inside else bins[0], bins[-1]
-        sentences.append(
-            f"{in_words(label)} goes from {shown(start['nll'])} around position {length_text(int(start['last']))} "
-            f"to {shown(last['nll'])} around {length_text(int(last['last']))}"
-        )
+        ends = [f"{shown(row['nll'])} around position {length_text(int(row['last']))}" for row in (start, last)]
+        words = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
+        sentences.append(f"{in_words(label)} {words}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 

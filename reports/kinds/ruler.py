@@ -40,7 +40,8 @@ def _section(material: Material) -> Section | None:
         for alike in analysis.averaged_alike(scores, tasks):
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
-                figures.append(_average_figure(material, looks, alike.words or words, means, alike.explanation))
+                explanation = f"{alike.explanation} {analysis.without_mean(alike.scores, alike.tasks)}".strip()
+                figures.append(_average_figure(material, looks, alike.words or words, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
     alone = "No average over tasks sets the models side by side, since no task was run with all."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
@@ -73,7 +74,8 @@ def _average_figure(
     sentences = []
     for label in looks:
         if values := by_length(means, label):
-            ends = [f"{values[length]:.0%} at {length_text(length)}" for length in (min(values), max(values))]
+            lengths = dict.fromkeys((min(values), max(values)))
+            ends = [f"{values[length]:.0%} at {length_text(length)}" for length in lengths]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
     caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
     axis = {"tooltip": SCORE_TOOLTIP, "y_title": "score", **SHARES}
@@ -115,7 +117,7 @@ def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
     for label in labels:
         values = by_length(ruler.overall, label)
         cells = [f"{values[length]:.3f}" if length in values else NOT_MEASURED for length in lengths]
-        effective = [Cell(length.text) for length in ruler.effective[label]]
+        effective = [Cell(length.shown, interval=length.shown_interval) for length in ruler.effective[label]]
         rows.append([Cell(name=label), _tasks_run(ruler, label), *cells, *effective])
     return Table.of(
         ("model", "tasks", *map(length_text, lengths), "effective, 85.6%", "effective, 85% of own"),
@@ -123,6 +125,7 @@ def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
         stem="ruler",
         caption="RULER: mean score over the tasks run, and effective lengths at the benchmark's threshold (all 13 "
         "tasks) and of its own score",
+        interval="95% interval",
         on_page=False,
     )
 
@@ -138,7 +141,10 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
         weighted = None if missing else analysis.weighted_averages(by_length(ruler.overall, label))
         lacking = Cell("not all 13 tasks" if missing else "not all six lengths", missing=True)
         cells = [Cell(f"{value:.1%}") for value in weighted] if weighted else [lacking, lacking]
-        effective = [Cell(length.text, small=tuple(filter(None, [length.reason]))) for length in ruler.effective[label]]
+        effective = [
+            Cell(length.shown, interval=length.shown_interval, small=tuple(filter(None, [length.reason])))
+            for length in ruler.effective[label]
+        ]
         rows.append([Cell(name=label), _tasks_run(ruler, label), *effective, *cells])
     thresholds = (f"{ABSOLUTE_THRESHOLD:.1%}", f"{RELATIVE_THRESHOLD:.0%} of own")
     effective_words = [f"effective length, {threshold}" for threshold in thresholds]
@@ -147,11 +153,13 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
         rows,
         stem="ruler-effective",
         caption="Effective context length and weighted averages",
+        interval="95% interval",
         explanation=(
             f"The longest length such that every length up to it scores at least {ABSOLUTE_THRESHOLD:.1%} over all 13 "
             f"tasks (RULER's rule), or, over the tasks run, at least {RELATIVE_THRESHOLD:.0%} of the model's own score "
             f"at no more than half its training length; n/a where that score is below "
-            f"{analysis.NEAR_CHANCE:.0%}. Weighted averages are over all 13 tasks at 4K to 128K."
+            f"{analysis.NEAR_CHANCE:.0%}. An interval is the same rule on the lower and on the upper ends of every "
+            "length's own 95% interval. Weighted averages are over all 13 tasks at 4K to 128K."
         ),
     )
 

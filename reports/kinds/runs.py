@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sbeval.errors import visible
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text, self_test_text
+from sbeval.reports.read.models import (
+    EvaluatedModel,
+    extrapolation_text,
+    rope_scaling_text,
+    self_test_text,
+    sentence_text,
+    unread_text,
+)
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
 from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Section, Table
 
@@ -110,9 +118,11 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "extrapolation": extrapolation_text(record.extrapolation),
         "training length": f"{record.training_length_tokens:,} tokens" if record.training_length_tokens else None,
         "extended from": _listed(record.extended_from or {}),
+        "tensors left unread": unread_text(record.unread),
         "dtype": record.dtype,
         "kernels": record.kernels,
         "self-test": self_test_text(record),
+        "special tokens": sentence_text(record.added_tokens),
         "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
         "longest input": _longest_input(run),
         "documents limited to": f"{run.limit:g}" if run.limit is not None else None,
@@ -177,7 +187,8 @@ def _fold(model: EvaluatedModel, run: EvaluationRun, folder: Path) -> Fold:
 
 
 def _link(path: Path, folder: Path, words: str | None = None) -> Link:
-    return Link(target=quote(os.path.relpath(path, folder)), words=words or path.name)
+    target = quote(os.fsencode(os.path.relpath(path, folder)))  # which need not be UTF-8
+    return Link(target=target, words=words or visible(path.name))
 
 
 def _versions(run: EvaluationRun) -> str:

@@ -130,15 +130,17 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
         if len(known):
             first, last = known.iloc[0], known.iloc[-1]
             start, end = (length_text(int(mean["context_length_tokens"])) for mean in (first, last))
-            sink = f"first token's weight {first['first_token']:.1%} to {last['first_token']:.1%}"
-            change = f"entropy {first['entropy']:.2f} to {last['entropy']:.2f} nats, {sink}"
-            sentences.append(f"{in_words(label)} from {start} to {end}: {change}")
+            places = f"at {start}" if start == end else f"from {start} to {end}"
+            means_at_ends = [first] if start == end else [first, last]
+            entropy = " to ".join(f"{mean['entropy']:.2f}" for mean in means_at_ends)
+            sink = " to ".join(f"{mean['first_token']:.1%}" for mean in means_at_ends)
+            sentences.append(f"{in_words(label)} {places}: entropy {entropy} nats, first token's weight {sink}")
     nothing = "Entropies were not measured: spans and sticks alone."
     caption = Caption(
         title="Where the weight goes",
         finding="; ".join(sentences[:4]) + "." if sentences else nothing,
         explanation="The same queries at every length, each at the end of its window. A line that bends where windows "
-        "pass the training length shows what breaks.",
+        "pass the training length shows what changes there.",
         subtitle="mean over heads, by context length",
     )
     domain = length_domain(means, looks)
@@ -164,7 +166,7 @@ def _means_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, L
     caption = Caption(
         title="Span at 90%, mean over heads",
         finding="; ".join(sentences[:4]) + ".",
-        explanation="A line that rises with the context belongs to heads that look everywhere.",
+        explanation="Where a line rises with the context, some heads look further back in longer contexts.",
         subtitle="keys until 90% of a query's weight",
     )
     spec = length_figure(

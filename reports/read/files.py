@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from sbeval.errors import UserError
-from sbeval.foreign_files import MOST_BYTES, parse_json
+from sbeval.errors import UserError, visible
+from sbeval.foreign_files import MOST_BYTES, parse_visible_json
 from sbeval.hub_names import local_path
 from sbeval.keeping.writing import is_set_aside, is_unfinished
 
@@ -83,10 +83,14 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
 def samples_file(results_path: Path, task: str, notes: Notes) -> Path | None:
     """Returns the samples file lm-eval wrote with a result file for a task, None where there is no such file."""
     date = _DATE.search(results_path.name)
-    if date is None or "/" in task or "\\" in task or os.sep in task:
+    if date is None or "/" in task or os.sep in task:
         return None
-    candidate = results_path.parent / f"samples_{task}_{date.group()}.jsonl"
+    name = f"samples_{task}_{date.group()}.jsonl"
+    candidate = results_path.parent / name
     try:
+        if "\\" in task:  # as `visible` shows a control character; of no folder, whatever the system
+            files = sorted(results_path.parent.iterdir())
+            return next((file for file in files if visible(file.name) == name and file.is_file()), None)
         if not candidate.is_file() and os.path.lexists(candidate):
             notes.add(candidate, "samples are left out: it is no regular file.")
         return candidate if candidate.is_file() else None
@@ -167,7 +171,7 @@ def _parsed(line: bytes) -> object:
     for text in (line[:start] + line[stop:] if 0 < start < stop else b"", line):
         if len(text) <= MOST_BYTES:
             with contextlib.suppress(UserError):
-                return parse_json(text)
+                return parse_visible_json(text)
     return None
 
 

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sbeval.fingerprint.parts import changes
 from sbeval.foreign_files import fits, usable_number
@@ -13,6 +14,7 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, argument, mapping
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS, ModelRecord
+from sbeval.rope_parameters import GLOBAL_LAYERS, kind_of, rope_entries
 
 ModelKey = tuple[str, ...]
 SCHEME_WORDS = {
@@ -24,6 +26,7 @@ SCHEME_WORDS = {
     "forgetting": "forgetting attention",
 }
 """Position schemes, in the order of a report."""
+_TENSORS_NAMED = 8
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
@@ -57,7 +60,9 @@ class EvaluatedModel:
     @property
     def declared_length_tokens(self) -> int | None:
         """What its configuration and RoPE's scaling declare; for runs that recorded neither, the training length."""
-        scaling, stated = self.record.rope_scaling or {}, self.record.declared_length_tokens
+        # scalings of layers that do not see the whole text declare no length
+        entries, stated = rope_entries(self.record.rope_scaling), self.record.declared_length_tokens
+        scaling = entries.get(GLOBAL_LAYERS, entries.get("", {}))
         factor = usable_number(scaling.get("factor")) or 1.0
         unscaled = scaling.get("original_max_position_embeddings") or self.origin_length_tokens
         scaled = int(unscaled * factor) if isinstance(unscaled, int) and factor > 1 else None
@@ -85,7 +90,7 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
     """Groups runs into models and names each shortly and uniquely.
 
     A model's name is its checkpoint's, followed by the facts in which it differs from others of that name. A key of
-    `labels` may be the name computed here or the checkpoint's own.
+    `labels` may be the name computed here, the checkpoint's own, or the name of a text that no model has.
     """
     oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
     groups = grouped((_key(run), run) for run in reversed(_texts_by_one_name(oldest_first)))
@@ -96,8 +101,38 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
         EvaluatedModel(key=key, label=chosen[key], record=members[0].record, runs=tuple(members))
         for key, members in groups.items()
     ]
+    of_texts = {name: label for name, label in (labels or {}).items() if name in text_names(models)}
+    of_models = {*named.values(), *own_names.values()}
+    models = _with_texts(models, {name: label for name, label in of_texts.items() if name not in of_models})
     models.sort(key=_order)
     return [dataclasses.replace(model, parent=_parent_label(model, models)) for model in models]
+
+
+def text_names(models: Sequence[EvaluatedModel]) -> set[str]:
+    """Returns what the texts of all models are called."""
+    records = [task.record for model in models for run in model.runs for task in run.tasks]
+    return {shown_name(record.corpus) for record in records if record is not None and record.corpus is not None}
+
+
+def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> list[EvaluatedModel]:
+    """Calls texts by their labels; two texts never get one name, since a name tells them apart."""
+    if not labels:
+        return list(models)
+    chosen: dict[str, str] = {}
+    for name in labels:
+        taken = (text_names(models) - labels.keys()) | set(chosen.values())
+        chosen[name] = unique_name(shown_name(labels[name]), taken, "{} ({})")
+
+    def labelled(task: TaskResult) -> TaskResult:
+        record = task.record
+        if record is None or record.corpus is None or (name := shown_name(record.corpus)) not in chosen:
+            return task
+        return dataclasses.replace(task, record=dataclasses.replace(record, corpus=chosen[name]))
+
+    def relabelled(run: EvaluationRun) -> EvaluationRun:
+        return dataclasses.replace(run, tasks=tuple(map(labelled, run.tasks)))
+
+    return [dataclasses.replace(model, runs=tuple(map(relabelled, model.runs))) for model in models]
 
 
 def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[EvaluationRun]:
@@ -141,6 +176,8 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
                 notes.add(run.path, f"self-test: {text}.")
             for text in cut_texts(run.record):
                 notes.add(run.path, text)
+            if text := unread_text({"allowed": mapping(run.record.unread).get("allowed")}):
+                notes.add(run.path, f"the model did not read all tensors of its checkpoint: {text}.")
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
@@ -208,12 +245,14 @@ def _key(run: EvaluationRun) -> ModelKey:
 
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
-    """Writes a rope scaling setting in a few words, None where nothing is scaled."""
-    kind = (scaling or {}).get("rope_type") or (scaling or {}).get("type")
-    if not scaling or kind in (None, "default"):
-        return None
-    factor = scaling.get("factor")
-    return f"{kind} RoPE" + (f" x{factor:g}" if isinstance(factor, int | float) else "")
+    """Writes a rope scaling setting in a few words, with the types of layers that differ; None without scaling."""
+    words = []
+    for layers, entry in rope_entries(scaling).items():
+        if (kind := kind_of(entry)) != "default":
+            factor = entry.get("factor")
+            times = f" x{factor:g}" if isinstance(factor, int | float) else ""
+            words.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
+    return " and ".join(words) or None
 
 
 _METHODS = {
@@ -226,8 +265,26 @@ _METHODS = {
 
 def self_test_text(record: ModelRecord) -> str | None:
     """Returns what the self-test of a model found, None where there was none."""
-    sentence = mapping(record.self_test).get("sentence")
+    return sentence_text(record.self_test)
+
+
+def sentence_text(recorded: Mapping[str, Any] | None) -> str | None:
+    """Returns the `sentence` that a record's field holds, None where it holds none."""
+    sentence = mapping(recorded).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
+
+
+def unread_text(unread: Mapping[str, object] | None) -> str | None:
+    """Writes which tensors of the checkpoint the model did not read, and why; None where it read all of them."""
+    words = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
+    parts = []
+    for name, reason in words.items():
+        names = mapping(unread).get(name)
+        if isinstance(names, list) and names:
+            listed = ", ".join(shown_name(str(tensor)) for tensor in names[:_TENSORS_NAMED])
+            more = f" and {len(names) - _TENSORS_NAMED} more" if len(names) > _TENSORS_NAMED else ""
+            parts.append(f"{listed}{more} ({reason})")
+    return "; ".join(parts) or None
 
 
 def cut_texts(record: ModelRecord) -> list[str]:

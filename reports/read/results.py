@@ -5,12 +5,12 @@ A reader brings one kind of data that runs hold beside single numbers, and says 
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
-from sbeval.errors import shown
+from sbeval.errors import shown, visible
 from sbeval.foreign_files import usable_number
 from sbeval.reports.read.fields import grouped, is_length, shown_name
 from sbeval.reports.read.files import Notes
@@ -48,12 +48,23 @@ class Results:
         measurements: one row a number, columns `COLUMNS`; NaN where missing.
         by_reader: each reader to what it brought.
         notes: what was left out and why.
+        files_left_out: how many results files hold nothing that can be used.
+        texts: names of the texts before any label.
     """
 
     models: tuple[EvaluatedModel, ...]
     measurements: pd.DataFrame
     by_reader: Mapping[Reader[Any], Any]
     notes: Notes
+    files_left_out: int = 0
+    texts: Collection[str] = ()
+
+    @property
+    def files_text(self) -> str:
+        """How many results files were read, and how many left out."""
+        read = len({run.path for model in self.models for run in model.runs})
+        left_out = f", {self.files_left_out} left out (see Notes)" if self.files_left_out else ""
+        return f"{read} {'file' if read == 1 else 'files'} read{left_out}"
 
     def __getitem__(self, reader: Reader[T]) -> T:
         """Returns what a reader brought."""
@@ -206,7 +217,7 @@ COLUMNS = (
     Column("training_length_tokens", lambda number: number.run.record.training_length_tokens, WHOLE),
     Column("sliding_window", lambda number: number.run.record.sliding_window, WHOLE),
     Column("run_date", lambda number: number.run.date),
-    Column("results_file", lambda number: str(number.run.path)),
+    Column("results_file", lambda number: visible(str(number.run.path))),
     Column("limit_samples", lambda number: number.task.limit_samples, DECIMAL),
 )
 NUMBER_KEYS = [column.name for column in COLUMNS if column.key]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sbeval.errors import UserError
-from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes, usable_number
+from sbeval.errors import UserError, visible
+from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_visible_json, read_bytes, usable_number
 from sbeval.reports.read.fields import RecordT, context_metric, read_record, telling_name
 from sbeval.reports.read.files import Notes, samples_file
 from sbeval.results.records import LABEL, ModelRecord, TaskRecord
@@ -88,7 +88,7 @@ def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
         notes.add(path, f"left out: the file cannot be read ({error}).")
         return None
     try:
-        content = parse_json(raw)
+        content = parse_visible_json(raw)
     except UserError as error:
         reason = f"is not complete JSON, perhaps cut off while written ({error})" if raw else "is empty"
         notes.add(path, f"left out: the file {reason}.")
@@ -126,7 +126,7 @@ def _model_record(config: Fields, content: Fields, path: Path, notes: Notes) -> 
     if record is not None:
         pretrained = argument(_arguments_text(config.get("model_args")), "pretrained") or ""
         return dataclasses.replace(record, name=telling_name(record.name, pretrained)), True
-    name = str(content.get("model_name") or config.get("model") or path.parent.name)
+    name = str(content.get("model_name") or config.get("model") or visible(path.parent.name))
     dtype = str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None
     parameters = config.get("model_num_parameters")
     return (

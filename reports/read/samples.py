@@ -36,11 +36,19 @@ class SumsByDocument:
         nll_nats: float64 [clusters, lengths].
         tokens: float64 [clusters, lengths]; 0 where a document has no target at that length.
         bytes: float64 [clusters, lengths]; NaN where unknown.
-        blocks: a document to where in the text its targets begin and end, where they are identical.
+        blocks: a document to the tokens of the text at which its targets begin and end, where they are identical.
+        byte_blocks: a document to the bytes of the document at which they do; without documents of which a sample does
+            not say.
     """
 
-    def __init__(self, sums: dict[int, dict[str, NDArray[np.float64]]], blocks: Blocks | None = None) -> None:
+    def __init__(
+        self,
+        sums: dict[int, dict[str, NDArray[np.float64]]],
+        blocks: Blocks | None = None,
+        byte_blocks: Blocks | None = None,
+    ) -> None:
         self.blocks = blocks or {}
+        self.byte_blocks = byte_blocks or {}
         self.lengths = sorted(sums)
         self.clusters = sorted({cluster for documents in sums.values() for cluster in documents})
         row = {cluster: index for index, cluster in enumerate(self.clusters)}
@@ -59,7 +67,8 @@ class SumsByDocument:
     @classmethod
     def merged(cls, runs: Sequence["SumsByDocument"]) -> "SumsByDocument":
         """Joins sums of several runs of one model; where two hold a length, the first one counts."""
-        return cls({length: run.documents(length) for run in reversed(runs) for length in run.lengths}, runs[0].blocks)
+        sums = {length: run.documents(length) for run in reversed(runs) for length in run.lengths}
+        return cls(sums, runs[0].blocks, runs[0].byte_blocks)
 
     @classmethod
     def averaged(cls, seeds: Sequence["SumsByDocument"]) -> "SumsByDocument":
@@ -74,7 +83,7 @@ class SumsByDocument:
                     if all(cluster in documents and documents[cluster][1] == tokens for documents in by_seed)
                     and len({frozenset(blocks) for seed in seeds if (blocks := seed.blocks.get(cluster))}) <= 1
                 }
-        return cls(means, seeds[0].blocks)
+        return cls(means, seeds[0].blocks, seeds[0].byte_blocks)
 
 
 def document_of(unit: str) -> str:
@@ -95,10 +104,13 @@ def read_document_sums(
     samples = task.samples_used if task else None
     sums: dict[int, dict[str, NDArray[np.float64]]] = {}
     blocks: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    byte_blocks: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    without_bytes: set[str] = set()
     bad_rows = lines = 0
     for sample in read_lines(path, notes, samples=samples):
         lines += 1
-        block = _block(sample.get("doc")) if blocks_are_targets else set()
+        block = _block(sample.get("doc"), "start", "stop") if blocks_are_targets else set()
+        byte_block = _block(sample.get("doc"), "start_byte", "stop_byte") if blocks_are_targets else set()
         for key, rows in sample.items():
             parsed = context_metric(key)
             if parsed is None or parsed[0] != "nll" or not isinstance(rows, list):
@@ -116,12 +128,16 @@ def read_document_sums(
                     values = np.array([nll, tokens, np.nan if size is None else size])
                     documents[cluster] = documents.get(cluster, 0.0) + values
                     blocks[cluster] |= block
+                    byte_blocks[cluster] |= byte_block
+                    if not byte_block:
+                        without_bytes.add(cluster)
     if bad_rows:
         notes.add(path, f"{bad_rows} document sums are not finite numbers and were left out.")
     elif task is not None and lines >= (samples or math.inf):
         sums = {length: sums[length] for length in sums if _adds_up(sums[length], length, task, notes)}
     whole_blocks = {cluster: frozenset(of_cluster) for cluster, of_cluster in blocks.items()}
-    return SumsByDocument(sums, whole_blocks) if any(sums.values()) else None
+    known = {name: frozenset(spans) for name, spans in byte_blocks.items() if name not in without_bytes}
+    return SumsByDocument(sums, whole_blocks, known) if any(sums.values()) else None
 
 
 def _adds_up(documents: Mapping[str, NDArray[np.float64]], length: int, task: TaskResult, notes: Notes) -> bool:
@@ -139,9 +155,9 @@ def _adds_up(documents: Mapping[str, NDArray[np.float64]], length: int, task: Ta
     return not wrong
 
 
-def _block(document: object) -> set[tuple[int, int]]:
+def _block(document: object, *ends: str) -> set[tuple[int, int]]:
     """Returns where in the text a sample begins and ends, nothing where it does not say."""
-    bounds: Any = [document.get(name) for name in ("start", "stop")] if isinstance(document, Mapping) else []
+    bounds: Any = [document.get(name) for name in ends] if isinstance(document, Mapping) else []
     return {(bounds[0], bounds[1])} if fits(bounds, list[int]) and bounds else set()
 
 

@@ -14,14 +14,18 @@ from pandas.api.extensions import ExtensionDtype
 
 from sbeval.errors import UserError, visible
 from sbeval.foreign_files import read_bytes
-from sbeval.keeping.writing import set_aside
+from sbeval.keeping.writing import set_aside, set_files_aside
 from sbeval.reports.read.fields import unique_name
 from sbeval.reports.read.results import Results
 from sbeval.reports.section import Report, Table
 
 _OTHER_TYPES: dict[str, ExtensionDtype] = {"higher_is_better": pd.BooleanDtype(), "targets_per_window": pd.Int64Dtype()}
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_BREAKS = str.maketrans({"\n": r"\n", "\t": r"\t"})
+_FORMULA = re.compile("(^\\s*|[,;|'\"]\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
+"""Where a spreadsheet may begin a cell with a formula: OWASP's signs, full-width ones too, also behind what it may take
+for the end of a cell.
+"""
 _MARKDOWN_ESCAPES = str.maketrans(
     {letter: f"\\{letter}" for letter in "\\`*_{}[]#|!~$"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 )
@@ -84,13 +88,16 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
-    """Puts an apostrophe before texts that a spreadsheet would run as a formula."""
+    """Puts an apostrophe before texts that a spreadsheet would run as a formula; numbers stay numbers."""
     safe = table.copy()
     for column in safe.select_dtypes(include=["object", "string"]):
-        marks = [isinstance(value, str) and value.startswith(_FORMULA_STARTS) for value in safe[column]]
-        shown = [visible(value) if isinstance(value, str) else value for value in safe[column]]
-        safe[column] = [f"'{value}" if marked else value for marked, value in zip(marks, shown, strict=True)]
+        safe[column] = [csv_text(value) if isinstance(value, str) else value for value in safe[column]]
     return safe
+
+
+def csv_text(value: str) -> str:
+    """Returns a text as a cell of a CSV file: on one line, with an apostrophe wherever a formula could begin."""
+    return _FORMULA.sub(r"\1'", visible(value).translate(_BREAKS))
 
 
 def markdown_text(value: str) -> str:
@@ -181,7 +188,11 @@ def latex_table(table: Table, *, fitted: bool = False) -> str:
 
 
 MANIFEST = "sbeval-report.sha256"
-"""Lines of a sha256 and a name. A name may have several: a kill leaves files of this report and of the one before."""
+"""Lines of a sha256 and a name. A name may have several: a kill leaves files of this report and of the one before.
+
+The results files that a report was made from stand there too, by their path behind `_MADE_FROM`.
+"""
+_MADE_FROM = "made from: "
 _MOST_MANIFEST_BYTES = 2**24
 _LINE = re.compile("([0-9a-f]{64})  (.+)")
 
@@ -194,10 +205,11 @@ def refuse_others(folder: Path, names: Iterable[str]) -> None:
         raise UserError(f"{expected}, which no report wrote, or which was changed since: {remedy}.")
 
 
-def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
+def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[Path]) -> None:
     """Writes the manifest of a report's new files, which lie in `part` and belong in `folder`.
 
-    What lies in their way and is somebody else's is refused, or with `replace` moved aside.
+    What lies in their way and is somebody else's is refused, or with `replace` moved aside. A report that was made from
+    a results file which is not among the new one's `results` is moved aside, and the user is told where to.
 
     Raises:
         UserError: something lies in their way, or it cannot be moved.
@@ -208,10 +220,24 @@ def add_manifest(part: Path, folder: Path, *, replace: bool) -> None:
         for file in _others(folder, files):
             set_aside(file)
     refuse_others(folder, files)
-    lines = {f"{sha256}  {name}" for name, sha256 in files.items()}
+    sources = {f"{_MADE_FROM}{visible(str(file))}": _sha256(file) for file in results}
+    if written and not _made_from(sources, written):
+        earlier = sorted(name for name, known in written.items() if _is_one_of(folder / name, known))
+        # the manifest last: what a kill leaves behind is still known as a report's
+        aside = set_files_aside(folder, [*earlier, MANIFEST])
+        print(f"The report of other results that was in {folder} is now in {aside}", flush=True)
+        written = {}
+    lines = {f"{sha256}  {name}" for name, sha256 in (files | sources).items()}
     kept = [name for name, known in written.items() if _is_one_of(folder / name, known)]
     lines |= {f"{_sha256(folder / name)}  {name}" for name in kept}
     (part / MANIFEST).write_text("".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
+
+
+def _made_from(sources: Mapping[str, str], written: Mapping[str, set[str]]) -> bool:
+    """Whether every results file of an earlier report is among these, by its path or by its content."""
+    earlier = {name: known for name, known in written.items() if name.startswith(_MADE_FROM)}
+    known_here = {*sources.values()}
+    return bool(earlier) and all(name in sources or known & known_here for name, known in earlier.items())
 
 
 def _others(folder: Path, names: Iterable[str]) -> list[Path]:

@@ -7,6 +7,7 @@ On a GPU every group of jobs runs; a CPU runs `quick` alone, which reads few doc
 """
 
 import argparse
+import functools
 import gzip
 import json
 import shutil
@@ -83,7 +84,7 @@ def evaluations_of(group: str, training_tokens: int, out: Path, ways: Sequence[s
     packages = {"data_path": "{texts}/packages.jsonl.gz", "context_lengths": LENGTHS}
     wikitext = {"data_path": "{texts}/wikitext.jsonl.gz", "context_lengths": LENGTHS}
     essays = {"data_path": "{texts}/essays.jsonl.gz", "context_lengths": LENGTHS[:4]}
-    recall = {"context_lengths": CHAT_LENGTHS, "num_samples": 50}
+    recall = {"essays": "{texts}/essays", "context_lengths": CHAT_LENGTHS, "num_samples": 25}
     ruler = {"essays": "{texts}/essays", "context_lengths": CHAT_LENGTHS, "num_samples": 50}
     if group == "quick":
         few = {**modules, "context_lengths": [512, 2048, 8192, 16384]}
@@ -182,13 +183,17 @@ def jobs_of(groups: Sequence[str], options: argparse.Namespace, device: str) -> 
             made = evaluations_of(group, training_tokens, options.out, options.ways)
             jobs += [job(evaluation, options.model) for evaluation in made]
             continue
-        for name, scaling in (("extended_yarn_4", ["--rope-scaling", "yarn:4"]), ("extended_plain", [])):
+        # one training at a time: logits of a window of 32,768 tokens take most of a GPU's memory
+        for name, scaling, before in (
+            ("extended_plain", [], ()),
+            ("extended_yarn_4", ["--rope-scaling", "yarn:4"], ("extended_plain",)),
+        ):
             folder = options.out / name
             extend = [sys.executable, "-m", "sbeval", "extend", str(options.model)]
             extend += ["--data", str(options.texts / "training.jsonl"), "--context", str(EXTENDED_CONTEXT_TOKENS)]
             extend += ["--out", str(folder), "--steps", str(options.steps), "--batch-tokens", "65536"]
             extend += ["--documents", "joined", "--allow-repeat", "--log-every-steps", "20", *scaling]
-            jobs.append(Job(name=name, command=lambda line=extend: line, urgency=10, estimated_seconds=300))  # type: ignore[misc]
+            jobs.append(Job(name=name, command=functools.partial(list, extend), needs=before, urgency=10))
             for evaluation in evaluations_of("lengths", training_tokens, options.out, ()):
                 jobs.append(job(evaluation, folder / "checkpoint", (name,), f"{name}-"))
             niah = Evaluation(

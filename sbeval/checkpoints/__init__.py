@@ -6,6 +6,7 @@
 - `facts`: what does a configuration say of format, training length and longest input?
 - `argument_names`: which arguments could a checkpoint's model read, as far as sources tell?
 - `files`: are the files whole, and what tensors do they hold?
+- `unread`: which tensors does a loaded model not read, and which may it leave unread?
 - `values`: are a configuration's values of their kinds, and can the files hold so much?
 - `ignored`: which keys of a configuration change nothing at evaluation?
 - `quiet`: how does transformers say less?

@@ -77,8 +77,10 @@ def _parameters(function: ast.FunctionDef) -> Iterator[str]:
 def _identifiers(source: Path) -> set[str]:
     names = set[str]()
     for node in ast.walk(_tree(source)):
-        if isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
+        if isinstance(node, ast.arg):
             names.add(node.arg)
+        elif isinstance(node, ast.keyword):
+            names.add(node.arg or "")
         elif isinstance(node, ast.Attribute):
             names.add(node.attr)
         elif isinstance(node, ast.Name):

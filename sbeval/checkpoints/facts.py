@@ -1,10 +1,13 @@
 """What a configuration says of its checkpoint, loaded or on disk: format, training length, longest input."""
 
+import contextlib
 from pathlib import Path
 from typing import Any, Literal
 
+from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_json_object
 from sbeval.hub_names import local_path
+from sbeval.rope_parameters import rope_entries
 
 KvExpand = Literal["auto", "interleave", "tile"]
 """How grouped query heads share keys and values; auto is what the checkpoint's generation did."""
@@ -31,10 +34,7 @@ def training_length_tokens(config: Any) -> int | None:
     if getattr(config, "model_type", None) == "sbeval":
         return positive(config.training_length_tokens)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    rope = rope if isinstance(rope, dict) else {}
-    # models with several kinds of layers keep one set of parameters for each
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    for scaling in [rope, *nested]:
+    for scaling in ([rope] if isinstance(rope, dict) else []) + list(rope_entries(rope).values()):
         if length := positive(scaling.get("original_max_position_embeddings")):
             return length
     for name in LENGTH_KEYS:
@@ -71,3 +71,22 @@ def longest_input_tokens(pretrained: object) -> int | None:
     config = local_config(pretrained)
     stated = (config.get(key) for key in ("n_positions", "max_position_embeddings", "n_ctx"))
     return next((tokens for value in stated if (tokens := positive(value))), None)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuses the folder of a PEFT adapter in a model's place; with a model beside it, transformers loads both.
+
+    Raises:
+        UserError: naming the model that the adapter says it was trained on.
+    """
+    path = folder / "adapter_config.json"
+    if not path.is_file() or (folder / "config.json").exists():
+        return
+    base = None
+    with contextlib.suppress(UserError):
+        base = read_json_object(path, "the configuration of an adapter").get("base_model_name_or_path")
+    trained_on = f" ({shown(base)} by adapter_config.json)" if isinstance(base, str) and base else ""
+    raise UserError(
+        f"Expected a model in {folder}, found a PEFT adapter: name the model that it was trained on{trained_on}, and "
+        f"pass peft={folder} in --model_args."
+    )

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sbeval.checkpoints.facts import refuse_adapter
 from sbeval.checkpoints.values import check_sizes, names_quantisation
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import fits, read_json_object
@@ -57,6 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         UserError: there is none, it cannot be read, or it has so many labels that naming them takes the memory.
     """
     path = folder / "config.json"
+    refuse_adapter(folder)
     if not path.is_file():
         raise UserError(f"a checkpoint folder holds a config.json, {folder} has none")
     config = read_json_object(path, "the configuration of a checkpoint", nan=False)
@@ -152,7 +154,9 @@ class Weights:
                 self._shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items()}
                 names = set(tensors)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-            raise UserError(f"{path} is truncated or damaged ({first_line(error)}); download it again") from error
+            raise UserError(
+                f"{path} is truncated or damaged ({first_line(error)}); copy it or download it again"
+            ) from error
         if absent := (expected or set()) - names:
             raise UserError(f"{path} lacks tensors its index names: {some(absent)}; download it again")
         self._file_of.update(dict.fromkeys(names, path))
@@ -164,7 +168,7 @@ class Weights:
         """
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
-        whole = () if names_quantisation(config) else {name for name, kind in self._kinds.items() if "F" not in kind}
+        whole = () if names_quantisation(config) else {name for name in self._kinds if not self.is_floating_point(name)}
         weights = [name for name in whole if name.endswith(_OF_WEIGHTS) and not f".{name}".endswith(_MASKS)]
         if cast := [name for name in weights if len(self.shape(name)) <= _MOST_DIMENSIONS]:
             raise UserError(
@@ -176,6 +180,10 @@ class Weights:
     def all_in_floating_point(self) -> bool:
         """Returns whether every tensor has numbers in floating point of two bytes or more."""
         return all(map(_FLOATING_POINT.search, self._kinds.values()))
+
+    def is_floating_point(self, name: str) -> bool:
+        """Returns whether a tensor has numbers in floating point of any width."""
+        return "F" in self._kinds[name]
 
     def names(self) -> list[str]:
         """Returns the names of all tensors."""
@@ -196,6 +204,10 @@ class Weights:
         """Returns a tensor's shape without reading it."""
         self._path(name)
         return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        """Returns a tensor of any shape, and does not count it as taken."""
+        return self._read(name)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Returns a tensor.

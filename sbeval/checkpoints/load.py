@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, t
 from sbeval.checkpoints.files import Weights, find_folder, held_bytes, read_config, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
+from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread
 from sbeval.checkpoints.values import names_quantisation
 from sbeval.errors import UserError, first_line, raised_here, shown
 from sbeval.hub_names import is_hub_id, local_path
@@ -42,6 +45,7 @@ class LoadedCheckpoint:
         attention: the scheme, or a transformers model's type.
         folder: where the files are; None for a transformers model of the hub, whose files are in its cache.
         extendable: whether the model can be trained and saved again.
+        unread: tensors of the files that the model does not read.
     """
 
     model: PreTrainedModel
@@ -51,6 +55,7 @@ class LoadedCheckpoint:
     attention: str
     folder: Path | None
     extendable: bool
+    unread: UnreadTensors = dataclasses.field(default_factory=UnreadTensors)
 
 
 FoundFormat = tuple[CheckpointFormat | None, dict[str, Any]]
@@ -83,30 +88,36 @@ def load_checkpoint(
     trust_remote_code: bool = False,
     revision: str | None = None,
     found_format: FoundFormat | None = None,
+    allow_unread: Sequence[str] | None = None,
 ) -> LoadedCheckpoint:
     """Finds a checkpoint's format and loads it.
 
     `dtype` is that of the parameters, "auto" the checkpoint's; `kv_expand` is how dolomite's grouped stick-breaking
     heads share keys and values (`read_dolomite`); `trust_remote_code` runs code that a checkpoint of another model type
-    brings; `revision` is a branch, tag or commit; `found_format` is from `released_format`, if it was called before.
+    brings; `revision` is a branch, tag or commit; `found_format` is from `released_format`, if it was called before;
+    `allow_unread` are glob patterns of tensors that a transformers model may leave unread, None where a sentence about
+    others names no such option.
 
     Raises:
-        UserError: nothing is found, files are missing or damaged, or a part is not supported.
+        UserError: nothing is found, files are missing or damaged, a part is not supported, or the model leaves tensors
+            unread.
     """
     wanted = _dtype(dtype)
     released, source = found_format or released_format(path_or_id, revision)
     model: Any
     folder: Path | None = None
     name: str | None = None
+    unread: list[UnreadTensors] = []
+    checked: dict[str, Any] = {"allow_unread": allow_unread, "report": unread.append}
     if released is None and is_hub_id(path_or_id):
-        model = from_transformers(str(path_or_id), wanted, trust_remote_code, revision)
+        model = from_transformers(str(path_or_id), wanted, trust_remote_code, revision, **checked)
     else:
         folder = find_folder(path_or_id, revision)
         source = source or read_config(folder)
         weights = Weights(folder)
         weights.check(source)
         if released is None:
-            model = from_transformers(str(folder), wanted, trust_remote_code, None)
+            model = from_transformers(str(folder), wanted, trust_remote_code, None, **checked)
         else:
             name, read, tensors = released.read(source, weights, kv_expand)
             model = build(released.model_class, read, tensors, wanted or weights.dtype())
@@ -121,6 +132,7 @@ def load_checkpoint(
         attention=config.scheme if family or released is not None else str(config.model_type),
         folder=folder,
         extendable=released is None or released.extendable,
+        unread=functools.reduce(operator.or_, unread, UnreadTensors()),
     )
 
 
@@ -170,14 +182,23 @@ def register_fla_models() -> None:
         import fla.models  # noqa: F401  (registers its model types)
 
 
-def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
-    """Returns what an Auto class of transformers loads, provided that every weight comes from the checkpoint.
+def load_whole(
+    auto_class: Any,
+    name: str,
+    *,
+    allow_unread: Sequence[str] | None = None,
+    report: Report | None = None,
+    **arguments: Any,
+) -> Any:
+    """Returns what an Auto class of transformers loads, provided that model and checkpoint have the same tensors.
 
-    transformers leaves a tensor that a checkpoint lacks at its random initial value, with a warning. What a model
-    returns is an object, as it is read here, whatever the configuration says.
+    transformers leaves a tensor that a checkpoint lacks at its random initial value, and passes over one that the model
+    does not have, each with a warning. `allow_unread` are glob patterns of tensors that may be passed over, None where
+    the user cannot name any; `report` takes all that are. What a model returns is an object, as it is read here,
+    whatever the configuration says.
 
     Raises:
-        UserError: tensors are missing or of another shape, or no file could hold them.
+        UserError: tensors are missing, unread or of another shape, or no file could hold them.
     """
     if arguments.get("device_map") != "meta":
         folder = Path(name) / (arguments.get("subfolder") or "")
@@ -187,15 +208,32 @@ def load_whole(auto_class: Any, name: str, **arguments: Any) -> Any:
     loaded = auto_class.from_pretrained(
         name, output_loading_info=True, **{**arguments, "ignore_mismatched_sizes": True, "return_dict": True}
     )
-    # code that a checkpoint brings along may load in its own way
-    model, info = loaded if isinstance(loaded, tuple) else (loaded, {"mismatched_keys": [], "missing_keys": []})
+    # code that a checkpoint brings along may load in its own way, and say nothing of the tensors
+    model, info = loaded if isinstance(loaded, tuple) else (loaded, None)
     align_weights(model)
+    if info is None:
+        return model
     for tensor, shape, expected in sorted(info["mismatched_keys"]):
         raise UserError(f"{tensor} should be {list(expected)} by the configuration, but is {list(shape)}")
     missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(f"the checkpoint {name} lacks tensors: {some(missing)}; complete the download or save it again")
+    folder = None if arguments.get("gguf_file") else _files_of(name, arguments)
+    trusted = {"trust_remote_code": bool(arguments.get("trust_remote_code"))}
+    unread = settle_unread(model, info["unexpected_keys"], folder, name=name, allow_unread=allow_unread, **trusted)
+    if report is not None:
+        report(unread)
     return model
+
+
+def _files_of(name: str, arguments: Mapping[str, Any]) -> Path | None:
+    """Returns the folder from which transformers has read a checkpoint, None where it is not known."""
+    if not is_hub_id(name):
+        return Path(name) / (arguments.get("subfolder") or "")
+    options = {"revision": arguments.get("revision"), "subfolder": arguments.get("subfolder") or None}
+    with contextlib.suppress(HfHubHTTPError, HFValidationError, OSError):
+        return Path(hf_hub_download(name, "config.json", **options)).parent
+    return None
 
 
 def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> None:
@@ -268,7 +306,7 @@ def from_transformers(
             raise
         if not trust_remote_code and "trust_remote_code" in str(error):
             expected = f"Expected a model that transformers knows in {name}, found code of its own (auto_map)"
-            remedy = "read that code, and pass trust_remote_code=True in --model_args if you trust it"
+            remedy = "read that code; if you trust it, evaluate with trust_remote_code=True in --model_args"
             raise UserError(f"{expected}: {remedy}.") from error
         raise UserError(f"transformers cannot load the checkpoint {name}: {first_line(error)}") from error
     return loaded

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from sbeval.commands import ranks
-from sbeval.errors import UserError, first_line, log_visibly, visible, visible_in_colour
+from sbeval.errors import UserError, first_line, log_visibly, shown, visible, visible_in_colour
 
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -39,12 +39,13 @@ def evaluation_of(
     model_args: str | None = None,
     limit: float | None = None,
 ) -> str:
-    """Returns the command line that evaluates a checkpoint, with the given options in place of `EVALUATE`'s."""
+    """Returns the command line that evaluates a checkpoint, with the given options in place of `EVALUATE`'s.
+
+    `model_args` are pairs as in "dtype=bfloat16,max_length=4096".
+    """
+    arguments = f"pretrained={checkpoint}" + (f",{model_args}" if model_args else "")
     if not tasks:
-        return EVALUATE.format(shlex.quote(checkpoint))
-    arguments = f"pretrained={checkpoint}"
-    if model_args and not model_args.lstrip().startswith("{"):
-        arguments += f",{model_args}"
+        return EVALUATE.format(shlex.quote(arguments.removeprefix("pretrained=")))
     given = [("--model_args", arguments), ("--tasks", tasks), ("--metadata", metadata)]
     given.append(("--limit", None if limit is None else f"{limit:g}"))
     options = [f"{name} {shlex.quote(value)}" for name, value in given if value]
@@ -219,7 +220,7 @@ def _sentence(error: Exception) -> str | None:
             "name another file with --use_cache."
         )
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        return _no_utf8(error.object)
+        return _not_utf8(error.object)
     return None
 
 
@@ -242,11 +243,15 @@ def _check_surroundings() -> None:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            raise UserError(_no_utf8(argument)) from None
+            raise UserError(_not_utf8(argument)) from None
 
 
-def _no_utf8(text: str) -> str:
-    return f"Expected names of files in UTF-8, found {os.fsencode(text)[:500]!r}: rename that."
+def _not_utf8(text: str) -> str:
+    try:
+        name = text.encode(errors="surrogateescape")  # how Python reads a name of a file that is not UTF-8
+    except UnicodeEncodeError:
+        return f"Expected text that UTF-8 can hold, found half a surrogate pair in {shown(text)}: correct that text."
+    return f"Expected names of files in UTF-8, found {name[:500]!r}: rename that."
 
 
 def _silence_closed_pipes() -> None:

@@ -4,7 +4,13 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import NamedTuple
 
+MARK = "\ufeff"
+"""A byte order mark, decoded: at the beginning of a text it says how the text is encoded, and is none of it."""
+MARK_LEFT_OUT = "byte order mark left out"
 _COUNTED_TOGETHER = 2**20
+
+Changes = dict[str, set[str]]
+"""What was done to texts as they were read, with the names of the documents it was done to."""
 
 
 class Document(NamedTuple):
@@ -22,12 +28,19 @@ class Document(NamedTuple):
 class Corpus(NamedTuple):
     """A named text source; `detail` identifies it further, such as an interpreter's version.
 
-    `documents` starts a fresh pass over the documents, in an order that never changes.
+    `documents` starts a fresh pass over the documents, in an order that never changes. It fills `changes`.
     """
 
     name: str
     documents: Callable[[], Iterator[Document]]
     detail: str | None = None
+    changes: Changes | None = None
+
+    def recorded_detail(self) -> str | None:
+        """Returns `detail` with what was changed in the documents read so far, such as a byte order mark left out."""
+        changed = sorted((self.changes or {}).items())
+        texts = [f"{change} in {len(names)} document{'s' * (len(names) > 1)}" for change, names in changed]
+        return ", ".join(filter(None, (self.detail, *texts))) or None
 
 
 def count_words(text: str) -> int:
@@ -49,6 +62,16 @@ def make_document(name: str, text: str, *, original: str | None = None) -> Docum
     """Returns a document whose words and bytes are counted on `original`, or on `text` where nothing was changed."""
     page = text if original is None else original
     return Document(name, text, count_words(page), len(page.encode("utf-8", "surrogatepass")))
+
+
+def without_marks(documents: Iterator[Document], changes: Changes) -> Iterator[Document]:
+    """Yields documents without a byte order mark in front of their text, but for those that hold nothing else."""
+    for document in documents:
+        if document.text.startswith(MARK):
+            changes.setdefault(MARK_LEFT_OUT, set()).add(document.name)
+            document = make_document(document.name, document.text.removeprefix(MARK))
+        if document.text.strip():
+            yield document
 
 
 def corpus_sha256(corpus: Corpus) -> str:

@@ -3,21 +3,30 @@
 Files are read piece by piece, so that memory holds one document and not one corpus.
 """
 
+import codecs
 import io
 import json
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sbeval.corpora.documents import Corpus, Document, make_document
+from sbeval.corpora.documents import MARK, Changes, Corpus, Document, make_document, without_marks
 from sbeval.errors import UserError, first_line
+
+logger = logging.getLogger(__name__)
 
 MOST_DOCUMENT_BYTES = 512 * 2**20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PIECE_BYTES = 2**20
 _COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
+# UTF-32's first: in little-endian order it begins as UTF-16's does
+_OTHER_MARKS = {
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
+}
 _KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
 
 
@@ -26,22 +35,25 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
 
     A .jsonl file holds one document a line, a .parquet file one a row; any other file is one document. Ends .zst and
     .gz name a compressed file. Hidden files of a folder are left out. `text_field` is the field or column of the text.
+    Line ends stay as they are. A byte order mark in front of a text is left out, which `Corpus.changes` tells.
     """
     if not path.exists():
         raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")
+
+    changes: Changes = {}
 
     def documents() -> Iterator[Document]:
         files = list(_folder_files(path)) if path.is_dir() else [path]
         empty = True
         for file in files:
             base = file.relative_to(path).as_posix() if path.is_dir() else file.name
-            for document in _file_documents(file, base, text_field):
+            for document in without_marks(_file_documents(file, base, text_field), changes):
                 empty = False
                 yield document
         if empty:
             raise UserError(f"Expected text in data_path {str(path)!r}, found none: give a file or folder with text.")
 
-    return Corpus(name=name, documents=documents, detail=path.name)
+    return Corpus(name=name, documents=documents, detail=path.name, changes=changes)
 
 
 def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str, str]]:
@@ -53,6 +65,7 @@ def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str,
         base = file.relative_to(path).as_posix() if path.is_dir() else file.name
         for number, line in _lines(file):
             before, behind = (_jsonl_text(line, file, number, field, remedy) for field in (first, second))
+            before = before.removeprefix(MARK)
             if not behind:
                 where = f"in line {number} of {str(file)!r}"
                 raise UserError(f"Expected a {second!r} that is not empty {where}, found one that is: leave it out.")
@@ -72,7 +85,14 @@ def text_name(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Returns a file's text with its line ends as line feeds, as Python's text mode reads it."""
+    """Returns a file's text, line ends as they are, without a byte order mark in front of it."""
+    text = _decoded(path)
+    if text.startswith(MARK):
+        logger.info("%s begins with a byte order mark, which is left out", path)
+    return text.removeprefix(MARK)
+
+
+def _decoded(path: Path) -> str:
     raw = bytearray()
     if path.suffix not in _COMPRESSIONS:
         _check_size(path.stat().st_size, path)
@@ -80,16 +100,26 @@ def read_text(path: Path) -> str:
         while piece := stream.read(_PIECE_BYTES):
             raw += piece
             _check_size(len(raw), path)
+    _check_encoding(raw, path)
     if b"\0" in raw:
         raise UserError(f"Expected text in {str(path)!r}, found a binary file (it holds zero bytes): give a text file.")
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
             f"Expected UTF-8 text in {str(path)!r}, found byte {raw[error.start]:#04x} at {error.start}: "
             "convert the file to UTF-8."
         ) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _check_encoding(beginning: bytes | bytearray, path: Path) -> None:
+    """Refuses a text whose byte order mark is that of another encoding than UTF-8."""
+    encoding = next((name for mark, name in _OTHER_MARKS.items() if beginning.startswith(mark)), None)
+    if encoding is not None:
+        raise UserError(
+            f"Expected UTF-8 text in {str(path)!r}, found {encoding} (by its byte order mark): convert it, as by "
+            f"`iconv -f {encoding} -t UTF-8`."
+        )
 
 
 def _folder_files(folder: Path) -> Iterator[Path]:
@@ -108,8 +138,7 @@ def _file_documents(file: Path, name: str, text_field: str) -> Iterator[Document
     elif kind in (".jsonl", ".ndjson"):
         texts = _jsonl_texts(file, text_field)
     else:
-        text = read_text(file)
-        if text.strip():
+        if (text := _decoded(file)).strip():
             yield make_document(name, text)
         return
     for number, text in texts:
@@ -126,6 +155,8 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     with _open(file) as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MOST_DOCUMENT_BYTES + 1), b""), start=1):
             _check_size(len(line), file)
+            if number == 1:
+                _check_encoding(line, file)
             if line.strip():
                 yield number, line
 

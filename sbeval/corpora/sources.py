@@ -5,17 +5,18 @@ read with the split and the field the user names.
 """
 
 import dataclasses
-import importlib.util
+import io
 import os
 import platform
 import re
 import sysconfig
+import tokenize
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from sbeval.corpora.documents import Corpus, Document, make_document
+from sbeval.corpora.documents import Changes, Corpus, Document, make_document, without_marks
 from sbeval.errors import UserError, first_line
 
 STDLIB_LEFT_OUT = frozenset(
@@ -129,14 +130,15 @@ def hub_text(
 
 
 def hub_corpus(source: HubText, *, name: str) -> Corpus:
-    """Returns the documents of a hub dataset; those without text are left out."""
+    """Returns the documents of a hub dataset; those without text are left out, and byte order marks before a text."""
+    changes: Changes = {}
 
     def documents() -> Iterator[Document]:
         empty = True
-        for document_name, text in source.texts():
-            if text.strip():
-                empty = False
-                yield make_document(document_name, text)
+        texts = (make_document(document_name, text) for document_name, text in source.texts() if text.strip())
+        for document in without_marks(texts, changes):
+            empty = False
+            yield document
         if empty:
             raise UserError(
                 f"Expected text in {source.text_field!r} of the split {source.split!r} of {source.path!r}, found none: "
@@ -144,7 +146,8 @@ def hub_corpus(source: HubText, *, name: str) -> Corpus:
             )
 
     config = f"/{source.config}" if source.config else ""
-    return Corpus(name=name, documents=documents, detail=f"{source.path}{config}:{source.split}")
+    detail = f"{source.path}{config}:{source.split}"
+    return Corpus(name=name, documents=documents, detail=detail, changes=changes)
 
 
 def stdlib_corpus(root: Path | None = None) -> Corpus:
@@ -153,17 +156,18 @@ def stdlib_corpus(root: Path | None = None) -> Corpus:
     Tests are left out because they are half of the bytes, the encodings, IDLE and others because they repeat
     themselves. The order is a shuffle that is the same on every machine. By default the running interpreter's is read.
     """
+    changes: Changes = {}
     library = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
 
-    def documents() -> Iterator[Document]:
+    def sources() -> Iterator[Document]:
         paths = []
         for folder, folders, files in os.walk(library):
             folders[:] = [name for name in folders if name not in STDLIB_LEFT_OUT]
             paths += [(Path(folder) / file).relative_to(library).as_posix() for file in files if file.endswith(".py")]
         for path in sorted(paths, key=lambda path: sha256(path.encode()).digest()):
-            text = importlib.util.decode_source((library / path).read_bytes())
-            if text.strip():
-                yield make_document(path, text)
+            raw = (library / path).read_bytes()
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+            yield make_document(path, raw.decode("utf-8" if encoding == "utf-8-sig" else encoding))
 
     if not library.is_dir():
         raise UserError(
@@ -171,21 +175,31 @@ def stdlib_corpus(root: Path | None = None) -> Corpus:
             "run under a Python installation that ships its sources, or name a text with data_path."
         )
     return Corpus(
-        name="stdlib", documents=documents, detail=f"{platform.python_implementation()} {platform.python_version()}"
+        name="stdlib",
+        documents=lambda: without_marks(sources(), changes),
+        detail=f"{platform.python_implementation()} {platform.python_version()}",
+        changes=changes,
     )
 
 
 def wikitext_corpus(
-    pages: Callable[[], Iterator[str]], *, detokenize: Callable[[str], str], name: str = "wikitext"
+    pages: Callable[[], Iterator[str]],
+    *,
+    detokenize: Callable[[str], str],
+    name: str = "wikitext",
+    changes: Changes | None = None,
 ) -> Corpus:
-    """Returns wikitext pages, detokenised; words and bytes are those of the page as it came."""
+    """Returns wikitext pages, detokenised; words and bytes are those of the page as it came.
+
+    `changes` is what reading the pages fills.
+    """
 
     def documents() -> Iterator[Document]:
         for index, page in enumerate(pages()):
             title = page.strip().partition("\n")[0].strip(" =")
             yield make_document(f"{index:03d} {title}", detokenize(page), original=page)
 
-    return Corpus(name=name, documents=documents)
+    return Corpus(name=name, documents=documents, changes=changes)
 
 
 def split_wikitext_pages(text: str) -> Iterator[str]:

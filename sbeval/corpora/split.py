@@ -11,7 +11,8 @@ from sbeval.errors import UserError
 from sbeval.settings import Expected
 
 PARAGRAPH = "paragraph"
-_BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+_LINE_END = r"(?:\r\n|\n|\r(?!\n))"
+_BLANK_LINES = re.compile(rf"{_LINE_END}[^\S\r\n]*{_LINE_END}\s*")
 _TOKENS = re.compile(r"([1-9]\d*) tokens?", re.ASCII)
 _CHARACTERS = 1_000_000
 _EXPECTED = f"{PARAGRAPH}, a number of tokens such as '512 tokens', or a regular expression"

@@ -1,5 +1,6 @@
 """What a tokenizer is to a corpus: how it is loaded, its hash, its separators, and whether it adds BOS."""
 
+import itertools
 import json
 import os
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from sbeval.errors import UserError, first_line, panics_as_errors
 from sbeval.keeping.hashes import file_sha256
 
 _ENCODED_TOGETHER = 256
+_PROBES = (("a", "b"), ("0", "1"), ("the cat", "a dog"))
 _KNOWN_BY_VERSION = {"transformers", *sys.stdlib_module_names}
 # settings that no token depends on, of tokenizers with code of their own
 _NO_TOKENS = {"auto_map", "is_local", "local_files_only"}
@@ -124,15 +126,62 @@ def adds_special_tokens(tokenizer: Any) -> bool:
     return len(tokenizer.encode("")) > 0
 
 
-def begins_specially(tokenizer: Any, text: str) -> bool:
-    """Whether a text begins with what the tokenizer puts before one, as chat templates write it: BOS, or all of it."""
-    before = "".join(tokenizer.convert_ids_to_tokens(tokenizer.encode("")))
-    return any(start and text.startswith(start) for start in (tokenizer.bos_token, before))
+class AddedTokens(NamedTuple):
+    """Token ids that a tokenizer adds to every text: a prefix such as BOS, and a suffix such as EOS."""
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    def to_json(self, tokenizer: Any) -> dict[str, list[str]]:
+        """Returns the tokens' names under "prefix" and "suffix"."""
+        return {name: list(tokenizer.convert_ids_to_tokens(ids)) for name, ids in self._asdict().items()}
+
+    def without_suffix(self, tokens: list[int]) -> list[int]:
+        """Returns the tokens of a text that was encoded with special tokens, without the suffix."""
+        kept = len(tokens) - len(self.suffix)
+        return tokens[:kept] if self.suffix and tuple(tokens[kept:]) == self.suffix else tokens
+
+
+def added_tokens(tokenizer: Any) -> AddedTokens:
+    """Returns the token ids that a tokenizer adds to a text.
+
+    Two texts without a common token are encoded with and without special tokens. What the encodings with special tokens
+    share at their beginning and at their end is the prefix and the suffix. Where a tokenizer's own code does anything
+    else to a text, its tokens for an empty text are taken as a prefix.
+    """
+    for pair in _PROBES:
+        plain = [tokenizer.encode(text, add_special_tokens=False) for text in pair]
+        whole = [tokenizer.encode(text) for text in pair]
+        first = shared_start(whole) - shared_start(plain)
+        last = shared_start([tokens[::-1] for tokens in whole]) - shared_start([tokens[::-1] for tokens in plain])
+        added = AddedTokens(tuple(whole[0][:first]), tuple(whole[0][len(whole[0]) - last :]))
+        around = [[*added.prefix, *bare, *added.suffix] for bare in plain]
+        if plain[0] != plain[1] and min(first, last) >= 0 and around == whole:
+            return added
+    return AddedTokens(tuple(tokenizer.encode("")))
+
+
+def shared_start(lists: Sequence[Sequence[int]]) -> int:
+    """Returns how many first tokens some texts share."""
+    alike = (len(set(tokens)) == 1 for tokens in zip(*lists, strict=False))
+    return sum(itertools.takewhile(bool, alike))
+
+
+def special_beginnings(tokenizer: Any) -> tuple[str, ...]:
+    """Returns how a text begins that holds its special tokens already, as chat templates write them.
+
+    These are BOS, and the tokenizer's whole prefix if no ordinary text is cut into its tokens.
+    `text.startswith(special_beginnings(tokenizer))` tells such a text.
+    """
+    prefix = added_tokens(tokenizer).prefix
+    special = set(prefix) <= tokenizer.added_tokens_decoder.keys()
+    whole = "".join(tokenizer.convert_ids_to_tokens(prefix)) if special else ""
+    return tuple(text for text in (tokenizer.bos_token, whole) if text)
 
 
 def adds_bos(tokenizer: Any) -> bool:
     """Whether the tokenizer puts BOS in front of a text by itself."""
-    return tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
+    return tokenizer.bos_token_id is not None and added_tokens(tokenizer).prefix[:1] == (tokenizer.bos_token_id,)
 
 
 def prefix_token_id(tokenizer: Any) -> int:

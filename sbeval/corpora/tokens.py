@@ -116,6 +116,15 @@ class TokenizedCorpus:
         """Returns the document a token belongs to; a separator belongs to the document before it."""
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
+    def bytes_before(self, document: int, position: int) -> int | None:
+        """Returns the bytes of a document's text before a token; None where the tokenizer tells no character offsets.
+
+        Those are the bytes of the characters that begin in an earlier token of the document.
+        """
+        if self._bytes.of_text[document] < 0:
+            return None
+        return int(_slice(self._bytes.of_tokens, int(self.starts[document]), position).sum(dtype=np.int64))
+
     def document_sums(self, start: int, nll_nats: NDArray[np.float64]) -> list[TargetSums]:
         """Splits the targets from `start` on by document and sums each part.
 

@@ -20,7 +20,7 @@ NO_PART = (
     *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
     *("run.json", "runs.jsonl", "training_log.jsonl", "training_text-*.u64"),
 )
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # of a folder's own folders: code that other code imports, and chat templates
 _DEEPER = (".py", ".jinja")
 
@@ -61,7 +61,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Returns a folder's weight files by name, those below it that an index names included; none without a folder."""
     if not folder.is_dir():
         return []
-    files = {path for path in folder.iterdir() if path.suffix in _WEIGHTS and path.is_file()}
+    files = {path for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file()}
     files |= {folder / shard for index in folder.glob("*.index.json") if index.is_file() for shard in _shards(index)}
     return sorted(path for path in files if path.is_file())
 

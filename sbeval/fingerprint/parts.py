@@ -19,7 +19,7 @@ _HASH = re.compile(r"[0-9a-f]{20,}")
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "tokenizers", "flash-linear-attention", "peft")
 TESTED = {
     "lm_eval": ("0.4.13", "0.4.13"),
-    "transformers": ("5.21", "5.23"),
+    "transformers": ("5.16.1", "5.23"),
     "torch": ("2.11", "2.13"),
     "triton": ("3.6", "3.7"),
 }

@@ -11,7 +11,8 @@ import typer
 from sbeval.commands.ending import evaluation_of, say_next
 from sbeval.errors import UserError, time_text
 from sbeval.hub_names import check_name
-from sbeval.settings import Lengths, Limit, as_counts, read_value
+from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
+from sbeval.settings import Lengths, Limit, Patterns, as_counts, read_value
 
 if TYPE_CHECKING:
     from sbeval.inspection.description import Description
@@ -73,8 +74,10 @@ def inspect_command(
         if answer.description.format is None:
             raise typer.Exit(1)
         if not as_json:
-            told = {"tasks": tasks, "metadata": metadata, "model_args": model_args}
-            say_next(evaluation_of(checkpoint, **told, limit=limit))
+            patterns = ":".join(_allow_unread(model_args))
+            is_json = (model_args or "").lstrip().startswith("{")
+            given = (f"allow_unread={patterns}" if patterns else None) if is_json else model_args
+            say_next(evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=given, limit=limit))
 
     app(list(arguments), prog_name="sbeval inspect")
 
@@ -94,6 +97,7 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """Returns all of it, JSON-ready; what is not known is null."""
         described = dataclasses.asdict(self.description)
+        described["unread"] = self.description.unread.to_json()
         seconds: Mapping[str, float] = {} if self.duration is None else self.duration.model_seconds
         estimate = None
         if self.duration is not None:
@@ -160,7 +164,7 @@ def inspect(
         read_value(Limit, limit, name="--limit")
     if tasks is None and measure:
         raise UserError("Expected --tasks with --measure, found none: name the tasks to estimate.")
-    description = describe(checkpoint, dtype=dtype, kv_expand=kv_expand)
+    description = describe(checkpoint, dtype=dtype, kv_expand=kv_expand, allow_unread=_allow_unread(model_args))
     run = None
     if tasks is not None:
         run = _asked({"pretrained": checkpoint, "dtype": dtype}, model_args, tasks, metadata)
@@ -178,7 +182,8 @@ def inspect(
     made = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=not check(run))
     encode = encode_with(str(run.model_args.get("tokenizer") or description.folder))
     longrope = str(run.model_args.get("extrapolation")).startswith("longrope")
-    nested = "rope_scaling" not in run.model_args and not longrope
+    by_length = any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope_entries(description.rope).values())
+    nested = "rope_scaling" not in run.model_args and not longrope and not by_length
 
     def read(windows: Any) -> Any:
         return [window.run for window in share(windows, nested=nested)]
@@ -206,6 +211,12 @@ def _parsed(model_args: str | None) -> dict[str, Any]:
     return arguments
 
 
+def _allow_unread(model_args: str | None) -> tuple[str, ...]:
+    """Returns the tensors that a run with these arguments of the model may leave unread."""
+    patterns = _parsed(model_args).get("allow_unread")
+    return read_value(Patterns | None, patterns, name="allow_unread", source="--model_args") or ()
+
+
 def _description_lines(described: "Description") -> list[str]:
     sizes, tokenizer = described.sizes, described.tokenizer
     rows = {
@@ -219,11 +230,13 @@ def _description_lines(described: "Description") -> list[str]:
         "RoPE": _pairs(described.rope),
         "extended from": _pairs(described.extended_from),
         "tokenizer": tokenizer and str(tokenizer),
+        "left unread": described.unread.sentence(),
     }
     if described.training_length_tokens:
         tokens = described.training_length_tokens
         rows["training length"] = f"{tokens:,} tokens, from {described.training_length_from}"
-    wrong = described.problems or [f"nothing: {described.tensors} tensors, all in place"]
+    place = "all in place" if not described.unread else "those that are read all in place"
+    wrong = described.problems or [f"nothing: {described.tensors} tensors, {place}"]
     lines = [f"  {name:<18}{text}" for name, text in rows.items() if text]
     return [described.folder, *lines, *(f"  {'missing or wrong':<18}{sentence}" for sentence in wrong)]
 

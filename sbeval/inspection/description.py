@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from sbeval.checkpoints.files import Weights, find_folder, read_config
 from sbeval.checkpoints.load import build, from_transformers
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
+from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError, shown
 from sbeval.inspection.memory import Sizes, experts_of, sizes_of
@@ -53,6 +54,7 @@ class Description:
         attention: the scheme, or a transformers model's type.
         training_length_tokens: before any RoPE scaling.
         training_length_from: the key that says it.
+        unread: tensors that the model does not read: `allowed` by the user, or `declared` by the model's class.
         problems: sentences on what is missing or not supported; with `format` None the checkpoint cannot be loaded.
     """
 
@@ -71,11 +73,18 @@ class Description:
     rope: Mapping[str, Any] | None
     tokenizer: Tokenizer | None
     extended_from: Mapping[str, Any] | None
+    unread: UnreadTensors
     problems: tuple[str, ...]
 
 
-def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: facts.KvExpand = "auto") -> Description:
-    """Describes a checkpoint without reading a tensor; the options are those of `load_checkpoint`.
+def describe(
+    path_or_id: str | Path,
+    *,
+    dtype: str = "auto",
+    kv_expand: facts.KvExpand = "auto",
+    allow_unread: Sequence[str] = (),
+) -> Description:
+    """Describes a checkpoint without reading its weights; the options are those of `load_checkpoint`.
 
     Raises:
         UserError: there is no checkpoint, a file is missing or damaged, or the configuration asks for more than the
@@ -88,9 +97,10 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: facts.Kv
     wanted = None if dtype == "auto" else _floating(dtype)
     problems: list[str] = []
     name, model = None, None
+    unread: list[UnreadTensors] = []
     with quiet_transformers():
         try:
-            name, model = _assemble(folder, source, headers, kv_expand)
+            name, model = _assemble(folder, source, headers, kv_expand, allow_unread=allow_unread, report=unread.append)
         except UserError as error:
             problems.append(str(error))
         tokenizer = _tokenizer(folder, problems)
@@ -122,6 +132,7 @@ def describe(path_or_id: str | Path, *, dtype: str = "auto", kv_expand: facts.Kv
         rope=dict(rope) if rope else None,
         tokenizer=tokenizer,
         extended_from=getattr(config, "extended_from", None),
+        unread=unread[0] if unread else UnreadTensors(),
         problems=tuple(problems),
     )
 
@@ -142,18 +153,19 @@ class Headers(Weights):
 
 
 def _assemble(
-    folder: Path, source: Mapping[str, Any], headers: Headers, kv_expand: facts.KvExpand
+    folder: Path, source: Mapping[str, Any], headers: Headers, kv_expand: facts.KvExpand, **checked: Any
 ) -> tuple[str, PreTrainedModel]:
     """Returns the format's full name and the model without its weights, put together as loading does it.
 
     Raises:
-        UserError: what loading would refuse: a part that is not supported, a tensor that is missing or misshapen.
+        UserError: what loading would refuse: a part that is not supported, or a tensor that is missing, unread or
+            misshapen.
     """
     released = format_of_type(str(source.get("model_type")))
     if released is not None:
         name, config, tensors = released.read(source, headers, kv_expand)
         return name, build(released.model_class, config, tensors, headers.dtype())
-    model = from_transformers(str(folder), None, False, None, device_map="meta")
+    model = from_transformers(str(folder), None, False, None, device_map="meta", **checked)
     return facts.checkpoint_format(model.config), model
 
 

@@ -55,9 +55,7 @@ def set_aside(path: Path, *, reads: Iterable[Path] = ()) -> Path:
                 "place."
             )
     path = path.resolve() if path.name == ".." else path.absolute()
-    stem = f"{path.name}.old-{datetime.datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}"
-    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    aside = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+    aside = _aside(path)
     try:
         path.rename(aside)
     except OSError as error:
@@ -67,6 +65,29 @@ def set_aside(path: Path, *, reads: Iterable[Path] = ()) -> Path:
         ) from error
     print(f"what was there is now in {aside}", flush=True)
     return aside
+
+
+def set_files_aside(folder: Path, names: Iterable[str]) -> Path:
+    """Moves files of a folder, in the order of their names, to a new folder `NAME.old-TIMESTAMP` beside it.
+
+    Everything else in the folder stays where it is. Returns the new folder.
+
+    Raises:
+        UserError: a file cannot be moved.
+    """
+    aside = _aside(folder.resolve())
+    with told(aside):
+        for name in names:
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).rename(aside / name)
+    return aside
+
+
+def _aside(path: Path) -> Path:
+    """Returns the first free path of those that say when something at `path` was moved there."""
+    stem = f"{path.name}.old-{datetime.datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}"
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 
 
 @contextlib.contextmanager

@@ -21,8 +21,9 @@ from sbeval.models.mlp import MLP, Mixture
 from sbeval.models.norms import make_norm
 from sbeval.models.positions import Positions
 from sbeval.models.pretrained import SbevalPreTrainedModel
-from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, cos_sin
+from sbeval.models.rope import RopeFrequencies, cos_sin
 from sbeval.models.slots import SlotCache
+from sbeval.rope_parameters import LENGTH_DEPENDENT
 
 
 class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]

@@ -1,11 +1,14 @@
 """How many positions a model with learned position embeddings has: the one hard limit on its input."""
 
-from functools import lru_cache
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from sbeval.hub_names import local_path
+from sbeval.keeping.content import content_of, kept_by_content
 
 _POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_embed")
 
@@ -22,7 +25,11 @@ def learned_positions(model: nn.Module) -> int | None:
     return None
 
 
-@lru_cache(maxsize=4)
+def _configuration(pretrained: str) -> Hashable:
+    return content_of(local_path(pretrained) / "config.json")
+
+
+@kept_by_content(4, content=_configuration)
 def checkpoint_learned_positions(pretrained: str, revision: str | None = None) -> int | None:
     """Returns the learned positions of a checkpoint that transformers knows, None for every other.
 

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sbeval.errors import UserError
-
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-_GLOBAL_LAYERS = "full_attention"
+from sbeval.rope_parameters import GLOBAL_LAYERS, LENGTH_DEPENDENT
 
 
 class RopeFrequencies(NamedTuple):
@@ -124,7 +122,8 @@ def held_rope_frequencies(
 ) -> Iterator[list[RopeFrequencies]]:
     """Holds a request's RoPE frequencies in `model` until the block ends: scoring, prefill and decoding alike.
 
-    Models that rotate some layers differently (Gemma 3's windowed layers) are scaled in the others alone.
+    Models that rotate some layers differently (Gemma 3's windowed layers) are scaled in the others alone; a scaling of
+    the checkpoint's own that depends on the length is held in layers of every type.
 
     `length_tokens` is the request's context length with all tokens it may generate, without padding. `scaling` is from
     `parse_rope_scaling`; None holds the checkpoint's own, which matters where that depends on the length. `rope_theta`
@@ -132,7 +131,7 @@ def held_rope_frequencies(
     length before any scaling; None takes the checkpoint's.
 
     Yields:
-        The frequencies, one for each module that has its own.
+        The frequencies, one for each module that has its own, and in it for each type of layer.
 
     Raises:
         UserError: there is a scaling but no rotary embedding, or one that is computed in a way not known here.
@@ -144,13 +143,13 @@ def held_rope_frequencies(
             if hasattr(module, "held_rope_frequencies") and module.config.rope_parameters is not None:
                 original = {"original_length_tokens": original_length_tokens}
                 scaled = module.rope_frequencies_for(length_tokens, scaling, **original)
-                changed = {"held_rope_frequencies": scaled}
+                of_module, changed = [scaled], {"held_rope_frequencies": scaled}
             elif hasattr(module, "rope_type") and hasattr(module, "config"):
-                scaled, changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
+                of_module, changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
             else:
                 continue
             held.enter_context(_attributes(module, changed))
-            frequencies.append(scaled)
+            frequencies += of_module
         if scaling is not None and not frequencies:
             raise UserError(f"rope_scaling needs a model with rotary embeddings; {type(model).__name__} has none")
         yield frequencies
@@ -158,15 +157,45 @@ def held_rope_frequencies(
 
 def _scaled_module(
     module: Any, length_tokens: int, scaling: Mapping[str, Any] | None, original_length_tokens: int | None
+) -> tuple[list[RopeFrequencies], dict[str, Any]]:
+    """Returns a request's frequencies, and the attributes with which a rotary module of transformers gives them.
+
+    There is one set of frequencies for every type of layer that the module tells apart. `scaling` is for layers that
+    see the whole text; the other types follow the request's length where their own scaling does.
+    """
+    if not isinstance(module.rope_type, dict):
+        frequencies, changed = _scaled_layers(module, None, length_tokens, scaling, original_length_tokens)
+        return [frequencies], changed
+    if scaling is not None and GLOBAL_LAYERS not in module.rope_type:
+        raise _not_known(module, scaling)
+    found, kinds = [], dict(module.rope_type)
+    attributes: dict[str, Any] = {}
+    for layer_type in module.rope_type:
+        of_type = scaling if layer_type == GLOBAL_LAYERS else None
+        frequencies, changed = _scaled_layers(module, layer_type, length_tokens, of_type, original_length_tokens)
+        kinds[layer_type] = changed.pop("rope_type", kinds[layer_type])
+        attributes |= changed
+        found.append(frequencies)
+    return found, attributes | {"rope_type": kinds}
+
+
+def _scaled_layers(
+    module: Any,
+    layer_type: str | None,
+    length_tokens: int,
+    scaling: Mapping[str, Any] | None,
+    original_length_tokens: int | None,
 ) -> tuple[RopeFrequencies, dict[str, Any]]:
-    """Returns a request's frequencies, and the attributes with which a rotary module of transformers gives them."""
+    """Returns the same for the layers of one type, None where a module has one for all; nothing to change for some."""
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    inv_freq: Tensor = getattr(module, f"{prefix}inv_freq")
+    kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
+    if scaling is None and kind not in LENGTH_DEPENDENT:
+        return RopeFrequencies(inv_freq, float(getattr(module, f"{prefix}attention_scaling"))), {}
     own = module.config.rope_parameters
-    nested = isinstance(module.rope_type, dict)
-    prefix = f"{_GLOBAL_LAYERS}_" if nested else ""
-    if nested:
-        own = own.get(_GLOBAL_LAYERS)
+    own = own if layer_type is None else own.get(layer_type)
     before = getattr(module, f"{prefix}original_inv_freq", None)
-    config = module.config
+    config = _of_layers(module.config, layer_type)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     longest = int(config.max_position_embeddings)
     original = original_length_tokens or (own or {}).get("original_max_position_embeddings") or longest
@@ -176,20 +205,36 @@ def _scaled_module(
         expected = frequencies(own, original_length_tokens=longest, length_tokens=1).inv_freq
         tolerance = 1e-5 if before.dtype == torch.float32 else 1e-2
         known = before.shape == expected.shape and torch.allclose(before.float().cpu(), expected, rtol=tolerance)
-    if not known:
-        raise UserError(
-            f"RoPE scaling at evaluation time is not known for {type(module).__name__}, whose frequencies do not "
-            "follow its rope_parameters; leave rope_scaling out"
-        )
-    parameters = scaled_parameters(own, scaling)
-    scaled = frequencies(parameters, original_length_tokens=original, length_tokens=length_tokens)
-    device = getattr(module, f"{prefix}inv_freq").device
+    if known:
+        parameters = scaled_parameters(own, scaling)
+        scaled = frequencies(parameters, original_length_tokens=original, length_tokens=length_tokens)
+    elif scaling is None and original_length_tokens is None and kind in ROPE_INIT_FUNCTIONS:
+        named = {} if layer_type is None else {"layer_type": layer_type}
+        computed = ROPE_INIT_FUNCTIONS[kind](module.config, torch.device("cpu"), seq_len=length_tokens, **named)
+        scaled = RopeFrequencies(computed[0], float(computed[1]))
+    else:
+        raise _not_known(module, scaling)
     return scaled, {
-        f"{prefix}inv_freq": scaled.inv_freq.to(device),
+        f"{prefix}inv_freq": scaled.inv_freq.to(inv_freq.device),
         f"{prefix}attention_scaling": scaled.attention_factor,
-        # what transformers updates by itself it leaves alone under this name
-        "rope_type": {**module.rope_type, _GLOBAL_LAYERS: "default"} if nested else "default",
+        "rope_type": "default",  # what transformers updates by itself it leaves alone under this name
     }
+
+
+def _of_layers(config: Any, layer_type: str | None) -> Any:
+    """Returns the configuration of one type of layers, where types differ in more than their rotation."""
+    try:
+        return config if layer_type is None else config.per_layer_config[layer_type]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return config
+
+
+def _not_known(module: Any, scaling: Mapping[str, Any] | None) -> UserError:
+    given = "training_length" if scaling is None else "rope_scaling"
+    return UserError(
+        f"RoPE scaling at evaluation time is not known for {type(module).__name__}, whose frequencies do not "
+        f"follow its rope_parameters; leave {given} out"
+    )
 
 
 @contextmanager

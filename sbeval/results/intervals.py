@@ -107,7 +107,7 @@ def uneven(sizes: ArrayLike) -> bool:
 def resampled(
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], clusters: int, *, resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """Computes a statistic of resamples, one value each, in chunks that keep memory flat.
+    """Computes a statistic of resamples, one value or row each, in chunks that keep memory flat.
 
     The statistic is computed from how often each cluster is in each resample, [b, C].
     """

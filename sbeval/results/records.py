@@ -86,7 +86,8 @@ class TaskRecord(_Record):
         family: "perplexity", "ruler", "recall" or "span".
         corpus: name of the text source, None for generated text without one.
         corpus_sha256: hash of the corpus text as used.
-        corpus_detail: what else identifies the corpus, such as the interpreter's version for the standard library.
+        corpus_detail: what else identifies the corpus, such as the interpreter's version for the standard library; and
+            what was changed in its text as it was read, such as a byte order mark left out.
         protocol: "rolling", "stream", "sliding", "fixed_target", "position", or the generator's name.
         context: "document" or "stream": where a window's left context may come from, None where neither limits it.
         separator: token text between joined documents, None where nothing is joined.
@@ -107,6 +108,8 @@ class TaskRecord(_Record):
         lm_eval_version: the lm-eval that ran the task; for RULER also the source of the wording.
         scripts: "nvidia" where RULER's prompts are filled and worded as NVIDIA's scripts do, else None.
         answer_prefix: whether answers were begun for the model, None where tasks ask nothing or did not record it.
+        added_tokens: of `rolling`, which scores them as lm-eval does: the tokenizer's `prefix` and `suffix` (BOS, EOS)
+            around every document, behind the BOS that is fed first; None where it adds nothing.
     """
 
     schema: int = SCHEMA
@@ -133,6 +136,7 @@ class TaskRecord(_Record):
     lm_eval_version: str | None = None
     scripts: str | None = None
     answer_prefix: bool | None = None
+    added_tokens: dict[str, list[str]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +162,13 @@ class ModelRecord(_Record):
         recipe: name of the training recipe, None where the checkpoint does not keep it.
         training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
         kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
-        rope_scaling: scaling in force in transformers' form, else None.
+        rope_scaling: scaling in force in transformers' form, by type of layer where layers that do not see the whole
+            text are scaled, else None.
         extrapolation: what attended beyond the training length: `method` and its numbers in tokens by name, else None.
         skip_threshold: stick below which older keys were skipped, None when nothing was skipped.
+        unread: tensors of the checkpoint or its adapter that the model did not read, the numbers of layers joined
+            ("model.layers.2-3.mlp.up_proj.weight"): `allowed` by the user, and `declared` by the model's class, such as
+            layers of multi-token prediction; None where it read all of them, or a run did not record it.
         dtype: parameter dtype such as "bfloat16".
         parameters: number of parameters.
         max_length: longest input in tokens the run allowed.
@@ -173,9 +181,11 @@ class ModelRecord(_Record):
             prompts were `chat`; tokens of thinking, and before how many answers it was cut at its budget or the text
             ended in it. Answers of a response cache count too, but for those that an earlier version kept.
         thinking_tokens: most tokens of thinking before each answer, None where models were not made to think.
-        self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
-            used, and a `sentence`; `untested` says why there are none. None for this family's
-            models and for those with an encoder.
+        self_test: what some tokens showed before the first answer, and the run's own batches since: ways to run the
+            model with their `checks`, which are used, and a `sentence`; `untested` says why there are none. None for
+            this family's models and for those with an encoder.
+        added_tokens: what the tokenizer adds to a text: a `prefix` and a `suffix`, such as BOS and EOS. A `sentence`
+            says where the model reads them. None where the tokenizer adds nothing.
     """
 
     schema: int = SCHEMA
@@ -197,6 +207,7 @@ class ModelRecord(_Record):
     rope_scaling: dict[str, Any] | None = None
     extrapolation: dict[str, Any] | None = None
     skip_threshold: float | None = None
+    unread: dict[str, list[str]] | None = None
     dtype: str | None = None
     parameters: int | None = None
     max_length: int | None = None
@@ -208,6 +219,7 @@ class ModelRecord(_Record):
     generated: dict[str, Any] | None = None
     thinking_tokens: int | None = None
     self_test: dict[str, Any] | None = None
+    added_tokens: dict[str, Any] | None = None
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:

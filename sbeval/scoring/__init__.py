@@ -6,5 +6,7 @@
 - `context_parallel`: how do several processes score one window?
 - `logprob_kernel`: how is that one pass over the logits on a GPU?
 - `non_finite`: what if a model's logits are no numbers, and what do lm-eval's tasks record then?
+- `returned`: which answers of a server that scores prompts can be right?
+- `guarded`: how does every model of lm-eval that asks a server compare its answers with that?
 - `spans`: how far back does every head look?
 """

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sbeval.checkpoints.facts import refuse_adapter
 from sbeval.errors import UserError
 from sbeval.hub_names import hub_commit, local_path, looks_like_path
 from sbeval.results.records import LABEL
@@ -214,6 +215,7 @@ def check_checkpoint(config: Mapping[str, Any]) -> None:
         return
     folder = local_path(name)
     if folder.exists():
+        refuse_adapter(folder)
         if not (folder / "config.json").is_file():
             raise UserError(f"Expected a checkpoint's folder with its config.json at {name}, found none: correct that.")
         return

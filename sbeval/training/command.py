@@ -15,7 +15,7 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name, local_path
 from sbeval.keeping.writing import whole_file
-from sbeval.settings import Count, Settings, read_value
+from sbeval.settings import Count, Patterns, Settings, read_value
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 from sbeval.sweep.execute import run_sweep
 from sbeval.training import own_text
@@ -116,6 +116,9 @@ def extend_command(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--rope-scaling", help="scaling to train with, such as dynamic:4")
     parser.add_argument("--allow-repeat", action="store_true", help="let the run be more than one epoch")
+    parser.add_argument(
+        "--allow-unread", metavar="true|PATTERN:PATTERN", help="tensors of the parent that the model may leave unread"
+    )
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
@@ -128,6 +131,7 @@ def extend_command(arguments: Sequence[str]) -> None:
         "--context-parallel", type=int, default=1, help="processes of accelerate launch that share a window"
     )
     options = parser.parse_args(arguments)
+    allow_unread = read_value(Patterns | None, options.allow_unread, name="--allow-unread") or ()
     for name in ("context", "log_every_steps", "save_every_steps", "context_parallel"):
         read_value(Count, getattr(options, name), name=f"--{name.replace('_', '-')}")
     if options.micro_batch_tokens is None and options.batch_tokens % options.context == 0:
@@ -141,7 +145,7 @@ def extend_command(arguments: Sequence[str]) -> None:
     out = local_path(options.out)
     from sbeval.training.extend import extend  # as above
 
-    shared = _run_options(options, "extend", arguments)
+    shared = _run_options(options, "extend", arguments) | {"allow_unread": allow_unread}
     _say_next(extend(extension, out, context_parallel=options.context_parallel, **shared))
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,7 +22,7 @@ from sbeval.hub_names import is_hub_id
 from sbeval.models import SbevalConfig
 from sbeval.models.learned_positions import learned_positions
 from sbeval.models.rope import held_rope_frequencies
-from sbeval.rope_parameters import parse_rope_scaling
+from sbeval.rope_parameters import GLOBAL_LAYERS, parse_rope_scaling, rope_entries
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.distributed import check_context_parallel
@@ -33,11 +33,18 @@ from sbeval.training.run import RunOptions, TrainingRun
 from sbeval.training.windows import TrainingWindows
 
 
-def extend(extension: Extension, out: Path, *, replace: bool = False, **options: Unpack[RunOptions]) -> Path | None:
+def extend(
+    extension: Extension,
+    out: Path,
+    *,
+    replace: bool = False,
+    allow_unread: Sequence[str] = (),
+    **options: Unpack[RunOptions],
+) -> Path | None:
     """Continues training at a longer context, or goes on where an earlier call stopped.
 
     `out` holds resumable states, the loss curve, and at the end `checkpoint/`; with `replace` what else it holds is
-    moved aside.
+    moved aside. `allow_unread` are glob patterns of the parent's tensors that the model may leave unread.
 
     Returns:
         The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
@@ -49,7 +56,7 @@ def extend(extension: Extension, out: Path, *, replace: bool = False, **options:
     run = TrainingRun(out, extension, **options)
     check_context_parallel(run.context_parallel, extension.context_tokens, extension.documents)
     folder = find_folder(extension.checkpoint)
-    loaded = load_checkpoint(folder, dtype="float32")
+    loaded = load_checkpoint(folder, dtype="float32", allow_unread=allow_unread)
     if not loaded.extendable:
         raise UserError(
             f"Expected a checkpoint that can be saved again, found the format {loaded.format}, which has no place in "
@@ -125,9 +132,12 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
     scaling = None if rope_scaling is None else parse_rope_scaling(rope_scaling)
     held = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
     if scaling is not None:
-        rope = getattr(config, "rope_parameters", None)
-        if rope is None or "rope_theta" not in rope:
-            raise UserError("Expected a RoPE model for --rope-scaling, found one without rotary embeddings; remove it")
+        own = getattr(config, "rope_parameters", None)
+        entries = rope_entries(own)
+        rope = entries.get(GLOBAL_LAYERS, entries.get("", {}))
+        if "rope_theta" not in rope:
+            found = f"rotary embeddings of {', '.join(entries)} alone" if entries else "no rotary embeddings"
+            raise UserError(f"Expected a RoPE model for --rope-scaling, found one with {found}; remove it")
         unscaled = rope.get("original_max_position_embeddings", original or config.max_position_embeddings)
         base = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         scaled = base | scaling | {"original_max_position_embeddings": unscaled}
@@ -139,7 +149,7 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
         if isinstance(config, SbevalConfig) and scaling is not None:
             config.set_rope_parameters(scaled)
         elif scaling is not None:
-            config.rope_parameters = scaled
+            config.rope_parameters = {**own, GLOBAL_LAYERS: scaled} if GLOBAL_LAYERS in entries else scaled
         try:
             config.validate()  # as it will be when the first state is saved
         except (KeyError, ValueError, TypeError) as error:

@@ -208,7 +208,12 @@ def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holdin
     np.save(folder / "tokens.npy", np.memmap(folder / "tokens", dtype=dtype, mode="r"))
     (folder / "tokens").unlink()
     np.save(folder / "recall.npy", np.empty((0, 1), dtype))
-    record: dict[str, Any] = {"source": corpus.name, "detail": corpus.detail, "corpus_sha256": content, **counts}
+    record: dict[str, Any] = {
+        "source": corpus.name,
+        "detail": corpus.recorded_detail(),
+        "corpus_sha256": content,
+        **counts,
+    }
     record |= {"tokens_sha256": digest.hexdigest(), "held_out": kept_out}
     (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
 

@@ -121,9 +121,10 @@ def _finished(output_path: str) -> Iterator[tuple[str, _Finished]]:
             results = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES)
         except UserError:
             continue  # `sbeval report` says what is wrong with it
-        config, configs = results.get("config"), results.get("configs")
+        config: Any = results.get("config")
+        configs: Any = results.get("configs")
         for task, settings in configs.items() if isinstance(configs, dict) and isinstance(config, dict) else ():
-            metadata = settings.get("metadata") if isinstance(settings, dict) else None
+            metadata: Any = settings.get("metadata") if isinstance(settings, dict) else None
             record = metadata.get("sbeval") if isinstance(metadata, dict) else None
             if not isinstance(record, dict) or record.get("protocol") not in IDENTICAL_TARGETS:
                 continue
@@ -239,7 +240,7 @@ def _is_same_label(run: _Run, task: str, entry: _Finished) -> bool:
 
 def _inputs(entry: _Finished) -> dict[str, str]:
     record = entry.config.get("sbeval")
-    inputs = record.get("inputs") if isinstance(record, Mapping) else None
+    inputs: Any = record.get("inputs") if isinstance(record, Mapping) else None
     return inputs if fits(inputs, dict[str, str]) else {}
 
 

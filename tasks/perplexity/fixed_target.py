@@ -75,7 +75,18 @@ class FixedTarget(PerplexityTask):
                 blocks_per_document=self.options.blocks_per_document,
                 seed=self.options.seed,
             )
-        return [{"block": index, "start": start, "stop": stop} for index, (start, stop) in enumerate(bounds)]
+        return [
+            {"block": index, "start": start, "stop": stop, **self._bytes(start, stop)}
+            for index, (start, stop) in enumerate(bounds)
+        ]
+
+    def _bytes(self, start: int, stop: int) -> dict[str, int | None]:
+        """Returns where in their document's bytes some targets begin and end, by which other tokenizers' are known."""
+        document = self.corpus.document_at(start)
+        if stop > self.corpus.stops[document]:  # of several documents
+            return {"start_byte": None, "stop_byte": None}
+        first, last = (self.corpus.bytes_before(document, position) for position in (start, stop))
+        return {"start_byte": first, "stop_byte": last}
 
     def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
         """Refuses to continue a run with other targets than its own, or at a length that they have no room for."""

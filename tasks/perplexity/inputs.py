@@ -1,5 +1,6 @@
 """What a task reads: its corpus, the token before a window's first target, and the positions of its model."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -8,6 +9,7 @@ from typing import Any
 
 from sbeval import corpora
 from sbeval.corpora import TokenizedCorpus
+from sbeval.corpora.documents import Changes
 from sbeval.corpora.seen import seen_documents
 from sbeval.corpora.split import split_corpus
 from sbeval.corpora.windows import Window
@@ -34,7 +36,9 @@ def _whole_corpus(name: str, options: CorpusOptions) -> corpora.Corpus:
     if name == "wikitext":
         path = options.data_path
         read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else local_name(path)
-        return corpora.wikitext_corpus(lambda: _wikitext_pages(options), detokenize=_detokenize_wikitext, name=read)
+        changes: Changes = {}
+        pages = functools.partial(_wikitext_pages, options, changes)
+        return corpora.wikitext_corpus(pages, detokenize=_detokenize_wikitext, name=read, changes=changes)
     if options.data_path is not None:
         name = local_name(options.data_path)
         return corpora.local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
@@ -85,12 +89,18 @@ def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: 
     return seen_documents(local_path(pretrained) / str(subfolder or ""), corpus, documents)
 
 
-def _wikitext_pages(options: CorpusOptions) -> Iterator[str]:
+def _wikitext_pages(options: CorpusOptions, changes: Changes) -> Iterator[str]:
+    """Yields pages with line feeds at their line ends, as lm-eval's detokeniser expects them."""
     if options.data_path is None:
         yield from (page for _, page in corpora.hub_text(HUB_DATASETS["wikitext"]).texts())
         return
-    for document in corpora.local_corpus(options.data_path).documents():
-        yield from corpora.split_wikitext_pages(document.text)
+    corpus = corpora.local_corpus(options.data_path)
+    for document in corpus.documents():
+        text = document.text.replace("\r\n", "\n").replace("\r", "\n")
+        if text != document.text:
+            changes.setdefault("line ends made line feeds", set()).add(document.name)
+        yield from corpora.split_wikitext_pages(text)
+    changes.update(corpus.changes or {})
 
 
 def _detokenize_wikitext(page: str) -> str:

@@ -155,10 +155,11 @@ class _Evaluator:
         from transformers import AutoModelForCausalLM  # as above
 
         import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
+        from sbeval.checkpoints.load import load_whole  # as above
         from sbeval.scoring.scorer import TokenScorer  # as above
 
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(self._name, dtype=self._dtype)
+            model: Any = load_whole(AutoModelForCausalLM, str(self._name), dtype=self._dtype)
         except (OSError, ValueError, KeyError) as error:
             raise self._does_not_load(error) from error
         device = torch.device(_device())

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbeval.corpora import Corpus, local_pairs, make_document, prefix_token_id
+from sbeval.corpora.tokenizers import shared_start
 from sbeval.corpora.windows import Window
 from sbeval.errors import UserError
 from sbeval.results.records import metric_key
@@ -20,7 +21,7 @@ from sbeval.tasks.lengths import Limit, SettledLengths
 from sbeval.tasks.perplexity.inputs import LeadIn, local_name
 from sbeval.tasks.perplexity.metrics import WindowNll, document_rows
 from sbeval.tasks.perplexity.task import PerplexityTask
-from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter, shared_start
+from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter
 
 log = logging.getLogger(__name__)
 

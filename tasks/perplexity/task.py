@@ -12,6 +12,7 @@ from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 
 from sbeval.corpora import Corpus, Layout, TokenizedCorpus, separator_ids, token_key, tokenize_corpus
+from sbeval.corpora.tokenizers import added_tokens
 from sbeval.corpora.windows import Window, own_document_share, targets_by_document, targets_sha256
 from sbeval.errors import UserError
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
@@ -131,7 +132,8 @@ class PerplexityTask(BaseTask):
         try:
             source = self.source(tokenizer)
             separator = self.separator(tokenizer)
-            self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, self.special_tokens))
+            special_tokens = self.special_tokens and metadata.get("add_bos_token") in (None, True)
+            self.corpus = tokenize_corpus(source, tokenizer, Layout(separator, special_tokens))
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         self.tokenizer = tokenizer
@@ -150,7 +152,7 @@ class PerplexityTask(BaseTask):
             family="perplexity",
             corpus=source.name,
             corpus_sha256=self.corpus.corpus_sha256,
-            corpus_detail=source.detail,
+            corpus_detail=source.recorded_detail(),
             protocol=self.protocol,
             context=self.context,
             separator=joint,
@@ -163,6 +165,7 @@ class PerplexityTask(BaseTask):
             tokenizer_sha256=self.corpus.tokenizer_sha256,
             seed=self.options.seed,
             lm_eval_version=importlib.metadata.version("lm_eval"),
+            added_tokens=added_tokens(tokenizer).to_json(tokenizer) if self.corpus.layout.special_tokens else None,
         )
         self.keep_record(record, tokenizer)
 

@@ -83,8 +83,10 @@ class CopyTask(WithRetrievalGain, TokenizedRecallTask):
     """
 
     def use_tokenizer(self, name: str) -> None:
-        """Finds the words."""
+        """Finds the words, and what the tokenizer puts before a text."""
         self.words = WordList(self.counter, name)
+        (self.prefix,) = self.counter.encode([""], special_tokens=True)
+        self.first_place = max(1, len(self.prefix))
 
     @abstractmethod
     def copied(self, length: int, *name: object) -> list[Copied]:
@@ -100,8 +102,7 @@ class CopyTask(WithRetrievalGain, TokenizedRecallTask):
         length = condition.context_length
         copied = self.copied(length, *name)
         shown = self.words.text(length + 1, *name, "text")
-        start = self.counter.encode([""], special_tokens=True)[0][:1]
-        shown[: len(start)] = start
+        shown[: len(self.prefix)] = self.prefix
         for place, tokens in self.fixed_text(copied):
             shown[place : place + len(tokens)] = tokens
         for copy in copied:
@@ -145,12 +146,12 @@ class PassageTask(CopyTask):
     options: PassageOptions
 
     def copied(self, length: int, *name: object) -> list[Copied]:
-        """Places the passage behind the first token, and again up to the last."""
+        """Places the passage behind the first token or the tokenizer's prefix, and again up to the last."""
         words = self.words.draw(self.options.passage_words, *name, "passage")
         tokens = int(self.words.counts[words].sum())
-        if 2 * tokens > length:
+        if 2 * tokens > length + 1 - self.first_place:
             raise self.no_room(length)
-        return self.in_a_row(words, 1, length + 1 - tokens, cue=CUE_WORDS)
+        return self.in_a_row(words, self.first_place, length + 1 - tokens, cue=CUE_WORDS)
 
 
 class SelectiveTask(CopyTask):
@@ -169,12 +170,12 @@ class SelectiveTask(CopyTask):
         words = self.words.draw(self.options.marked_words, *name, "marked")
         counts = self.words.counts[words]
         target = length + 1 - int(counts.sum())
-        stretch = (target - len(self._question) - 1) // len(words)
+        stretch = (target - len(self._question) - self.first_place) // len(words)
         room = stretch - counts - len(self._mark) - len(self._end_of_mark)
         if room.min() < 0:
             raise self.no_room(length)
         depths = np.random.PCG64(seed_of(*name, "places")).random_raw(len(words)) % (room + 1).astype(np.uint64)
-        sources = 1 + stretch * np.arange(len(words)) + depths.astype(np.int64) + len(self._mark)
+        sources = self.first_place + stretch * np.arange(len(words)) + depths.astype(np.int64) + len(self._mark)
         targets = target + np.cumsum(counts) - counts
         places = zip(words.tolist(), sources.tolist(), targets.tolist(), strict=True)
         return [Copied(word, source, target, asked=True) for word, source, target in places]
@@ -211,7 +212,7 @@ class PhraseTask(CopyTask):
             target -= tokens
             while any(start - tokens < place < stop for start, stop in taken for place in (target, target - distance)):
                 target -= 1
-            if target <= distance or tokens > distance:
+            if target - distance < self.first_place or tokens > distance:
                 raise self.no_room(length)
             taken += [(place, place + tokens) for place in (target, target - distance)]
             placed = [*self.in_a_row(phrase, target - distance, target, cue=CUE_WORDS), *placed]

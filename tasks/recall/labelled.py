@@ -4,15 +4,16 @@ The datasets and their fields are those of HELMET (Yen et al., arXiv 2410.02694)
 which `datasets` no longer runs, so the hub's own conversion to Parquet is read.
 """
 
-import functools
 import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sbeval.corpora.documents import MARK
 from sbeval.errors import UserError, first_line
 from sbeval.hub_names import local_path
+from sbeval.keeping.content import kept_by_content
 from sbeval.tasks.draws import seeded_order
 from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus, load_from_hub
@@ -79,7 +80,7 @@ def task_labelled(options: ManyShotOptions) -> LabelledTexts:
     return load_labelled(options.examples, getattr(options, SOURCES[options.examples].key))
 
 
-@functools.lru_cache(maxsize=8)
+@kept_by_content(8, argument=1)
 def load_labelled(examples: str, path: str | None) -> LabelledTexts:
     """Reads the texts of a key of `SOURCES`, from a path or, where there is none, from the hub."""
     source = SOURCES[examples]
@@ -93,7 +94,7 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
     asked_split = next((name for name in (source.asked, "test", "validation") if name in splits), None)
     shots, questions = (
         [
-            (" ".join(str(text).split()), label)
+            (" ".join(str(text).removeprefix(MARK).split()), label)
             for text, label in zip(*(rows[field] for field in fields), strict=True)
             if text and label is not None
         ]

@@ -15,6 +15,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 
+from sbeval.corpora.tokenizers import shared_start
 from sbeval.results.records import metric_key
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence
 from sbeval.tasks.base import Numbered
@@ -25,7 +26,6 @@ from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame, Generator, HaystackDraft
 from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
 from sbeval.tasks.ruler.task import Fits, RulerTask
-from sbeval.tasks.tokens import shared_start
 
 INSTRUCTION = "Each text has a number for its label.\n"
 CUE = "Label:"

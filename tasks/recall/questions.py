@@ -1,6 +1,5 @@
 """What harder retrieval asks: questions one association away from their needle, and LongBench v2's."""
 
-import functools
 import hashlib
 import json
 import re
@@ -9,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval.corpora import local_pairs
+from sbeval.corpora.documents import MARK
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
+from sbeval.keeping.content import kept_by_content
 from sbeval.tasks.recall.labelled import local_splits
 from sbeval.tasks.ruler.texts import load_from_hub
 from sbeval.tasks.ruler.wording import long_bench_wording
@@ -41,7 +42,7 @@ def needle(person: str, shown: str) -> str:
     return f"{person} lives beside {shown}."
 
 
-@functools.cache
+@kept_by_content(2)
 def associations(path: str | None) -> tuple[Mapping[str, str], str]:
     """Returns what is shown by what is asked, without a word in common, from a file or the list here, and its hash.
 
@@ -69,7 +70,7 @@ class Question(NamedTuple):
     stratum: str
 
 
-@functools.lru_cache(maxsize=2)
+@kept_by_content(2)
 def load_questions(path: str | None) -> tuple[list[Question], str, str]:
     """Returns the questions of a local copy, or of the hub's where no path is given, their hash, and where they lie.
 
@@ -98,4 +99,6 @@ def _question(row: Mapping[str, Any]) -> Question:
     right = answer if answer in LETTERS else LETTERS[int(answer)]
     size = len(row["context"].split())
     stratum = row.get("length") or next((name for name, most in _STRATA.items() if size <= most), "long")
-    return Question(row["context"], row["question"], [choices[i] for i in range(len(LETTERS))], right, stratum)
+    return Question(
+        row["context"].removeprefix(MARK), row["question"], [choices[i] for i in range(len(LETTERS))], right, stratum
+    )

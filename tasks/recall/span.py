@@ -50,7 +50,7 @@ class SpanTask(BaseTask):
             family="span",
             corpus=source.name,
             corpus_sha256=self.corpus.corpus_sha256,
-            corpus_detail=source.detail,
+            corpus_detail=source.recorded_detail(),
             protocol="span",
             separator=tokenizer.decode(list(separator)),
             lengths=list(self.lengths),

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from lm_eval.api.instance import Instance
 
+from sbeval.corpora.tokenizers import shared_start
 from sbeval.errors import UserError
 from sbeval.results.records import metric_key
 from sbeval.scoring.requests import TargetSequence
@@ -24,7 +25,7 @@ from sbeval.tasks.ruler.niah import NeedleGenerator, NiahGenerator, VtGenerator
 from sbeval.tasks.ruler.qa import QaGenerator
 from sbeval.tasks.ruler.task import Fits, RulerTask, string_match_part
 from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
-from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter, shared_start
+from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter
 
 
 class NiahTask(RulerTask):

@@ -229,6 +229,7 @@ class FittedSamples:
             "length": length,
             "frame": dataclasses.asdict(frame),
             "special_tokens": self.generator.counter.special_tokens,
+            **({"dropped_tokens": dropped} if (dropped := self.generator.counter.dropped.suffix) else {}),
             "sources": {name: importlib.metadata.version(name) for name in ("lm-eval", "wonderwords")},
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.cache import cache_folder
+from sbeval.keeping.content import kept_by_content
 from sbeval.keeping.writing import whole_file
 from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Generator, ListDraft, Steps
@@ -59,7 +60,7 @@ def task_questions(options: QaOptions) -> QaCorpus:
     return load_qa(options.dataset, getattr(options, _KEYS[options.dataset]))
 
 
-@functools.lru_cache(maxsize=2)
+@kept_by_content(2, argument=1)
 def load_qa(dataset: str, path: str | None) -> QaCorpus:
     """Reads a corpus from a local file, or downloads it once where no path is given."""
     raw, source = (_read_file(local_path(path)), path) if path else _download(dataset)

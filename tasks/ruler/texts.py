@@ -1,6 +1,5 @@
 """Essays as a haystack, from disk or the hub and split into sentences; and what to say where a text is missing."""
 
-import functools
 import hashlib
 import re
 import socket
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from sbeval.corpora import read_text
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
+from sbeval.keeping.content import kept_by_content
 from sbeval.tasks.ruler.haystacks import EssayHaystack, running_totals
 from sbeval.tasks.tokens import LINE_START, WORDS, TokenCounter
 
@@ -91,7 +91,7 @@ def sentence_starts(words: list[str]) -> NDArray[np.int64]:
     return np.array(starts, dtype=np.int64)
 
 
-@functools.lru_cache(maxsize=2)
+@kept_by_content(2)
 def load_essays(path: str | None) -> Essays:
     """Reads essays from a text file or a folder of them, or from the hub where no path is given.
 

@@ -27,7 +27,7 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=x,max_lenght=64": "Expected max_length in --model_args",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},revison=main": "Expected revision in --model_args",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},label=x": "found label, which none of them does: give",
-    f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},stride=8": "found stride, which none of them does",
+    f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},no_such=8": "found no_such, which none of them does",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",

@@ -1,5 +1,7 @@
 """Text sources: which documents they give, in which order, and what they say about bad input."""
 
+import codecs
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +21,14 @@ from sbeval.corpora import (
     hub_text,
     local,
     local_corpus,
+    local_pairs,
     make_document,
     split_wikitext_pages,
     stdlib_corpus,
     text_name,
     wikitext_corpus,
 )
+from sbeval.corpora.split import split_corpus
 from sbeval.errors import UserError
 
 WIKITEXT = """ \n = First = \n \n Text of the first .\n = = Section = = \n = = = Subsection = = = \n = not a heading
@@ -79,7 +83,7 @@ def test_text_file_is_one_document_and_jsonl_one_a_line_and_hidden_files_are_non
         (tmp_path / name).write_bytes(b"\0\1")
     *lines, text = ((document.name, document.text) for document in local_corpus(tmp_path).documents())
     assert lines == [("a.jsonl:1", "x y"), ("a.jsonl:3", "z"), ("a.jsonl:5", "\U0001f600")]
-    assert text == ("b.txt", "one\ntwo")
+    assert text == ("b.txt", "one\r\ntwo")
 
 
 @pytest.mark.parametrize(
@@ -214,3 +218,76 @@ def test_files_that_are_not_what_their_name_says_or_not_there(tmp_path: Path) ->
         pq.write_table(pa.table(columns), tmp_path / "c.parquet")
         with pytest.raises(UserError, match=r"\['body'\]" if "body" in columns else r"values of type (int64|list)"):
             list(local_corpus(tmp_path / "c.parquet").documents())
+
+
+PIECES = ["a", "\u00e9", " ", "\n", "\r", "\r\n"]
+
+
+def write_text(folder: Path, kind: str, text: str) -> Path:
+    """Writes a text as one document of a kind of file, without what the platform does to line ends."""
+    path = folder / f"text{kind}"
+    if kind == ".parquet":
+        pq.write_table(pa.table({"text": [text]}), path)
+    elif kind.startswith(".jsonl"):
+        raw = json.dumps({"text": text}).encode() + b"\n"
+        path.write_bytes(gzip.compress(raw) if kind.endswith(".gz") else raw)
+    else:
+        path.write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("kind", [".txt", ".md", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet"])
+@given(text=st.lists(st.sampled_from(PIECES)).map(lambda pieces: "x" + "".join(pieces)), marked=st.booleans())
+def test_line_ends_are_kept_and_a_byte_order_mark_is_no_text(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, text: str, marked: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("texts")
+    for place in (write_text(folder, kind, "\ufeff" * marked + text), folder):
+        corpus = local_corpus(place)
+        (document,) = corpus.documents()
+        assert document.text == text
+        assert document.original_bytes == len(text.encode())
+        told = "byte order mark left out in 1 document" if marked else None
+        assert corpus.recorded_detail() == ", ".join(filter(None, (place.name, told)))
+        assert corpus_sha256(corpus) == corpus_sha256(local_corpus(place))
+
+
+def test_a_mark_in_front_of_a_file_of_lines_and_of_pairs_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + b'{"text": "one"}\n{"text": "\\ufefftwo"}\n')
+    assert [document.text for document in local_corpus(path).documents()] == ["one", "two"]
+    path.write_bytes(codecs.BOM_UTF8 + b'{"a": "\\ufeffone", "b": "two"}\n')
+    assert list(local_pairs(path, "a", "b")) == [("lines.jsonl:1", "one", "two")]
+    path.write_bytes(codecs.BOM_UTF8)
+    with pytest.raises(UserError, match="found none"):
+        list(local_corpus(path.rename(tmp_path / "mark.txt")).documents())
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text.jsonl", "text.txt.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_text_in_another_encoding_is_refused_by_its_name(tmp_path: Path, encoding: str, name: str) -> None:
+    raw = '\ufeff"text"\n'.encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    with pytest.raises(UserError, match=f"found {encoding[:6].upper()} .*iconv -f {encoding[:6].upper()}"):
+        list(local_corpus(tmp_path / name).documents())
+
+
+def test_sources_keep_their_line_ends_and_lose_their_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(codecs.BOM_UTF8 + b"x = 1\r\ny = 2\r\n")
+    (tmp_path / "b.py").write_bytes(b"# coding: latin-1\n# \xe9\n")
+    library = stdlib_corpus(tmp_path)
+    assert {document.text for document in library.documents()} == {
+        "x = 1\r\ny = 2\r\n",
+        "# coding: latin-1\n# \u00e9\n",
+    }
+    assert str(library.recorded_detail()).endswith("byte order mark left out in 1 document")
+
+
+def test_paragraphs_end_at_blank_lines_of_every_kind(tmp_path: Path) -> None:
+    pieces = []
+    for end in ("\n", "\r\n", "\r"):
+        path = tmp_path / "text.txt"
+        path.write_bytes("one\ntwo\n \n\nthree\n\nfour".replace("\n", end).encode())
+        corpus = split_corpus(local_corpus(path), "paragraph", None)
+        pieces.append([document.text.replace(end, "\n") for document in corpus.documents()])
+    assert pieces == [["one\ntwo", "three", "four"]] * 3

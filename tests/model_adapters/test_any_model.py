@@ -159,8 +159,8 @@ def shorter(choice: Choice) -> None:
             True,
             "of 67; use a server that generates one",
         ),
-        (list, lambda choice: told(choice, 3.5), True, "found a sum above 0"),
-        (list, lambda choice: choice.pop("top_logprobs"), True, r"found KeyError \('top_logprobs'\)"),
+        (list, lambda choice: told(choice, 3.5), True, "found a log-probability above 0 of 3.5"),
+        (list, lambda choice: choice.pop("top_logprobs"), True, "found none of the most probable tokens"),
     ],
 )
 def test_a_server_that_does_something_else_with_a_prompt_is_named(

@@ -22,8 +22,9 @@ from sbeval.checkpoints import load_checkpoint
 from sbeval.checkpoints.files import Weights, held_bytes
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
-from sbeval.model_adapters.loading import in_template
+from sbeval.model_adapters.loading import in_one_sentence, in_template
 from sbeval.model_adapters.options import AdapterOptions, check_early, check_shared_arguments
+from sbeval.sweep.definition import check_checkpoint
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
 from tests.model_adapters.small import copied, instances, likelihoods, load_lm, save_lora, t5
 
@@ -209,10 +210,91 @@ def test_an_attention_that_a_model_lacks_is_no_fault_of_the_checkpoint(checkpoin
     transformers.BloomForCausalLM(
         transformers.BloomConfig(vocab_size=400, hidden_size=8, n_layer=1, n_head=2)
     ).save_pretrained(tmp_path / "bloom")
-    words = "no attention of the kind asked for .*: leave attn_implementation out, or name another"
+    words = "no attention of the kind asked for .*: leave attn_implementation out of --model_args, or name another"
     for folder, named in ((checkpoint("llama"), "nonsense"), (tmp_path / "bloom", "flash_attention_2")):
         with pytest.raises(UserError, match=words):
             load_lm(folder, attn_implementation=named, tokenizer=str(checkpoint("llama")))
+
+
+@pytest.mark.parametrize("value", ["flash_attention_2", "nonsense"])
+def test_an_attention_that_config_json_asks_for_is_replaced_as_its_sentence_says(value, checkpoint, tmp_path):
+    folder = copied(checkpoint("llama"), tmp_path / "argument", attn_implementation=value)
+    words = "pass attn_implementation=sdpa or eager in --model_args, which counts before that of config.json"
+    with pytest.raises(UserError, match=words):
+        load_lm(folder)
+    load_lm(folder, attn_implementation="sdpa")
+    folder = copied(checkpoint("llama"), tmp_path / "file", _attn_implementation=value)
+    words = "take _attn_implementation out of config.json, which counts before attn_implementation in --model_args"
+    for arguments in ({}, {"attn_implementation": "sdpa"}):
+        with pytest.raises(UserError, match=words):
+            load_lm(folder, **arguments)
+
+
+def test_what_is_wrong_with_a_gguf_file_is_said_of_that_file(checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    with pytest.raises(UserError, match=rf"there is no file {folder}/m.gguf: correct gguf_file"):
+        load_lm(folder, gguf_file="m.gguf")
+    (folder / "m.gguf").write_bytes(b"GGUF and nothing else")
+    with pytest.raises(UserError) as refused:
+        load_lm(folder, gguf_file="m.gguf")
+    assert re.search(r"m.gguf does not hold one|a package is missing .*: install the package\.", str(refused.value))
+    assert "save_pretrained" not in str(refused.value)
+
+
+def test_an_adapter_in_a_models_place_is_told_to_be_one(checkpoint, tmp_path):
+    folder = Path(save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj"))
+    words = rf"found a PEFT adapter: name the model .*{checkpoint('llama')}.* and pass peft={folder}"
+    early = lambda folder: check_early({"pretrained": str(folder)})  # noqa: E731
+    planned = lambda folder: check_checkpoint({"model": "sb", "model_args": {"pretrained": folder}})  # noqa: E731
+    for load in (load_lm, load_checkpoint, describe, early, planned):
+        with pytest.raises(UserError, match=words):
+            load(folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for base in (None, 7, ""):
+        (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+        with pytest.raises(UserError, match="name the model that it was trained on, and pass peft="):
+            load_lm(folder)
+    load_lm(checkpoint("llama"), peft=str(folder))
+
+
+@pytest.mark.parametrize("change", [{"target_modules": ["no_such_layer"]}, {"r": "two"}, {"lora_alpha": [1]}])
+def test_what_is_wrong_with_an_adapter_is_said_of_it_and_not_of_the_model(change, checkpoint, tmp_path):
+    save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj")
+    adapter = copied(tmp_path / "lora", tmp_path / "other", "adapter_config.json", **change)
+    with pytest.raises(UserError, match=rf"Expected a PEFT adapter for this model at peft={adapter}, but it cannot"):
+        load_lm(checkpoint("llama"), peft=str(adapter))
+
+
+def test_a_tokenizer_that_is_named_apart_is_named_in_its_sentence(checkpoint, tmp_path):
+    (broken := tmp_path / "tokenizer").mkdir()
+    (broken / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"Expected a tokenizer at tokenizer={broken}, but the folder"):
+        load_lm(checkpoint("llama"), tokenizer=str(broken))
+    shutil.copytree(checkpoint("llama"), folder := tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"a tokenizer at pretrained={folder}, .*, or name another with tokenizer="):
+        load_lm(folder)
+
+
+def test_a_subfolder_that_is_not_there_is_named(checkpoint):
+    with pytest.raises(UserError, match=rf"there is no folder {checkpoint('llama')}/step7: correct subfolder"):
+        load_lm(checkpoint("llama"), subfolder="step7")
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "remedy"),
+    [
+        ({"load_in_4bit": True}, {}, "install the package, or leave load_in_4bit out of --model_args."),
+        ({}, {"quantization_config": {}}, "install the package, or take a checkpoint whose weights are not quantised."),
+        ({}, {"text_config": {"quantization_config": {}}}, "or take a checkpoint whose weights are not quantised."),
+        ({}, {}, "a package is missing (no module x): install the package."),
+    ],
+)
+def test_a_missing_package_is_told_with_what_asks_for_it(given, config, remedy):
+    with pytest.raises(UserError) as refused, in_one_sentence("a/b", "a model's weights", given=given, config=config):
+        raise ImportError("no module x")
+    assert str(refused.value).endswith(remedy)
 
 
 @pytest.mark.parametrize("key", ["peft_type", "task_type"])

@@ -1,5 +1,8 @@
 """Arguments of `hf` that users know mean the same with `sb`."""
 
+import json
+import shutil
+
 import accelerate
 import numpy as np
 import peft
@@ -43,6 +46,34 @@ def test_an_adapter_that_lacks_a_weight_is_refused(checkpoint, tmp_path):
     save_file(weights, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UserError, match=f"all its weights at peft={tmp_path}, found some missing"):
         small.load_lm(checkpoint("llama"), peft=adapter)
+
+
+def test_weights_of_an_adapter_that_the_model_does_not_read_are_refused_unless_they_are_allowed(checkpoint, tmp_path):
+    adapter = small.save_lora(tmp_path, checkpoint("llama"), "q_proj", "k_proj")
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": ["q_proj"]}))
+    found = rf"tensor of peft={tmp_path}, found 4 tensors that it does not read \(\S*layers.0-1.self_attn.k_proj.lora_A"
+    with pytest.raises(UserError, match=found):
+        small.load_lm(checkpoint("llama"), peft=adapter)
+    lm = small.load_lm(checkpoint("llama"), peft=adapter, allow_unread="*.k_proj.*")
+    lines = [f"base_model.model.model.layers.0-1.self_attn.k_proj.lora_{name}.weight" for name in "AB"]
+    assert lm.get_model_info()["sbeval"]["unread"] == {"allowed": lines, "declared": []}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"parallelize": True}, {"tp_plan": "auto"}, {"attn_implementation": "eager"}]
+)
+def test_tensors_that_the_model_does_not_read_are_refused_unless_they_are_allowed(arguments, checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
+    with pytest.raises(UserError, match=rf"tensor of {folder}, found 9 tensors that it does not read \(model.layers.1"):
+        small.load_lm(folder, **arguments)
+    lm = small.load_lm(folder, allow_unread=True, **arguments)
+    unread = lm.get_model_info()["sbeval"]["unread"]
+    assert ("model.layers.1.mlp.up_proj.weight" in unread["allowed"], unread["declared"]) == (True, [])
+    assert small.load_lm(checkpoint("llama"), **arguments).get_model_info()["sbeval"]["unread"] is None
 
 
 def test_a_learned_prompt(checkpoint, tmp_path):

@@ -55,7 +55,7 @@ def test_inputs_score_as_they_do_apart(architecture, pairs, batch_size, checkpoi
 
 @pytest.mark.parametrize(("architecture", "shares"), [("llama", True), ("stickbreaking", True), ("mistral", False)])
 def test_what_inputs_share_is_read_once(architecture, shares, checkpoint):
-    lm = load(checkpoint, architecture)
+    lm = load(checkpoint, architecture, self_test=False)  # which reads some inputs again
     for pairs in (ONE_CONTEXT[:5], SAME_EXAMPLES[:12]):
         inputs = model_inputs(lm, pairs)
         whole = sum(map(len, inputs))
@@ -69,7 +69,7 @@ def test_what_inputs_share_is_read_once(architecture, shares, checkpoint):
 
 @pytest.mark.parametrize("fails", ["prefix", "rest"])
 def test_without_memory_for_a_prefix_inputs_run_whole_and_none_twice(fails, checkpoint):
-    lm = load(checkpoint, "llama")
+    lm = load(checkpoint, "llama", self_test=False)
     expected = scores(lm, SAME_EXAMPLES)
     whole = sum(map(len, model_inputs(lm, SAME_EXAMPLES)))
     calls = 0
@@ -127,7 +127,7 @@ def test_nested_windows_are_run_once_and_score_as_they_do_apart(architecture, ch
     expected = [alone.token_logprobs([request], disable_tqdm=True)[0] for request in requests]
     assert alone.session.meter.tokens == sum(request.args[1] for request in requests)
 
-    lm = load_lm(checkpoint(architecture))
+    lm = load_lm(checkpoint(architecture), self_test=False)  # which reads some windows again
     lm.session.scorer.score(torch.arange(16)[None], torch.tensor([0]), torch.tensor([0]), torch.tensor([0]))
     with tokens_read(lm) as read:
         found = lm.token_logprobs(requests, disable_tqdm=True)

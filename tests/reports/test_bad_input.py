@@ -60,6 +60,20 @@ def test_a_file_that_holds_no_results_is_left_out_and_named(tmp_path: Path, text
     assert reason in note.reason
 
 
+@pytest.mark.parametrize(("good_files", "others"), [(1, 0), (1, 1), (3, 2)])
+def test_how_many_files_were_read_and_left_out_is_printed(
+    good_files: int, others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in range(good_files):
+        good(tmp_path / "r" / str(place), seconds=1_795_000_000.0 + place)
+    for place in range(others):
+        (tmp_path / "r" / f"results_{place}.json").write_text('{"scores": {}}')
+    build_report([tmp_path / "r"], tmp_path / "out", image_formats=())
+    left_out = f", {others} left out (see Notes)" if others else ""
+    read = "1 file" if good_files == 1 else f"{good_files} files"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{read} read{left_out}"
+
+
 def test_samples_without_results_are_named(tmp_path: Path) -> None:
     good(tmp_path / "a")
     (tmp_path / "samples_sb_stdlib_stream_2026-11-19T10-00-00.000001.jsonl").write_text("{}\n")

@@ -117,6 +117,11 @@ def test_the_difference_to_a_baseline_is_taken_bin_by_bin():
     [
         ("os.kill(os.getpid(), 5)", UserError, "Expected figures to be drawn, .* signal 5, as one without memory"),
         ("sys.exit('no library')", RuntimeError, r"an image process ended with exit code 1: no library"),
+        (
+            "print('panicked:\\nFailed to parse text SVG', file=sys.stderr); sys.stderr.flush(); os.abort()",
+            RuntimeError,
+            r"an image process ended with exit code -6: Failed to parse text SVG",
+        ),
     ],
 )
 def test_a_drawing_process_that_ends_says_why(code, error, words, tmp_path, monkeypatch):
@@ -126,6 +131,20 @@ def test_a_drawing_process_that_ends_says_why(code, error, words, tmp_path, monk
         writer.publish({}, "figure")
         with pytest.raises(error, match=words):
             writer.svgs()
+
+
+@pytest.mark.parametrize(
+    "letters", ["\N{FIRE}" * 200, "a" + "\N{FIRE}\N{LINEAR B SYLLABLE B008 A}\ue000" * 70, "\N{FIRE}"]
+)
+def test_a_name_of_emoji_is_cut_between_two_of_them(letters, tmp_path):
+    data = {"values": [{"name": letters, "value": 1}]}
+    encoding = {"y": {"field": "name", "type": "nominal", "axis": {"labelLimit": 150}}}
+    with ImageWriter(tmp_path, ("svg", "png", "pdf")) as writer:
+        writer.publish({"data": data, "mark": "bar", "encoding": encoding}, "figure")
+        (svg,) = writer.svgs().values()
+    (shown,) = re.findall(f">({letters[:2]}[^<]*)</text>", svg)
+    assert letters.startswith(shown.removesuffix("\N{HORIZONTAL ELLIPSIS}"))
+    assert (tmp_path / "figure.svg").read_text(encoding="utf-8") == svg
 
 
 def test_text_is_escaped_in_elements_and_attributes_alike():

@@ -10,7 +10,9 @@ import pytest
 from document_sums import sums
 from experiment_files import LENGTHS
 from result_files import CURVES, model_record, ordinary_task, perplexity_task, ruler_task, write_pair, write_run
+from typer.testing import CliRunner
 
+from sbeval.commands.cli import app
 from sbeval.errors import UserError
 from sbeval.policy import FAIL_IF_WORSE, Rule, read_policy
 from sbeval.reports import compare, gate, load_results
@@ -277,9 +279,16 @@ def test_rules_are_read_as_they_stand(tmp_path: Path) -> None:
         ("rules:\n  - {task: x, largest_chnage: 1}", "did you mean 'largest_change'"),
         ("rules:\n  - {task: x, largest_change: -1}", "a number of 0 or more"),
         ("rules:\n  - {task: x, length: long, largest_change: 1}", "a positive number of tokens, or mean"),
-        ("rules: []", "Expected rules"),
-        ("rules: 3", "Expected rules"),
-        ("- 1", "settings of a policy"),
+        (
+            "rules:\n  - {task: x, largest_change: 1}\n  - {foo: 3}",
+            "keys that rule 2 of the policy has, found unknown key",
+        ),
+        ("rules:\n  - {task: x}", "Expected largest_change of rule 1 of the policy, found none: add it in gate.yaml"),
+        ("rules:\n  - {task: x, largest_change: a}", "Expected largest_change of rule 1 of the policy to be a number"),
+        ("rules: []", "Expected rules in gate.yaml, found none"),
+        ("rules: 3", "Expected rules of the policy to be a list, found 3"),
+        ("- 1", "settings of a policy .* found a list"),
+        ("", "settings of a policy .* found an empty file"),
     ],
 )
 def test_a_policy_that_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
@@ -303,3 +312,68 @@ def test_models_scored_on_different_targets_are_not_compared() -> None:
     differences, (obstacle,) = text_differences(texts[:1], texts[1:], confidence=0.95)
     assert not differences
     assert "identical targets" in obstacle
+
+
+@pytest.mark.parametrize(("alike", "known"), [(0, True), (10, True), (40, True), (0, False), (3, False), (40, False)])
+def test_two_tokenizers_are_compared_on_documents_whose_targets_are_the_same_text(alike: int, known: bool) -> None:
+    """By the bytes at which targets begin and end; without them a few targets of equal size are equal by chance."""
+    first, second = (sums([2.0, 1.9, 1.8, 1.7, 1.6], seed=0) for _ in range(2))
+    names = first.clusters
+    if known:
+        first.byte_blocks = {name: frozenset({(100, 700)}) for name in names}
+        others = {name: frozenset({(130, 730)}) for name in names[alike:]}
+        second.byte_blocks = first.byte_blocks | others
+    else:
+        second.bytes[alike:] += 30
+    texts = [
+        Measured(corpus="c", corpus_sha256="c", protocol="fixed_target", tokenizer_sha256=name, sums=held)
+        for name, held in (("t", first), ("u", second))
+    ]
+    differences, said = text_differences(texts[:1], texts[1:], confidence=0.95)
+    if alike < (1 if known else 20):
+        assert not differences
+        assert "the tokenizers differ" in said[0]
+        assert "rolling compares the two in bits per byte" in said[0]
+    else:
+        assert {(number.unit, number.count) for number in differences} == {("bits per byte", alike)}
+        share = f"{alike} of 40 documents ({alike / 40:.0%}) are compared"
+        assert [share in remark for remark in said] == [True] * known
+
+
+def test_a_gate_over_two_tokenizers_says_what_helps_and_asks_for_no_more_data(tmp_path: Path) -> None:
+    tokens = {"a": {}, "b": {"tokenizer_sha256": "ab" * 32}}
+    for name, record in tokens.items():
+        curve = [value + (name == "b") * 0.3 for value in CURVES["rope"]]
+        tasks = [perplexity_task("rolling", curve, **record), perplexity_task("fixed_target", curve, **record)]
+        if name == "b":
+            for sample in tasks[1][3]:
+                for key in (key for key in sample if key.startswith("nll@")):
+                    sample[key] = [[*row[:4], row[4] + place] for place, row in enumerate(sample[key], start=1)]
+            tasks[1][1].update({key: None for key in tasks[1][1] if key.startswith("bits_per_byte")})
+        write_run(tmp_path / name, model_record("rope", checkpoint_sha256=name * 64), tasks)
+    rules = [
+        f"  - {{task: {TEXT}, length: 4096, largest_change: 0.1}}\n",
+        "  - {task: sb_stdlib_rolling, length: 4096, largest_change: 0.1}\n",
+        "  - {task: sb_stdlib_rolling, length: 4096, largest_change: 0.01, metric: bits_per_byte}\n",
+        "  - {task: sb_stdlib_rolling, length: 4096, largest_change: 1, metric: bits_per_byte}\n",
+    ]
+    words = [
+        "rolling compares the two in bits per byte",
+        "the tokenizers differ, and the unit is bits per byte: add metric: bits_per_byte to the rule",
+        "fail: sb_stdlib_rolling bits_per_byte at 4K",
+        "pass: sb_stdlib_rolling bits_per_byte at 4K",
+    ]
+    for rule, said, code in zip(rules, words, (3, 3, 1, 0), strict=True):
+        (tmp_path / "gate.yaml").write_text(f"rules:\n{rule}")
+        pair = [str(tmp_path / name) for name in tokens]
+        ended = CliRunner().invoke(app, ["report", "--compare", *pair, "--gate", str(tmp_path / "gate.yaml")])
+        assert (ended.exit_code, said in ended.output) == (code, True), ended.output
+        assert "not enough data" not in ended.output
+        assert ("not comparable" in ended.output) == (code == 3)
+    lines = compare(*pair).text()
+    assert "stdlib, rolling (bits per byte, 60 documents" in lines
+    assert "stdlib, fixed_target: not compared, because the tokenizers differ" in lines
+    results = load_results(pair)
+    panels = perplexity_panels(results.measurements, results.models)
+    (panel,) = (panel for panel in panels if panel.protocol == "fixed_target")
+    assert "rolling scores the same text under every tokenizer" in " ".join(panel.remarks)

@@ -11,8 +11,9 @@ from sbeval.reports import compare, load_results
 from sbeval.reports.analyse.claims import all_claims
 from sbeval.reports.analyse.findings import model_facts
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.analyse.selection import choose_baseline, restrict
+from sbeval.reports.analyse.selection import check_labels, choose_baseline, restrict
 from sbeval.reports.figures.theme import DARK, LIGHT, choose_looks, within
+from sbeval.reports.kinds.runs import run_facts
 from sbeval.reports.read.fields import telling_name
 from sbeval.reports.read.results import Results
 
@@ -95,6 +96,18 @@ def test_what_a_self_test_found_is_a_note_unless_the_model_is_sound(tmp_path: Pa
         model = model_record("rope", self_test={"sound": sound, "sentence": f"sound: {sound}"})
         write_run(tmp_path / task, model, [ordinary_task(task, "acc", 0.5)])
     assert [note.reason for note in load_results([tmp_path]).notes] == ["self-test: sound: False."]
+
+
+def test_tensors_that_the_user_left_unread_are_a_note_and_all_unread_ones_a_fact_of_the_run(tmp_path: Path) -> None:
+    unread = {"allowed": ["model.layers.2-3.mlp.up_proj.weight"], "declared": ["mtp.fc.weight"]}
+    write_run(tmp_path / "cut", model_record("rope", unread=unread), [ordinary_task("piqa", "acc", 0.5)])
+    write_run(tmp_path / "whole", model_record("rope", unread=None), [ordinary_task("boolq", "acc", 0.5)])
+    results = load_results([tmp_path])
+    (note,) = [note.reason for note in results.notes]
+    allowed = "model.layers.2-3.mlp.up_proj.weight (allowed by allow_unread)"
+    assert note == f"the model did not read all tensors of its checkpoint: {allowed}."
+    facts = [run_facts(run).get("tensors left unread") for model in results.models for run in model.runs]
+    assert {*facts} == {None, f"{allowed}; mtp.fc.weight (as the model's class declares)"}
 
 
 def test_a_seed_is_named_only_where_nothing_else_tells_models_apart(tmp_path: Path) -> None:
@@ -260,3 +273,20 @@ def test_one_task_on_two_texts_makes_two_claims(names: tuple[str, str], tmp_path
     raises_from = {corpus: claim.raises_from_tokens for (_, corpus, _), claim in claims.items()}
     assert raises_from == {names[0]: None, second: 2048}
     assert {panel.corpus for panel in perplexity_panels(results.measurements, results.models)} == {names[0], second}
+
+
+def test_a_label_names_a_text_and_two_texts_never_share_one(tmp_path: Path) -> None:
+    tasks = [
+        perplexity_task("stream", CURVES["rope"][:2], lengths=[256, 512], corpus=corpus, documents=3)
+        for corpus in ("text", "other")
+    ]
+    write_run(tmp_path / "r", model_record("rope"), tasks, log_samples=False)
+    found = load_results([tmp_path], labels={"text": "Moby Dick", "demo-rope": "RoPE"})
+    assert set(found.measurements["corpus"]) == {"Moby Dick", "other"}
+    assert labels(found) == ["RoPE"]
+    check_labels(found, {"text": "Moby Dick"})
+    with pytest.raises(UserError, match="one of demo-rope, other, text, found 'Moby Dick'"):
+        check_labels(found, {"Moby Dick": "text"})
+    both = load_results([tmp_path], labels={"text": "A novel", "other": "A novel"})
+    assert set(both.measurements["corpus"]) == {"A novel", "A novel (2)"}
+    assert set(load_results([tmp_path], labels={"text": "other"}).measurements["corpus"]) == {"other", "other (2)"}

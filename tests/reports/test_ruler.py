@@ -1,3 +1,6 @@
+import re
+
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -6,6 +9,7 @@ from result_files import RULER_TASKS, model_record, reported, ruler_task, text_o
 
 from sbeval.reports import load_results
 from sbeval.reports.analyse import ruler
+from sbeval.reports.analyse.statistics import mean_interval, wilson_interval
 
 SHORT = [512, 1024, 4096]
 
@@ -103,6 +107,44 @@ def test_the_relative_length_starts_from_half_the_training_length_or_says_why_no
     length = ruler.relative_effective_length(scores, trained)
     assert length.text == text
     assert reason in length.reason
+
+
+def planted(lengths, true, *, samples, seed):
+    """Means of 13 tasks of right or wrong answers whose true scores are known, with the ends of their intervals."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for length, score in zip(lengths, true, strict=True):
+        shares = random.binomial(samples, score, len(ruler.TASKS)) / samples
+        lows, highs = wilson_interval(shares, np.full(len(shares), samples))
+        low, high = mean_interval(shares, lows, highs)
+        rows.append((length, shares.mean(), low, high))
+    return tuple({row[0]: row[place] for row in rows} for place in (1, 2, 3))
+
+
+def test_the_interval_of_an_effective_length_holds_the_true_one_where_the_number_often_does_not():
+    lengths, true = [4096, 8192, 16384, 32768], [0.93, 0.90, 0.87, 0.80]
+    order = ["<4K", "4K", "8K", "16K", ">32K"]
+    wrong = {"absolute": 0, "relative": 0}
+    missed = dict(wrong)
+    for seed in range(200):
+        means, low, high = planted(lengths, true, samples=25, seed=seed)
+        found = {
+            "absolute": (ruler.absolute_effective_length(means, ends=(low, high)), "16K"),
+            "relative": (ruler.relative_effective_length(means, 8192, (low, high)), ">32K"),
+        }
+        for name, (length, truth) in found.items():
+            ends = [order.index(end) if end in order else len(order) - 1 for end in length.interval]
+            wrong[name] += length.text != truth
+            missed[name] += not ends[0] <= order.index(truth) <= ends[1]
+    assert wrong["absolute"] > 20
+    assert max(missed.values()) <= 10  # 5 % of 200
+
+
+def test_the_summary_gives_an_effective_length_with_its_interval(tmp_path):
+    write_run(tmp_path / "r", model_record("rope"), [ruler_task(name, 2000, lengths=SHORT) for name in RULER_TASKS])
+    (sentence,) = (text for text in reported(tmp_path).findings[0].sentences if text.startswith("Effective length"))
+    end = r"(?:[<≥] ?)?\d+K?"
+    assert len(re.findall(rf"{end} \[{end}, {end}\] at ", sentence)) == 2
 
 
 def test_weighted_averages_need_all_six_lengths():

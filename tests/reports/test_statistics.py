@@ -226,3 +226,14 @@ def test_the_table_of_tasks_pairs_by_sample_where_samples_were_logged(tmp_path: 
     paired, unpaired = differences
     assert (paired.samples, unpaired.samples) == (400, 0)
     assert unpaired.high - unpaired.low > paired.high - paired.low
+
+
+def test_an_end_of_a_band_is_widened_on_the_side_that_misses_more_often() -> None:
+    random = np.random.default_rng(0)
+    skewed = random.exponential(size=(30, 5)) - 1
+    even, each = (simultaneous_band(skewed, np.ones(30), each_side=side) for side in (False, True))
+    assert (each.highs > even.highs).all()
+    np.testing.assert_array_equal(each.lows, even.lows)
+    np.testing.assert_array_equal(each.estimates, even.estimates)
+    mirrored = simultaneous_band(-skewed, np.ones(30), each_side=True)
+    np.testing.assert_allclose(mirrored.lows, -each.highs)

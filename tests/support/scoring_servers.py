@@ -21,7 +21,8 @@ Choice = dict[str, Any]
 
 
 class CompletionsServer(ThreadingHTTPServer):
-    """Speaks `/v1/completions` with `echo` and `logprobs`; `change` may spoil a prompt, `spoil` an answer.
+    """Speaks `/v1/completions` with `echo` and `logprobs`; `change` may spoil a prompt, `spoil` an answer, `spoil_body`
+    all that is sent.
 
     Prompts are kept in `asked`; requests whose numbers are in `fails_at` are answered with an error.
     """
@@ -34,6 +35,7 @@ class CompletionsServer(ThreadingHTTPServer):
         self.fails_at: Container[int] = ()
         self.change: Callable[[list[int]], list[int]] = list
         self.spoil: Callable[[Choice], object] = lambda choice: None
+        self.spoil_body: Callable[[dict[str, Any]], Any] = dict
         self.tells_usage = True
         self.lock = threading.Lock()
 
@@ -53,10 +55,13 @@ class CompletionsServer(ThreadingHTTPServer):
         tokens = torch.tensor([prompt])
         logprobs = self.model(tokens).logits[0].log_softmax(-1)
         told = [None, *logprobs[:-1].gather(1, tokens[0, 1:, None])[:, 0].tolist()]
-        top = [None, *({"best": best} for best in logprobs[:-1].max(-1).values.tolist())]
-        best = float(logprobs[-1].max())
-        texts = [*self.tokenizer.convert_ids_to_tokens(prompt), "next"]
-        choice = {"token_logprobs": [*told, best], "top_logprobs": [*top, {"best": best}], "tokens": texts}
+        best, most_probable = logprobs.max(-1)
+        names = self.tokenizer.convert_ids_to_tokens(most_probable.tolist())
+        texts = [*self.tokenizer.convert_ids_to_tokens(prompt), names[-1]]
+        top = [{own: nats} for own, nats in zip(texts[1:], [*told[1:], float(best[-1])], strict=True)]
+        for alternatives, name, nats in zip(top, names, best.tolist(), strict=True):
+            alternatives[name] = nats
+        choice = {"token_logprobs": [*told, float(best[-1])], "top_logprobs": [None, *top], "tokens": texts}
         self.spoil(choice)
         return {"index": index, "text": "", "logprobs": choice}
 
@@ -78,7 +83,7 @@ class _Completions(BaseHTTPRequestHandler):
         answer: Any = {"choices": [server.choice(*pair) for pair in enumerate(prompts)]}
         if server.tells_usage:
             answer["usage"] = {"prompt_tokens": sum(map(len, prompts))}
-        body = b"out of memory" if fails else json.dumps(answer).encode()
+        body = b"out of memory" if fails else json.dumps(server.spoil_body(answer)).encode()
         self.send_response(500 if fails else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -1,16 +1,21 @@
 """RoPE scaling given at evaluation time: set by each request, the same in any order, gone afterwards."""
 
+import copy
+import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from corpus_problems import sharpened
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.rope import RequestRope
-from tests.model_adapters.small import Checkpoints, english, generated, likelihoods, load_lm
+from tests.model_adapters.small import SIZES, Checkpoints, english, generated, likelihoods, load_lm, tiny_tokenizer
 
 SCALINGS: list[Any] = [
     "linear:4",
@@ -83,6 +88,81 @@ def test_a_checkpoints_own_dynamic_scaling_depends_on_no_other_request(checkpoin
     assert scores(own, TEXTS) == pytest.approx(scores(load(checkpoint, "llama", rope_scaling="dynamic:2"), TEXTS))
     assert scores(own, TEXTS) == pytest.approx(scores(own, TEXTS[::-1])[::-1], rel=1e-5)
     assert own.get_model_info()["sbeval"]["rope_scaling"]["rope_type"] == "dynamic"
+
+
+FACTORS = {"short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [2.0, 3.0, 5.0, 8.0], "rope_theta": 1e4}
+ENTRIES: dict[str, dict[str, Any]] = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": ORIGINAL, **FACTORS},
+    "default": {"rope_type": "default", "rope_theta": 1e4},
+}
+LAYERS = ("full_attention", "sliding_attention")
+
+
+def with_layers(folder: Path, architecture: str, *kinds: str) -> Path:
+    """A model with a layer that sees the whole text and one that sees a window, and a rotation of each."""
+    small: dict[str, Any] = {
+        **SIZES,
+        "layer_types": list(LAYERS),
+        "sliding_window": 16,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    longest = 128 if "longrope" in kinds else ORIGINAL
+    small |= {"max_position_embeddings": longest, "pad_token_id": 2, "local_attention": 16}
+    rotations = {layer: dict(ENTRIES[kind]) for layer, kind in zip(LAYERS, kinds, strict=True)}
+    tokenizer = tiny_tokenizer(adds_bos=False)
+    config = transformers.AutoConfig.for_model(
+        architecture, vocab_size=len(tokenizer), rope_parameters=rotations, **small
+    )
+    torch.manual_seed(0)
+    sharpened(transformers.AutoModelForCausalLM.from_config(config), 8.0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def fresh_scores(lm: StickBreakingLM, folder: Path, texts: Sequence[str]) -> list[float]:
+    """Log-likelihoods of one forward each, of a model that read nothing before."""
+    scores, untouched = [], transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    for text in texts:
+        model = copy.deepcopy(untouched)
+        before, after = lm._encode_pair(text[:5], text[5:])
+        ids = torch.tensor([before + after])
+        logprobs = model(ids[:, :-1], use_cache=False).logits[0, -len(after) :].log_softmax(-1)
+        scores.append(float(logprobs.gather(-1, ids[0, -len(after) :, None]).sum()))
+    return scores
+
+
+KINDS = [pair for pair in itertools.product(ENTRIES, repeat=2) if pair != ("default", "default")]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=" and ".join)
+@pytest.mark.parametrize("architecture", ["gemma3_text", "olmo3", "modernbert-decoder"])
+def test_each_layers_own_scaling_follows_its_request_alone(
+    architecture: str, kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    folder = with_layers(tmp_path, architecture, *kinds)
+    lm = load_lm(folder, max_length=512, batch_size=3)
+    shared = [english()[:50] + english()[start : start + 80] for start in (60, 200, 400)]
+    texts = [*TEXTS[::-1], *shared, *TEXTS]
+    expected = fresh_scores(lm, folder, texts)
+    tokens = max(len(lm.tok_encode(text)) for text in texts)
+    assert scores(lm, texts) == pytest.approx(expected, rel=1e-6, abs=1e-5 * tokens)
+    assert scores(lm, texts[::-1])[::-1] == pytest.approx(expected, rel=1e-6, abs=1e-5 * tokens)
+    written, other = continuations(lm, TEXTS), load_lm(folder, max_length=512)
+    assert written == continuations(lm, TEXTS[::-1])[::-1]
+    assert written == [continuations(other, [text])[0] for text in TEXTS]
+
+
+def test_scalings_of_several_types_of_layers_are_recorded_by_type(tmp_path: Path) -> None:
+    lm = load_lm(with_layers(tmp_path / "local", "gemma3_text", "default", "dynamic"))
+    assert lm.get_model_info()["sbeval"]["rope_scaling"] == {"sliding_attention": ENTRIES["dynamic"]}
+    lm = load_lm(tmp_path / "local", rope_scaling="yarn:4", training_length=ORIGINAL)
+    both = {"full_attention": {"rope_type": "yarn", "factor": 4.0}, "sliding_attention": ENTRIES["dynamic"]}
+    assert lm.get_model_info()["sbeval"]["rope_scaling"] == both
+    lm = load_lm(with_layers(tmp_path / "global", "gemma3_text", "dynamic", "default"))
+    assert lm.get_model_info()["sbeval"]["rope_scaling"] == ENTRIES["dynamic"]
 
 
 def test_the_scaling_in_force_is_recorded(checkpoint: Checkpoints) -> None:

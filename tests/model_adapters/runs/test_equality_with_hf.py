@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from packaging.version import Version
 
 from sbeval.model_adapters.lm import StickBreakingLM
 from tests.model_adapters.small import Checkpoints, both, english, generated, instances
@@ -20,7 +21,10 @@ RTOL = 1e-5
 @pytest.mark.parametrize("adds_bos", [False, True], ids=["plain", "adds-bos"])
 @pytest.mark.parametrize("architecture", ALL)
 def test_scores_and_text_equal_hf(architecture: str, adds_bos: bool, checkpoint: Checkpoints) -> None:
-    hf, sb = both(checkpoint(architecture, adds_bos=adds_bos), batch_size=3)
+    # transformers before 5.21 leaves out the soft cap of Gemma 2's logits in sdpa, which sb's self-test finds
+    eager = architecture == "gemma2" and Version(transformers.__version__).release < (5, 21)
+    options = {"attn_implementation": "eager"} if eager else {}
+    hf, sb = both(checkpoint(architecture, adds_bos=adds_bos), batch_size=3, **options)
     lines = [line for line in english().splitlines() if line]
     pairs = [(line[: len(line) // 2], line[len(line) // 2 :]) for line in lines]
     pairs += [

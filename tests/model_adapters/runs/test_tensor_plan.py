@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from ranks import run_ranks
 from torch.testing import assert_close
 from transformers import PretrainedConfig
 
 from sbeval.errors import UserError
+from sbeval.model_adapters import loading
 from sbeval.model_adapters.batching import SharedDoesNotFit, share_passes
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.loading import check_tensor_plan
+from sbeval.model_adapters.loading import OLDEST_TRANSFORMERS_OF_PLANS, check_tensor_plan
 from sbeval.model_adapters.self_test import testing
 from sbeval.model_adapters.speed import faster
 from sbeval.model_adapters.speed.faster import make_faster
@@ -25,6 +27,10 @@ from sbeval.model_adapters.speed.plan import SummedMap, give_back_sums
 from tests.model_adapters import small
 from tests.model_adapters.small import english, generated, likelihoods, load_lm
 
+NEEDS_PLANS = pytest.mark.skipif(
+    Version(transformers.__version__).release < OLDEST_TRANSFORMERS_OF_PLANS,
+    reason="tp_plan is refused with this transformers",
+)
 MODELS = ("llama", "qwen3", "gemma3")
 PAIRS = [(english()[:300], english()[300:420]), (english()[50:90], " and"), (english()[7:200], english()[200:230])]
 PROMPTS = [(english()[start : start + 60], {"until": [], "max_gen_toks": 12}) for start in (0, 40, 300)]
@@ -61,6 +67,7 @@ def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
     torch.save((logits, len(summed)), out / f"{rank}.pt")
 
 
+@NEEDS_PLANS
 @pytest.mark.parametrize("plan", PLANS)
 def test_fused_parts_of_a_plan_have_its_logits(plan, tmp_path):
     small.odd("llama", **WIDE).save_pretrained(tmp_path / "model")
@@ -95,6 +102,7 @@ def answers(checkpoint, tmp_path_factory) -> list[dict[str, Any]]:
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 
+@NEEDS_PLANS
 @pytest.mark.parametrize("model", MODELS)
 def test_processes_that_share_matrices_answer_as_one(model, answers, checkpoint):
     alone = load_lm(checkpoint(model), batch_size=2)
@@ -138,6 +146,13 @@ def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
         lm.set_cache_hook(SimpleNamespace(dbdict={}))  # type: ignore[arg-type]
 
 
+def test_a_plan_is_refused_with_a_transformers_that_splits_matrices_in_another_way(monkeypatch):
+    monkeypatch.setattr(loading, "installed_version", lambda package: "5.20.2")
+    with pytest.raises(UserError, match=r"tp_plan needs transformers 5\.21 or newer, and 5\.20\.2 is installed"):
+        check_tensor_plan(transformers.LlamaConfig(), "auto")
+
+
+@NEEDS_PLANS
 def test_what_no_plan_can_share_is_refused(checkpoint, monkeypatch):
     with pytest.raises(UserError, match=r"a plan for tp_plan=auto, found sbeval: leave tp_plan out \(context_par"):
         load_lm(checkpoint("stickbreaking"), tp_plan="auto")

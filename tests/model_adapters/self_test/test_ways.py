@@ -88,6 +88,16 @@ def rows_mix(own: Forward, body: Any, given: dict[str, Any]) -> Any:
     return moved(output, 0.3 * (output.last_hidden_state.roll(1, 0) - output.last_hidden_state))
 
 
+def six_rows_mix(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    return rows_mix(own, body, given) if len(given["input_ids"]) >= 6 else own(body, **given)
+
+
+def late_tokens_see_later_ones(own: Forward, body: Any, given: dict[str, Any]) -> Any:
+    output, length = own(body, **given), given["input_ids"].shape[1]
+    later = (torch.arange(length) >= 14) & (length > 16)
+    return moved(output, later[:, None] * output.last_hidden_state.mean(1, keepdim=True))
+
+
 def rows_differ_by_their_place(own: Forward, body: Any, given: dict[str, Any]) -> Any:
     output = own(body, **given)
     return moved(output, torch.arange(len(output.last_hidden_state))[:, None, None] * output.last_hidden_state)
@@ -131,6 +141,15 @@ CASES = {
         plant=in_the_forward(padding_reaches_back), failed={names.RIGHT_PADDING}, scoring=names.EQUAL_LENGTHS
     ),
     "rows": Case(plant=in_the_forward(rows_mix), failed=ROWS, scoring=names.ALONE, generation=names.ALONE),
+    "rows of six or more": Case(
+        plant=in_the_forward(six_rows_mix), failed=ROWS, scoring=names.ALONE, generation=names.ALONE
+    ),
+    "later tokens, from the fifteenth on": Case(
+        plant=in_the_forward(late_tokens_see_later_ones),
+        failed={names.LATER_TOKENS},
+        scoring=names.REFUSED,
+        generation=names.WITHOUT_CACHE,
+    ),
     "place of a row": Case(
         plant=in_the_forward(rows_differ_by_their_place), failed=ROWS, scoring=names.ALONE, generation=names.ALONE
     ),

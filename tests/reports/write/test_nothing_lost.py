@@ -104,6 +104,44 @@ def test_a_report_replaces_an_earlier_one_and_leaves_all_else(results: Path, fir
     assert all(after[name] == before[name] for name in mine)
 
 
+def test_a_report_of_other_results_is_moved_aside_whole_and_named(
+    results: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "report"
+    shutil.copytree(first, folder)
+    (folder / "notes.md").write_text("mine")
+    before = {name: read for name, read in snapshot(folder).items() if name != "notes.md"}
+    task = perplexity_task("stream", CURVES["nope"][:2], lengths=LENGTHS)
+    write_run(tmp_path / "other", model_record("nope"), [task])
+    with unchanged(results):
+        page = report(tmp_path / "other", folder, title="The second")
+    (aside,) = tmp_path.glob("report.old-*")
+    moved = {name: read for name, read in snapshot(aside).items() if read[0] >= 0}
+    assert moved == {name: read for name, read in before.items() if read[0] >= 0}
+    assert f"is now in {aside}" in capsys.readouterr().out
+    assert ("The second" in page.read_text(), (folder / "notes.md").read_text()) == (True, "mine")
+    assert "The first" in (aside / "index.html").read_text()
+    report(results, aside, title="The third")  # known as a report's there too
+    assert len(list(tmp_path.glob("*.old-*"))) == 1
+
+
+def test_a_report_of_the_same_results_or_more_replaces_in_place(
+    results: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "report"
+    shutil.copytree(first, folder)
+    shutil.copytree(results, moved := tmp_path / "moved")
+    task = perplexity_task("stream", CURVES["nope"][:2], lengths=LENGTHS)
+    write_run(tmp_path / "more", model_record("nope"), [task])
+    for paths in ([results], [moved], [results, tmp_path / "more"], [tmp_path / "more", moved]):
+        build_report(paths, folder, image_formats=())
+    build_report(paths, folder, image_formats=(), only=["demo-rope"])
+    assert not list(tmp_path.rglob("*.old-*"))
+    assert "is now in" not in capsys.readouterr().out
+    report(results, folder)
+    assert len(list(tmp_path.glob("report.old-*"))) == 1
+
+
 @pytest.mark.parametrize("name", ["index.html", "summary.md", "latex/speed.tex"])
 def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside_where_asked(
     results: Path, first: Path, name: str, tmp_path: Path

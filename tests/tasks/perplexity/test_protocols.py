@@ -81,6 +81,13 @@ def test_rolling_scores_each_document_alone(corpus, adds_bos):
             assert low < values[f"{metric}@{length:07d}"] < high
     assert found["record"]["bos"] == "hf"
     assert found["record"]["separator"] is None
+    assert found["record"]["added_tokens"] == ({"prefix": ["<s>"], "suffix": []} if adds_bos else None)
+
+
+def test_rolling_scores_no_added_token_where_the_model_adds_none(corpus: Path) -> None:
+    found = run_task("sb_stdlib_rolling", KnownLM(), metadata(corpus, adds_bos=True, add_bos_token=False))
+    assert found["values"]["tokens@0000064"] == sum(map(len, documents(corpus).values()))
+    assert found["record"]["added_tokens"] is None
 
 
 @pytest.mark.parametrize(("bos", "adds_bos"), [("text", False), ("window", True)])
@@ -124,6 +131,11 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus):
         start, stop = sample["doc"]["start"], sample["doc"]["stop"]
         assert starts[name] + LENGTHS[-1] <= start
         assert stop <= starts[name] + len(texts[name])
+        page = (corpus / name).read_text(encoding="utf-8")
+        offsets = tiny_tokenizer()(page, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        for end, position in (("start_byte", start), ("stop_byte", stop)):
+            characters = max(last for _, last in offsets[: position - starts[name]])
+            assert sample["doc"][end] == len(page[:characters].encode())
         for length in LENGTHS:
             inputs = stream[stop - length - 1 : stop - 1]
             ((_, nats, tokens, _, _),) = sample[f"nll@{length:07d}"]

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from partial_model import PartialModel
 from ruler_problems import KINDS, evaluated, load_task
+from tokenizers import processors
 
+from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
 from sbeval.tasks.recall.copying import WordList
 from sbeval.tasks.recall.task import Condition
@@ -66,6 +68,23 @@ def test_every_answer_stands_where_it_is_said_to(task_of: Any, name: str, kind: 
     assert (again.sequence.inputs_L == inputs).all()
     other, _ = task.asked(index + 1, Condition(length))
     assert (other.sequence.inputs_L != inputs).any()
+
+
+@pytest.mark.parametrize("template", ["$A", "<s> $A", "<unk> <s> $A </s>", "$A </s>"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_text_begins_with_the_whole_prefix_of_the_tokenizer(folder: Path, name: str, template: str) -> None:
+    tokenizer = load_tokenizer(folder / "sentencepiece")
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>", "<unk>")]
+    processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = processor
+    options = {"passage_words": 12, "marked_words": 6, "phrase_words": 5}
+    task = load_task(name, {"tokenizer": tokenizer, "context_lengths": [1024], **options})
+    inputs, positions, targets = task.asked(0, Condition(1024))[0].sequence
+    prefix = [tokenizer.convert_tokens_to_ids(token) for token in template.partition("$A")[0].split()]
+    ids = [token for _, token in special]
+    assert [token for token in inputs.tolist() if token in ids] == inputs[: len(prefix)].tolist() == prefix
+    assert len(inputs) == 1024
+    assert (np.append(inputs, targets[-1])[positions + 1] == targets).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

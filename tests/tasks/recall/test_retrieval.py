@@ -106,7 +106,6 @@ def test_associations_of_a_file_are_asked_for_and_checked(folder: Path, tmp_path
     with pytest.raises(UserError, match="4 people at most"):
         load_task("sb_association", {**options, "people": 5})
     path.write_text('{"shown": "a tower in Paris", "asked": "Paris"}\n', encoding="utf-8")
-    associations.cache_clear()
     with pytest.raises(UserError, match=r"share no word with their question, found \['in', 'paris'\]"):
         load_task("sb_association", options)
 
@@ -171,9 +170,7 @@ def test_strata_are_those_named_or_counted(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert [entry.stratum for entry in load_questions(str(path))[0]] == ["short", "medium", "long"]
     path.write_text(json.dumps({**base, "context": "w", "length": "long"}) + "\n", encoding="utf-8")
-    load_questions.cache_clear()
     assert [(entry.stratum, entry.right) for entry in load_questions(str(path))[0]] == [("long", "B")]
     path.write_text('{"text": "w"}\n', encoding="utf-8")
-    load_questions.cache_clear()
     with pytest.raises(UserError, match="another layout"):
         load_questions(str(path))

@@ -1,0 +1,407 @@
+"""A run's own batches: some of their rows are read again alone before the first scores and answers count.
+
+The self-test's text is short, and its batches are small. So the first batch of each length, and each batch with more
+rows than any before it, is compared with whole texts read alone:
+
+- The batch's rows: the first, the last and two between them, at every scored position.
+- As many rows of the self-test's own short texts, where the batch has more rows than the self-test's had.
+- The longest text with another last token, and with another second half: scores of earlier tokens may not change.
+- The self-test's text, read before and after: no text may leave anything behind in the model.
+- Answers: each token is the most probable one for the model that reads the whole text alone, without a cache.
+
+Lengths are told apart by powers of two. Scores differ by nats. Rounding explains as much as the text's own scores move
+where the outputs of all modules are rounded once more, as in `measured`.
+
+Shape suffixes: L tokens, N scored positions, V vocabulary.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sbeval.model_adapters.batching import BatchLimits, free_memory, out_of_memory
+from sbeval.model_adapters.self_test import outcome as names
+from sbeval.model_adapters.self_test.measured import MOST_DRAWS, ROWS, TIMES_LARGEST, TOKENS, Apart, least, rounded_anew
+from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Check, Outcome
+from sbeval.scoring.body import no_cache
+from sbeval.scoring.non_finite import NonFiniteError
+from sbeval.scoring.requests import TargetSequence
+
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+logger = logging.getLogger("lm_eval.sbeval.self_test")
+
+Scores = NDArray[np.float32]
+Score = Callable[[Sequence[TargetSequence]], list[Scores]]
+"""Scores texts in one batch, padded on the right: log-probabilities [N] in nats of each."""
+Kind = Literal["scored", "padded", "after a prefix"]
+"""How a batch is scored: rows of one length, rows of several lengths, or rows behind a prefix that they share."""
+Written = tuple[NDArray[np.int64], Sequence[int]]
+"""Tokens of a prompt, and of its answer."""
+
+_FEWEST_COMPARED = 16
+_SHARE_OF_MEAN = 0.25
+_MOST_DOUBTFUL = 4
+_FIRST_ANSWERS = 4
+_OF_SPREAD = "of the logits' spread"
+
+
+class RealBatches:
+    """What is known of a loaded model: the outcome of its self-test, and of the run's batches so far.
+
+    Args:
+        hf: the loaded model of lm-eval, `hf`.
+        text: token ids of the self-test's text; None checks no batch.
+
+    Attributes:
+        outcome: allows less once a batch of the run has shown a fault.
+    """
+
+    def __init__(self, outcome: Outcome = NOT_NEEDED, hf: Any = None, text: Sequence[int] | None = None) -> None:
+        self.outcome = outcome
+        self._hf, self._text = hf, text
+        self._rows: dict[tuple[str, int], int] = {}
+        self._lengths: set[int] = set()
+        self._short_rows = {False: ROWS, True: ROWS}
+        self._before: Scores | None = None
+        self._allowed: dict[int, tuple[Apart, int]] = {}
+        self._most: dict[str, tuple[float, int, int]] = {}
+        self._answers: dict[int, int] = {}
+
+    def limits(self, limits: BatchLimits, what: Literal["scoring", "generation"]) -> BatchLimits:
+        """Returns limits under which batches are formed in the way that is allowed by now."""
+        return Outcome.limits(limits, getattr(self.outcome, what))
+
+    def begin(self, score: Score) -> None:
+        """Reads the self-test's text before the run's first text."""
+        if self._text is not None and self._before is None:
+            with contextlib.suppress(NonFiniteError):  # of tokens that the model masks
+                (self._before,) = score([self._test_text()])
+
+    def end(self, score: Score) -> None:
+        """Reads the self-test's text once more.
+
+        Raises:
+            UserError: its scores have changed.
+        """
+        if self._before is None:
+            return
+        text = self._test_text()
+        difference = _apart(score([text])[0], self._before)
+        if not self._explained(difference, text, score):
+            self._refuse(names.STILL, difference, "between two times")
+
+    def wants(self, kind: Kind, rows: int, length: int) -> bool:
+        """Whether a batch has to be checked, by its rows and the tokens of its longest text."""
+        return self._text is not None and rows > self._rows.get((kind, length.bit_length()), 0)
+
+    def stand(self, kind: Kind, batch: Sequence[TargetSequence], scores: Sequence[Scores], score: Score) -> bool:
+        """Returns whether the scores of a batch stand; if not, the outcome allows less from now on.
+
+        Args:
+            kind: how the batch was scored.
+            batch: the whole texts, the longest first.
+            scores: of each, computed in this batch.
+            score: scores texts without a prefix.
+
+        Raises:
+            UserError: no way to score texts is right.
+        """
+        length = len(batch[0].inputs_L)
+        key = (kind, length.bit_length())
+        rows = _picked(len(batch)) if key not in self._rows else [len(batch) - 1]
+        try:
+            wrong = self._wrong_rows(kind, batch, scores, rows, score) or self._wrong_short_rows(
+                kind, len(batch), score
+            )
+            if wrong is None and length.bit_length() not in self._lengths:
+                alone = scores[0] if len(batch) == 1 and kind != "after a prefix" else score([batch[0]])[0]
+                self._check_end(batch[0], alone, score)
+                self.end(score)
+                self._lengths.add(length.bit_length())
+        except Exception as error:  # models' code raises anything
+            if not out_of_memory(error):
+                raise
+            free_memory()  # the batch had room, but not what its check needs beside it
+            wrong = None
+        self._rows[key] = len(batch)
+        if wrong is None:
+            return True
+        if kind == "after a prefix":
+            self._narrow(names.REAL_PREFIXES, wrong, prefixes=False)
+        else:
+            way = names.EQUAL_LENGTHS if kind == "padded" else names.ALONE
+            self._narrow(names.REAL_ROWS, wrong, scoring=way)
+        return False
+
+    def _wrong_rows(
+        self,
+        kind: Kind,
+        batch: Sequence[TargetSequence],
+        scores: Sequence[Scores],
+        rows: Iterable[int],
+        score: Score,
+    ) -> Check | None:
+        """Returns what is wrong with some rows of a batch, None if nothing is."""
+        if len(batch) == 1 and kind != "after a prefix":
+            return None
+        name = names.REAL_PREFIXES if kind == "after a prefix" else names.REAL_ROWS
+        length = len(batch[0].inputs_L)
+        for row in rows:
+            difference = _apart(scores[row], score([batch[row]])[0])
+            if not self._explained(difference, batch[row], score):
+                return _nats(difference, f"in a batch of {len(batch)} rows of up to {length} tokens")
+            self._note(name, difference, len(batch), length)
+        return None
+
+    def _wrong_short_rows(self, kind: Kind, rows: int, score: Score) -> Check | None:
+        """The same of the self-test's texts, in as many rows or more: all of them are compared."""
+        padded = kind == "padded"
+        if rows <= self._short_rows[padded] or self._before is None:
+            return None
+        self._short_rows[padded] = rows = 1 << (rows - 1).bit_length()
+        text = _cut(self._test_text(), TOKENS // 2)
+        length = len(text.inputs_L)
+        texts = [text, _with_end(text, length // 2), *([_cut(text, length // 2), _cut(text, length - 1)] * padded)]
+        alone = [score([each])[0] for each in texts]
+        found = score([texts[row % len(texts)] for row in range(rows)])
+        difference = max((_apart(each, alone[row % len(texts)]) for row, each in enumerate(found)), key=_largest)
+        explained = self._explained(difference, text, score)
+        return None if explained else _nats(difference, f"in a batch of {rows} rows of the test's texts")
+
+    def _check_end(self, text: TargetSequence, expected: Scores, score: Score) -> None:
+        """Checks that scores of a text, read alone, do not depend on the tokens behind them.
+
+        The text is read with another last token, and with another second half: all scores of its first half agree, and
+        those that the run asks for are the expected ones in spite of another last token.
+
+        Raises:
+            UserError: they depend on them.
+        """
+        length = len(text.inputs_L)
+        if length < 2:
+            return
+        middle, whole = min(length // 2 | 1, length - 1), _whole(text)
+        both = TargetSequence(text.inputs_L, *(np.concatenate(pair) for pair in zip(whole[1:], text[1:], strict=True)))
+        try:
+            other_last, other_half = (score([_with_end(both, before)])[0] for before in (length - 1, middle))
+        except NonFiniteError:  # of other tokens than the run's
+            return
+        early = text.positions_T < length - 1
+        difference = _apart(other_half[:middle], other_last[:middle])
+        difference = difference.or_more(_apart(other_last[len(whole.targets_T) :][early], expected[early]))
+        if self._explained(difference, text, score):
+            self._note(names.REAL_ENDS, difference, 1, length)
+        else:
+            self._refuse(names.REAL_ENDS, difference, f"in a text of {length} tokens")
+
+    def _test_text(self) -> TargetSequence:
+        tokens = np.asarray(self._text, dtype=np.int64)
+        return TargetSequence(tokens[:-1], np.arange(len(tokens) - 1), tokens[1:])
+
+    def _explained(self, difference: Apart, text: TargetSequence, score: Score) -> bool:
+        """Whether rounding explains a difference of scores; draws as long as it does not seem to."""
+        length = len(text.inputs_L).bit_length()
+        floor = Apart(_SHARE_OF_MEAN * self._least, TIMES_LARGEST * self._least)
+        allowed, draws = self._allowed.get(length, (floor, 0))
+        if difference.within(allowed) or not math.isfinite(difference.largest):
+            return difference.within(allowed)
+        text = _whole(text)
+        with contextlib.suppress(NonFiniteError):  # at positions that the run does not score
+            (expected,) = score([text])
+            while not difference.within(allowed) and draws < MOST_DRAWS:
+                with rounded_anew(self._hf.model, seed=draws):
+                    moved = _apart(score([text])[0], expected)
+                allowed = allowed.or_more(Apart(moved.mean, TIMES_LARGEST * moved.largest))
+                draws += 1
+        self._allowed[length] = allowed, draws
+        return difference.within(allowed)
+
+    @property
+    def _least(self) -> float:
+        return least(self._hf.mixed_precision_dtype or self._hf.model.dtype, self._hf.device)
+
+    def wants_answers(self, *, rows: int, length: int, padded: bool) -> bool:
+        """Whether a batch of transformers' own loop has to be checked."""
+        if self._text is None or self.outcome.generation in (names.WITHOUT_CACHE, names.REFUSED):
+            return False  # whole texts, read anew for each token, are what others are compared with
+        return rows > self._rows.get((_generated(padded), length.bit_length()), 0)
+
+    def answers_stand(
+        self, batch: Sequence[Written], *, length: int, not_early: Sequence[int] = (), fewest: int = 0
+    ) -> bool:
+        """Returns whether greedy answers of a batch stand; if not, the outcome allows less from now on.
+
+        Args:
+            batch: prompts with their answers.
+            length: most tokens of a prompt and its answer.
+            not_early: tokens that no answer may have among its first `fewest`.
+            fewest: new tokens.
+        """
+        rows, padded = len(batch), len({len(prompt) for prompt, _ in batch}) > 1
+        key = (_generated(padded), length.bit_length())
+        picked = _picked(rows) if key not in self._rows else [rows - 1]
+        self._rows[key] = rows
+        doubt = max((self._doubt(*batch[row], not_early, fewest) for row in picked), default=0.0)
+        if doubt == 0:
+            self._note(names.REAL_ANSWERS, None, rows, length)
+            return True
+        way = names.EQUAL_LENGTHS if padded else names.ALONE if rows > 1 else names.WITHOUT_CACHE
+        reason = f"{_OF_SPREAD} in a batch of {rows} rows of up to {length} tokens"
+        self._narrow(names.REAL_ANSWERS, Check(passed=False, difference=doubt, reason=reason), generation=way)
+        return False
+
+    def wants_slot(self, length: int) -> bool:
+        """Whether the next answer from slots has to be checked: the first few of each length, then ever fewer."""
+        if self._text is None:
+            return False
+        number = self._answers[length.bit_length()] = self._answers.get(length.bit_length(), 0) + 1
+        return number <= _FIRST_ANSWERS or number & (number - 1) == 0
+
+    def slot_stands(self, written: Written, *, not_early: Sequence[int] = (), fewest: int = 0) -> bool:
+        """Returns whether an answer from slots stands; if not, the outcome says so."""
+        doubt, length = self._doubt(*written, not_early, fewest), len(written[0]) + len(written[1])
+        if doubt == 0:
+            self._note(names.SLOTS, None, 1, length)
+            return True
+        reason = f"{_OF_SPREAD} in a text of {length} tokens"
+        self._narrow(names.SLOTS, Check(passed=False, difference=doubt, reason=reason))
+        return False
+
+    def refuse_slots(self) -> None:
+        """Ends a run that has given answers from slots before one of them was found wrong.
+
+        Raises:
+            UserError: always.
+        """
+        self._narrow(names.SLOTS, self.outcome.checks[names.SLOTS], generation=names.REFUSED)
+        self.outcome.check("generation")
+
+    def _doubt(self, prompt: NDArray[np.int64], answer: Sequence[int], not_early: Sequence[int], fewest: int) -> float:
+        """Returns how far an answer's token lies below the most probable one, 0 where rounding explains it.
+
+        As a share of how far the logits lie apart.
+        """
+        mixed, model = self._hf.mixed_precision_dtype, self._hf.model
+        device = self._hf.device
+        tokens_L = torch.from_numpy(np.concatenate([prompt, np.asarray(answer, dtype=np.int64)])).to(device)
+
+        def below(stop: int, count: int) -> Tensor:
+            """How far the `count` tokens before `stop` lie below the most probable ones, float64 [N]."""
+            logits_NV = _last_logits(model, tokens_L[None, : stop - 1], count).double()
+            numbers_NV = torch.where(logits_NV.isfinite(), logits_NV, logits_NV.mean(-1, keepdim=True).nan_to_num())
+            spread_N = numbers_NV.std(-1).clamp_min(torch.finfo(torch.float32).tiny)
+            early = max(0, min(count, len(prompt) + fewest - (stop - count)))
+            logits_NV[:early, [*not_early]] = -torch.inf
+            chosen_N1 = tokens_L[stop - count : stop, None].to(logits_NV.device)
+            return ((logits_NV.amax(-1) - logits_NV.gather(1, chosen_N1)[:, 0]) / spread_N).nan_to_num(posinf=math.inf)
+
+        try:
+            with torch.no_grad(), torch.autocast(device.type, dtype=mixed, enabled=mixed is not None):
+                below_N = below(len(tokens_L), len(answer)) if len(answer) else torch.zeros(0)
+                for place in below_N.argsort(descending=True)[:_MOST_DOUBTFUL].tolist():
+                    if below_N[place] <= self._least:
+                        break
+                    stop = len(prompt) + place + 1  # the text ends there, as for a model that sees later tokens
+                    share, allowed = float(below(stop, 1)), self._least
+                    for seed in range(MOST_DRAWS):
+                        if share <= allowed:
+                            break
+                        with rounded_anew(model, seed=seed):
+                            allowed = max(allowed, TIMES_LARGEST * abs(float(below(stop, 1)) - share))
+                    if share > allowed:
+                        return share
+        except Exception as error:  # models' code raises anything
+            if not out_of_memory(error):
+                raise
+            free_memory()
+        return 0.0
+
+    def _note(self, name: str, difference: Apart | None, rows: int, length: int) -> None:
+        """Says in the outcome how far a check has gone that is passed so far."""
+        if name in self.outcome.failed:
+            return
+        largest, most_rows, longest = self._most.get(name, (0.0, 0, 0))
+        largest = max(largest, difference.largest) if difference else largest
+        self._most[name] = largest, most_rows, longest = largest, max(most_rows, rows), max(longest, length)
+        reach = f"in up to {most_rows} rows of up to {longest} tokens"
+        check = (
+            Check(passed=True, reason=reach) if difference is None else _nats(Apart(0.0, largest), reach, passed=True)
+        )
+        self.outcome = dataclasses.replace(self.outcome, checks={**self.outcome.checks, name: check})
+
+    def _narrow(self, name: str, check: Check, **allowed: Any) -> None:
+        self.outcome = dataclasses.replace(self.outcome, checks={**self.outcome.checks, name: check}, **allowed)
+        logger.warning("self-test: %s", self.outcome)
+
+    def _refuse(self, name: str, difference: Apart, where: str) -> None:
+        self._narrow(name, _nats(difference, where), scoring=names.REFUSED)
+        self.outcome.check("scoring")
+
+
+def _picked(rows: int) -> list[int]:
+    """Rows that are read again: the first, the last, and two between them."""
+    return sorted({0, rows // 3, (2 * rows) // 3, rows - 1})
+
+
+def _whole(text: TargetSequence) -> TargetSequence:
+    """Returns a text of which every token is scored that follows another."""
+    length = len(text.inputs_L)
+    last = text.targets_T[text.positions_T == length - 1][:1]
+    targets = np.concatenate([text.inputs_L[1:], last])
+    return TargetSequence(text.inputs_L, np.arange(len(targets)), targets)
+
+
+def _with_end(text: TargetSequence, before: int) -> TargetSequence:
+    """Returns a text whose inputs from a position on are others: those from its beginning, shifted by one or more."""
+    inputs = text.inputs_L.copy()
+    tail = len(inputs) - before
+    others = np.resize(text.inputs_L[:before], tail)
+    same = others == inputs[before:]
+    different = text.inputs_L[text.inputs_L != inputs[before]] if same[:1].any() else []
+    if len(different):
+        others[0] = different[0]
+    inputs[before:] = others
+    return text._replace(inputs_L=inputs)
+
+
+def _cut(text: TargetSequence, length: int) -> TargetSequence:
+    """Returns the beginning of a text of which every token is scored."""
+    return TargetSequence(*(each[:length] for each in text))
+
+
+def _apart(found: Scores, expected: Scores) -> Apart:
+    """Returns differences in nats; infinity where only one of two is a number. A mean is taken over several alone."""
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        nats = np.where(same, 0.0, np.abs(found.astype(np.float64) - expected.astype(np.float64)))
+    nats = np.nan_to_num(nats, nan=np.inf, posinf=np.inf)
+    mean = float(nats.mean()) if len(nats) >= _FEWEST_COMPARED else 0.0
+    return Apart(mean, float(nats.max(initial=0.0)))
+
+
+def _largest(difference: Apart) -> float:
+    return difference.largest
+
+
+def _nats(difference: Apart, where: str, *, passed: bool = False) -> Check:
+    return Check(passed=passed, difference=difference.largest, reason=f"nats {where}")
+
+
+def _generated(padded: bool) -> str:
+    return "generated, padded" if padded else "generated"
+
+
+def _last_logits(model: Any, tokens_1L: Tensor, count: int) -> Tensor:
+    """Returns the logits [N, V] behind the last `count` tokens of a text that is read alone and without a cache."""
+    keep = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    logits_NV: Tensor = model(input_ids=tokens_1L, **no_cache(model), **keep).logits[0, -count:]
+    return logits_NV
