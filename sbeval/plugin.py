@@ -141,9 +141,9 @@ def _check_runs(harness: ModuleType) -> None:
     def execute(self: Any, chosen: Any) -> None:
         if getattr(chosen, "model", None) != MODEL_NAME and not getattr(chosen, "config", None):
             return original_execute(self, chosen)  # type: ignore[no-any-return]
-        check = importlib.import_module("sbeval.commands.cli").check_run
+        cli = importlib.import_module("sbeval.commands.cli")
         evaluate = functools.partial(original_execute, self, chosen)
-        importlib.import_module("sbeval.commands.run").run_plain(chosen, evaluate, check)
+        importlib.import_module("sbeval.commands.run").run_plain(chosen, evaluate, cli.check_run, cli.find_finished)
 
     harness.HarnessCLI.parse_args, harness.HarnessCLI.execute = parse_args, execute
 

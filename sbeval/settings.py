@@ -115,7 +115,7 @@ def as_number(value: Any, accept: Callable[[float], bool]) -> float:
 
 def _limit(value: Any) -> float:
     # below 1 lm-eval takes it for a share of the documents, and above it rounds without a word
-    limit = as_number(value, lambda limit: 0 < limit < 1 or (limit.is_integer() and limit < 2**63))
+    limit = as_number(value, lambda limit: 0 < limit < 1 or (limit.is_integer() and 1 <= limit < 2**63))
     return int(limit) if limit.is_integer() else limit
 
 

@@ -56,7 +56,7 @@ def run(arguments: _Arguments = None) -> None:
         of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
         print(_load("sbeval.commands.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
-    _load("sbeval.commands.run", "run")(arguments, check_run)
+    _load("sbeval.commands.run", "run")(arguments, check_run, find_finished)
 
 
 @app.command()
@@ -277,6 +277,18 @@ def check_run(asked: Any) -> bool:
     _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
     _load("sbeval.tasks.asked", "check_keys")(asked.tasks, asked.metadata.keys() - asked.model_args.keys())
     return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
+
+
+def find_finished(asked: Any) -> Any:
+    """Returns which finished results in the output folder a run continues, with sentences about them."""
+    return _load("sbeval.tasks.perplexity.continuing", "find_finished")(
+        asked.tasks,
+        model=asked.model,
+        model_args=asked.model_args,
+        metadata=asked.metadata,
+        limit=asked.limit,
+        output_path=asked.output_path,
+    )
 
 
 def _pairs(given: list[str], option: str) -> dict[str, str]:

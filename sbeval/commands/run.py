@@ -28,11 +28,16 @@ from sbeval.results.terminal import compact_table
 from sbeval.settings import Settings, described
 
 
-def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) -> None:
+def run(
+    arguments: Sequence[str],
+    check: Callable[[Asked], bool] | None = None,
+    find_finished: Callable[[Asked], Any] | None = None,
+) -> None:
     """Runs `lm_eval run` with these arguments, the model `sb` and the packaged tasks.
 
     `check` is called before torch is imported; it raises a `UserError` for what cannot run, and returns whether
-    lm-eval's own tasks are needed, whose thousands of files take it ten seconds to read.
+    lm-eval's own tasks are needed, whose thousands of files take it ten seconds to read. `find_finished` looks for
+    results that the run continues.
 
     Raises:
         UserError: what the model or the tasks found wrong with the input.
@@ -41,7 +46,8 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
     chosen = parse(arguments)
     own_tasks_needed = check is None or check(asked(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
-    continue_finished(chosen, vars(chosen))
+    if find_finished is not None:
+        continue_finished(chosen, vars(chosen), find_finished)
     importlib.import_module("lm_eval.utils").setup_logging()
     output = vars(chosen).get("output_path")
     with contextlib.ExitStack() as stack:
@@ -60,7 +66,12 @@ def run(arguments: Sequence[str], check: Callable[[Asked], bool] | None = None) 
         )
 
 
-def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: Callable[[Asked], Any]) -> None:
+def run_plain(
+    chosen: argparse.Namespace,
+    evaluate: Callable[[], None],
+    check: Callable[[Asked], Any],
+    find_finished: Callable[[Asked], Any],
+) -> None:
     """Runs what a plain `lm_eval` was asked for; with the model `sb` it refuses and ends as `sbeval run` does.
 
     Raises:
@@ -79,17 +90,20 @@ def run_plain(chosen: argparse.Namespace, evaluate: Callable[[], None], check: C
         check_options(options)
         check(asked(options))
         check_response_cache(options.get("use_cache"))
-        continue_finished(chosen, options)
+        continue_finished(chosen, options, find_finished)
         with options_told():
             evaluate()
 
 
-def continue_finished(chosen: argparse.Namespace, options: Mapping[str, Any]) -> None:
+def continue_finished(
+    chosen: argparse.Namespace, options: Mapping[str, Any], find_finished: Callable[[Asked], Any]
+) -> None:
     """Lets tasks score the targets of finished results in the output folder, and prints one sentence for each.
 
     Args:
         chosen: the parsed arguments; their metadata gets `continues` for each task that has such results.
         options: these arguments by name, with those of a `--config` file.
+        find_finished: returns the results file of each task, and the sentences.
 
     Raises:
         UserError: a task cannot score the targets of its finished results, and would make another curve.
@@ -97,14 +111,7 @@ def continue_finished(chosen: argparse.Namespace, options: Mapping[str, Any]) ->
     run = asked(options)
     if run.output_path is None or run.samples:
         return
-    found = importlib.import_module("sbeval.tasks.perplexity.continuing").find_finished(
-        run.tasks,
-        model=run.model,
-        model_args=run.model_args,
-        metadata=run.metadata,
-        limit=run.limit,
-        output_path=run.output_path,
-    )
+    found = find_finished(run)
     for sentence in found.sentences:
         ranks.say(sentence)
     if found.files:

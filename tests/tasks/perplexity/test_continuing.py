@@ -8,6 +8,7 @@ import pytest
 from corpus_problems import tiny_gpt2, tiny_tokenizer, write_folder
 
 from sbeval.commands.cli import check_run
+from sbeval.commands.cli import find_finished as find_finished_of
 from sbeval.commands.run import run
 from sbeval.errors import UserError
 from sbeval.reports.build import load_results
@@ -31,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 def evaluate(model: Path, texts: Path, lengths: list[int], output: Path, **more: Any) -> None:
     metadata = {"data_path": str(texts), "context_lengths": lengths, **more}
     options = ["--metadata", json.dumps(metadata), "--tasks", TASK, "--device", "cpu"]
-    run(["--model_args", f"pretrained={model}", *options, "--output_path", str(output)], check_run)
+    run(["--model_args", f"pretrained={model}", *options, "--output_path", str(output)], check_run, find_finished_of)
 
 
 def curve(output: Path) -> dict[tuple[str, int], tuple[float, ...]]:
