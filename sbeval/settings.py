@@ -162,7 +162,7 @@ Share = Annotated[float, number("a number from 0 to below 1", lambda value: 0 <=
 Limit = Annotated[
     float,
     Expected(
-        "a whole number of documents from 1 to below 2^63, or a share of them between 0 and 1",
+        "a whole number of documents, or a share of them between 0 and 1",
         _limit,
         ", or leave it out for no limit",
     ),
