@@ -204,9 +204,12 @@ def whole_adapter(
             ) from error
 
     with contextlib.ExitStack() as stack:
-        peft.PeftModel.load_adapter, peft.PeftModel.from_pretrained = load_adapter, from_pretrained
-        stack.callback(setattr, peft.PeftModel, "load_adapter", load)
-        stack.callback(setattr, peft.PeftModel, "from_pretrained", read)
+        for name_of_method, before, during in (
+            ("load_adapter", load, load_adapter),
+            ("from_pretrained", read, from_pretrained),
+        ):
+            setattr(peft.PeftModel, name_of_method, during)
+            stack.callback(setattr, peft.PeftModel, name_of_method, before)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
         try:
