@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from sbeval.checkpoints.facts import positive, text_config, training_length_tokens
 from sbeval.errors import UserError, first_line
 from sbeval.model_adapters.decoding.stepper import sliding_windows
-from sbeval.model_adapters.speed.attention import turns_halves, with_attention
-from sbeval.model_adapters.speed.replacing import Changes, held, with_name
+from sbeval.model_adapters.prepare.changes.long_attention import with_attention
+from sbeval.model_adapters.prepare.changes.rotations import turns_halves
+from sbeval.model_adapters.prepare.replacing import Changes, held, with_name
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
 from sbeval.models.rope import LENGTH_DEPENDENT, RopeFrequencies, held_rope_frequencies

@@ -16,9 +16,9 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.options import AdapterOptions, Truncation
+from sbeval.model_adapters.prepare.spread import Relay
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome
-from sbeval.model_adapters.speed.spread import Relay
 from sbeval.models.learned_positions import learned_positions
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer

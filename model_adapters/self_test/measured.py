@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from sbeval.attn_implementation import NAME as STICKBREAKING
 from sbeval.errors import first_line
 from sbeval.model_adapters.batching import out_of_memory
+from sbeval.model_adapters.decoding.growing_cache import growing_cache
 from sbeval.model_adapters.self_test.outcome import Check
-from sbeval.model_adapters.speed.generating import growing_cache
 from sbeval.scoring.body import no_cache
 
 TOKENS = 48

@@ -176,6 +176,8 @@ class ModelRecord(_Record):
         self_test: what some tokens showed before the first answer: ways to run the model with their `checks`, which are
             used, and a `sentence`; `untested` says why there are none. None for this family's
             models and for those with an encoder.
+        prepared: how the loaded model was changed: names of the changes that were `kept`, and `notes`, a sentence for
+            each that moved the model's logits and was undone. None where a run did not record it.
     """
 
     schema: int = SCHEMA
@@ -208,6 +210,7 @@ class ModelRecord(_Record):
     generated: dict[str, Any] | None = None
     thinking_tokens: int | None = None
     self_test: dict[str, Any] | None = None
+    prepared: dict[str, Any] | None = None
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:

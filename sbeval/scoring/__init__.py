@@ -6,5 +6,6 @@
 - `context_parallel`: how do several processes score one window?
 - `logprob_kernel`: how is that one pass over the logits on a GPU?
 - `non_finite`: what if a model's logits are no numbers, and what do lm-eval's tasks record then?
+- `rounding`: how far do logits lie apart, and how far does rounding alone move them?
 - `spans`: how far back does every head look?
 """

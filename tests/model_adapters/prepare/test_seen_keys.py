@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
-from sbeval.model_adapters.speed import scans, seen_keys
-from sbeval.model_adapters.speed.scans import ScanInPieces, scan_in_pieces
-from sbeval.model_adapters.speed.seen_keys import SeenKeys, attention_before, attention_to_seen, see_keys
+from sbeval.model_adapters.prepare.changes import scans, seen_keys
+from sbeval.model_adapters.prepare.changes.scans import ScanInPieces, scan_in_pieces
+from sbeval.model_adapters.prepare.changes.seen_keys import SeenKeys, attention_before, attention_to_seen, see_keys
 from tests.model_adapters.small import ARCHITECTURES, SIZES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
