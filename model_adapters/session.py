@@ -151,7 +151,7 @@ class Session:
             remedy = "pass max_length in --model_args, or correct the checkpoint's configuration"
             raise UserError(f"{expected}, found a longest input of {hf.max_length}: {remedy}.")
         on_cpu = hf.device.type == "cpu"
-        rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
+        rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation, hf.tokenizer)
         automatic, shared = hf.batch_size == "auto", hf.arguments.get("tp_plan") is not None
         relay = Relay.of(hf.model)
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)

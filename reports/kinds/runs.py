@@ -9,7 +9,13 @@ from urllib.parse import quote
 
 from sbeval.reports.analyse.findings import parameters_text
 from sbeval.reports.read.fields import length_text, shown_name
-from sbeval.reports.read.models import EvaluatedModel, extrapolation_text, rope_scaling_text, self_test_text
+from sbeval.reports.read.models import (
+    EvaluatedModel,
+    extrapolation_text,
+    rope_scaling_text,
+    self_test_text,
+    switched_off_texts,
+)
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
 from sbeval.reports.section import Cell, Fact, Fold, Kind, Link, Material, Section, Table
 
@@ -113,6 +119,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "dtype": record.dtype,
         "kernels": record.kernels,
         "self-test": self_test_text(record),
+        "switched off": "; ".join(switched_off_texts(record)) or None,
         "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
         "longest input": _longest_input(run),
         "documents limited to": f"{run.limit:g}" if run.limit is not None else None,

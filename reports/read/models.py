@@ -134,11 +134,16 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
 
 
 def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
-    """Notes self-tests that found something, and runs of one model that differ in a part beside its weights."""
+    """Notes self-tests that found something, changes to a model that were undone, and runs that differ.
+
+    Runs of one model differ where a part beside its weights does.
+    """
     for model in models:
         for run in model.runs:
             if (text := self_test_text(run.record)) and mapping(run.record.self_test).get("sound") is not True:
                 notes.add(run.path, f"self-test: {text}.")
+            for text in switched_off_texts(run.record):
+                notes.add(run.path, f"{text}.")
             for text in cut_texts(run.record):
                 notes.add(run.path, text)
         for run in model.runs[1:]:
@@ -228,6 +233,12 @@ def self_test_text(record: ModelRecord) -> str | None:
     """Returns what the self-test of a model found, None where there was none."""
     sentence = mapping(record.self_test).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
+
+
+def switched_off_texts(record: ModelRecord) -> list[str]:
+    """Returns a sentence for each change to the loaded model that moved its logits and was undone."""
+    notes = mapping(record.prepared).get("notes")
+    return [shown_name(note) for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def cut_texts(record: ModelRecord) -> list[str]:
