@@ -102,7 +102,8 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.prepared = prepare(self.model, self.tokenizer, Setting.of(self))
         if self.backend == "causal":
             self.skip_threshold = self.prepared.skip_threshold
-            self.session = tested(Session.of(self, self.options), self)
+            self.session = Session.of(self, self.options)
+            self.session = tested(self.session, self)
 
     @property
     def prefix_token_id(self) -> int:

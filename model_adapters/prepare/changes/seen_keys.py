@@ -74,6 +74,10 @@ class SeenKeys:
         return self
 
 
+_trials: "WeakKeyDictionary[nn.Module, _SeenKeys]" = WeakKeyDictionary()
+"""The newest trial of each model, which knows the modules whose attention differed."""
+
+
 def see_keys(model: Any) -> Undo | None:
     """Makes the cost of a transformers model's attention that of the keys its layers see.
 
@@ -84,7 +88,7 @@ def see_keys(model: Any) -> Undo | None:
     before = getattr(model.config, "_attn_implementation", None)
     if before != ("sdpa" if getattr(model, "_supports_sdpa", False) else "eager"):
         return None
-    trial = _SeenKeys(before, shortest_tokens=1)
+    trial = _trials[model] = _SeenKeys(before, shortest_tokens=1)
     configs = {
         id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
     }
@@ -103,11 +107,14 @@ def see_keys(model: Any) -> Undo | None:
 
 
 def notes(model: nn.Module) -> list[str]:
-    """Returns a sentence for each kind of attention module that kept its own attention at its first long text."""
+    """Returns a sentence for each kind of attention module that kept its own attention, in a trial or a long text."""
     before = attention_before(getattr(getattr(model, "config", None), "_attn_implementation", None))
     modules = {id(module) for module in model.modules()}
-    kept = _registered(before).different(modules) if before is not None else []
-    return [_KEEPS.format(name) for name in kept]
+    asked = [] if before is None else [_registered(before)]
+    if (trial := _trials.get(model)) is not None:
+        asked.append(trial)
+    kept = {name for implementation in asked for name in implementation.different(modules)}
+    return [_KEEPS.format(name) for name in sorted(kept)]
 
 
 def attention_before(implementation: str | None) -> str | None:

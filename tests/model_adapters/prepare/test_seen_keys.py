@@ -122,7 +122,9 @@ def test_a_layer_that_attends_otherwise_keeps_its_attention(monkeypatch, caplog)
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
     monkeypatch.setattr(seen_keys, "attention_to_seen", lambda *heads, **_: 2 * heads[0])
     assert not see_keys(model)
-    assert "keeps its own attention" in caplog.text
+    (note,) = seen_keys.notes(model)
+    assert note in caplog.text
+    assert note.endswith("; it is switched off there")
 
 
 def test_a_mask_that_shows_more_than_a_window_or_less_is_made_as_before(monkeypatch):
