@@ -41,11 +41,12 @@ class Trial:
     """A model and the logits of a sample of text, as the model gives them before it is changed.
 
     Attributes:
+        model: the model.
         failure: why the model cannot be asked for logits, None where it can.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, tokens: Sequence[int] | None = None) -> None:
-        self._model, self._tokenizer, self._tokens = model, tokenizer, tokens
+        self.model, self._tokenizer, self._tokens = model, tokenizer, tokens
         self._expected_LV: Tensor | None = None
         self._limit: float | None = None
         self.failure: str | None = None
@@ -83,12 +84,12 @@ class Trial:
         """Returns the largest difference that rounding explains; the model must be as it was at the beginning."""
         assert self._expected_LV is not None
         if self._limit is None:
-            self._limit = rounding_limit(self._model, self._logits, self._expected_LV)
+            self._limit = rounding_limit(self.model, self._logits, self._expected_LV)
         return self._limit
 
     @torch.no_grad()
     def _logits(self) -> Tensor | None:
-        model = self._model
+        model = self.model
         try:
             tokens = self._tokens
             if tokens is None:
@@ -103,7 +104,7 @@ class Trial:
 
     def _length(self) -> int:
         """Returns the length of the sample: learned positions may be fewer."""
-        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return min(SAMPLE_TOKENS, positions) if isinstance(positions, int) and positions > 0 else SAMPLE_TOKENS
 
 
@@ -149,7 +150,7 @@ def decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict
     """
     if setting.processes > 1 and setting.rank > 0:
         names, notes = _from_first(None)
-        made = {change.name: change.apply(trial._model, setting) for change in changes if change.name in names}
+        made = {change.name: change.apply(trial.model, setting) for change in changes if change.name in names}
         return Verdict(kept={name: undo for name, undo in made.items() if undo is not None}, notes=notes)
     verdict = _decide(trial, changes, setting)
     if setting.processes > 1:
@@ -161,10 +162,10 @@ def decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict
 
 
 def _decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict:
-    name = type(trial._model).__name__
+    name = type(trial.model).__name__
     if not _agreed(trial.begin(), setting):
         return Verdict(notes=[f"{name} keeps its own parts: it gives no logits to compare with ({trial.failure})"])
-    made = _make(trial._model, changes, setting)
+    made = _make(trial.model, changes, setting)
     if not made:
         return Verdict()
     difference = _agreed(trial.difference(), setting)
@@ -173,15 +174,17 @@ def _decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdic
     _undo(made)
     limit = _agreed(trial.limit(), setting)
     if difference <= limit:
-        return Verdict(kept=_make(trial._model, changes, setting))
+        return Verdict(kept=_make(trial.model, changes, setting))
     return _one_by_one(trial, changes, setting, limit)
 
 
 def _one_by_one(trial: Trial, changes: Sequence[Change], setting: Setting, limit: float) -> Verdict:
     """Makes each change beside those that stayed before it."""
-    name, kept, notes = type(trial._model).__name__, {}, []
+    name = type(trial.model).__name__
+    kept: dict[str, Undo] = {}
+    notes: list[str] = []
     for change in changes:
-        if (undo := change.apply(trial._model, setting)) is None:
+        if (undo := change.apply(trial.model, setting)) is None:
             continue
         difference = _agreed(trial.difference(), setting)
         if difference <= limit:
