@@ -49,7 +49,7 @@ from sbeval.scoring.rounding import least, shares_apart
 
 LONG_TOKENS = 1100  # beyond the shortest text whose attention is replaced
 MOST_LAYERS = 8
-METHODS = ("self_extend:8:512", "dual_chunk:1024", "sink_window:4:1024")
+METHODS = ("self_extend:8:512", "dual_chunk:1024:256", "sink_window:4:1024")
 ON_GPU = Setting(replaces_parts=True)
 
 
@@ -136,7 +136,7 @@ def planted_rows(table: Table, model: Any, tokenizer: Any) -> None:
     table.add(
         "planted", "missing MLP, least of its layers", min(found), limit, "CAUGHT" if min(found) > limit else "MISSED"
     )
-    turned = [module for module in model.modules() if hasattr(module, "inv_freq")]
+    turned = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     hooks = [each.register_forward_hook(lambda _, __, angles: (angles[0], -angles[1])) for each in turned]
     difference = trial.difference()
     for hook in hooks:
