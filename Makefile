@@ -14,9 +14,11 @@ N ?= 10000
 SEED ?= 0
 FIRST ?= 0
 KILLS ?= 50
+REAL ?= real
+VLLM ?= .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings families check lint types tree editor bench hub-kernel clean
+.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings families check lint types tree editor bench hub-kernel real vllm engines clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
@@ -29,6 +31,9 @@ help:
 	@echo "make kills         kill every command that writes at random moments; KILLS=... of each, COMMANDS=... names some"
 	@echo "make surroundings  run them with a full disk, no home and the like; COMMANDS=... names some"
 	@echo "make families      tiny models of transformers' families against whole texts, as a table; FAMILIES=... names some"
+	@echo "make real          download SmolLM2-135M with pip and evaluate it past its 8,192 tokens; WIKITEXT=... and ESSAYS=... name more text"
+	@echo "make vllm          score the same model with hf, sb, vLLM and vLLM's server, as a table"
+	@echo "make engines       ask a resolver whether sbeval installs beside vLLM and SGLang"
 	@echo "make docs          build the site into build/site, without a network once its packages are there"
 	@echo "make check         lint, formatting and types"
 	@echo "make editor        lay build/tree/sbeval out as the package installs, so that editors follow its imports"
@@ -95,6 +100,30 @@ surroundings: $(INSTALLED)
 # every family with a cache, layers or positions of its own kind: some 20 minutes; the most used are among the tests, all run each night
 families: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/measures/families.py $(FAMILIES)
+
+# The weights stay in real/, outside git. A CPU reads four documents in some ten minutes; a GPU runs every group.
+real: $(REAL)/smollm2/config.json $(REAL)/texts/modules.jsonl.gz
+	$(BIN)/python -m research.real_models.evaluate $(REAL)/smollm2 --texts $(REAL)/texts --out $(REAL)/evaluated
+	$(BIN)/sbeval report $(REAL)/evaluated/results -o $(REAL)/report
+
+$(REAL)/smollm2/config.json: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --no-deps gguf==0.19.0
+	$(BIN)/python -m research.real_models.checkpoints smollm2 $(REAL)/smollm2
+	@touch $@
+
+$(REAL)/texts/modules.jsonl.gz: $(INSTALLED)
+	$(BIN)/python -m research.real_models.texts $(REAL)/texts $(if $(WIKITEXT),--wikitext $(WIKITEXT)) $(if $(ESSAYS),--essays $(ESSAYS))
+
+# vLLM holds other versions than the tests, so it gets an environment of its own (2.9 GB)
+vllm: $(REAL)/smollm2/config.json $(REAL)/texts/modules.jsonl.gz $(VLLM)/installed
+	$(VLLM)/bin/python -m research.real_models.engines $(REAL)/smollm2 --text $(REAL)/texts/modules.jsonl.gz --out $(REAL)/engines
+
+$(VLLM)/installed: pyproject.toml research/real_models/vllm_environment.sh
+	PYTHON=$(PYTHON) EXTRA_PIP="$(EXTRA_PIP)" research/real_models/vllm_environment.sh $(VLLM)
+	@touch $@
+
+engines:
+	PYTHON=$(PYTHON) .ci/engines
 
 check: lint types
 

@@ -18,7 +18,7 @@ Between a request and the model:
 - `sharing`: inputs that begin alike, read once
 - `batching`: batches by token budget, halved when memory runs out
 - `rope`: RoPE's frequencies and extrapolation for each request
-- `speed`: kernels in place of a loaded model's parts
+- `prepare`: changes to a loaded model, such as kernels in place of its parts, that must not move its logits
 - `self_test`: in which ways another project's model may be run, decided before its first answer
 
 Before and after a run:

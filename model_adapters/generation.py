@@ -26,6 +26,7 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers, handed_over, request_name
 from sbeval.model_adapters.batching import DoesNotFit, fitting, run_in_batches
 from sbeval.model_adapters.decoding import texts
+from sbeval.model_adapters.decoding.growing_cache import growing_cache, steps_without_plans
 from sbeval.model_adapters.decoding.schedule import Continuations
 from sbeval.model_adapters.decoding.served import GenerationInSlots, end_tokens, greedy_setting, why_not_setting
 from sbeval.model_adapters.decoding.stepper import ReadPrompt
@@ -34,7 +35,6 @@ from sbeval.model_adapters.decoding.thinking import Thought
 from sbeval.model_adapters.self_test.measured import without_cache
 from sbeval.model_adapters.self_test.outcome import WITHOUT_CACHE
 from sbeval.model_adapters.session import Session, Tally
-from sbeval.model_adapters.speed.generating import growing_cache, steps_without_plans
 from sbeval.model_adapters.truncation import Prompt, fit_prompts, record_facts
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError, NoText

@@ -33,13 +33,11 @@ from sbeval.model_adapters.answers import check_scores
 from sbeval.model_adapters.batching import share_passes
 from sbeval.model_adapters.decoding.texts import added_by_tokenizer, encode_texts
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
-from sbeval.model_adapters.record import choose_kernels, model_record, run_settings, stamp
+from sbeval.model_adapters.prepare.change import Setting
+from sbeval.model_adapters.prepare.prepared import Prepared, prepare
+from sbeval.model_adapters.record import model_record, run_settings, stamp
 from sbeval.model_adapters.self_test.testing import tested
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.model_adapters.speed.scans import scan_in_pieces
-from sbeval.model_adapters.speed.seen_keys import see_keys
-from sbeval.model_adapters.speed.spread import settle_hooks
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 
@@ -53,6 +51,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         arguments: those of `hf` as they were given, such as a quantisation or a `gguf_file`.
         loaded: the checkpoint, where its format is one that transformers does not know.
         unread: tensors of the checkpoint and of its adapter that the model does not read.
+        prepared: the changes to the loaded model that stayed, and notes on those that were undone.
         skip_threshold: the one in force, None where every key is visited.
         session: what every request needs, None for an encoder-decoder model.
     """
@@ -66,6 +65,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         self.loaded: checkpoints.LoadedCheckpoint | None = None
         self.unread = UnreadTensors()
         self._format: checkpoints.FoundFormat = (None, {})
+        self.prepared: Prepared
         self.skip_threshold: float | None = None
         self.session: Session | None = None
         self._encoded: dict[str, list[int]] = {}
@@ -99,8 +99,6 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         if self.options.non_finite == "null":
             record_nulls(Task)
             record_nulls(ConfigurableTask)
-        chosen = "attn_implementation" in self.arguments or not isinstance(pretrained, str)
-        loading.settle_flex_attention(self.model, asked=chosen)
         if self.backend == "causal":
             loading.fit_tokenizer(self.model, self.tokenizer)
             in_a_folder = isinstance(pretrained, str) and Path(pretrained).is_dir()
@@ -109,17 +107,11 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 loading.say_added_tokens(added)
             loading.warn_of_weights(self.model)
             check_generation(self.model.generation_config, self.model.get_input_embeddings().weight.shape[0])
-            self.skip_threshold = choose_kernels(self.model, self.options.kernels, self.options.skip_threshold)
-            settle_hooks(self.model)
-            scan_in_pieces(self.model)
-            planned = self.arguments.get("tp_plan") is not None
-            sharded = not planned and any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
-            if self.device.type == "cuda" and not sharded:
-                make_faster(self.model)
+        self.prepared = prepare(self.model, self.tokenizer, Setting.of(self))
+        if self.backend == "causal":
+            self.skip_threshold = self.prepared.skip_threshold
             self.session = Session.of(self, self.options)
             self.session = tested(self.session, self)
-            if "attn_implementation" not in self.arguments:
-                see_keys(self.model)
 
     @property
     def prefix_token_id(self) -> int:

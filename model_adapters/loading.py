@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.config
 from packaging.version import Version
 from torch import nn
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
@@ -41,7 +40,6 @@ OLDEST_TRANSFORMERS_OF_PLANS = (5, 21)
 
 _ADAPTER = "adapter_model.safetensors"
 _MOST_RANK = 2**16
-_MOST_SHAPES = 2**12
 _LEAST_SHARE_OF_EMBEDDINGS = 0.9  # no model has more than the other tenth to spare
 _TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's settings say
 # arguments of hf's `_create_model` that are settled when the checkpoint is loaded, or that work on any loaded model
@@ -204,9 +202,12 @@ def whole_adapter(
             ) from error
 
     with contextlib.ExitStack() as stack:
-        peft.PeftModel.load_adapter, peft.PeftModel.from_pretrained = load_adapter, from_pretrained
-        stack.callback(setattr, peft.PeftModel, "load_adapter", load)
-        stack.callback(setattr, peft.PeftModel, "from_pretrained", read)
+        for name_of_method, before, during in (
+            ("load_adapter", load, load_adapter),
+            ("from_pretrained", read, from_pretrained),
+        ):
+            setattr(peft.PeftModel, name_of_method, during)
+            stack.callback(setattr, peft.PeftModel, name_of_method, before)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("error", message=".*missing adapter keys", category=UserWarning)
         try:
@@ -236,24 +237,6 @@ def _check_adapter(folder: Path) -> None:
         expected = f"Expected an adapter whose configuration fits its weights at peft={folder}"
         remedy = "correct adapter_config.json, or copy the adapter again"
         raise UserError(f"{expected}, found a rank of {asked}, and matrices of at most {held} rows: {remedy}.")
-
-
-def settle_flex_attention(model: Any, *, asked: bool) -> None:
-    """Has a model with flex_attention hold no matrix of all pairs: without it on a CPU, compiled for each shape else.
-
-    `asked` is whether the user named it, not the configuration of a checkpoint.
-    """
-    if model.config._attn_implementation != "flex_attention":
-        return
-    if model.device.type != "cpu":
-        # beyond the limit, of eight shapes, it would run uncompiled
-        limits: Any = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
-        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_SHAPES)
-    elif not asked:
-        instead = "sdpa" if model._supports_sdpa else "eager"
-        logger.warning("flex_attention of config.json would be compiled for minutes on a CPU: %s is used", instead)
-        model.set_attn_implementation(instead)
 
 
 def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:

@@ -147,6 +147,11 @@ class AdapterOptions(Settings):
         "read again alone; not for models of this family.",
     )
 
+    @property
+    def default_skip_threshold(self) -> float:
+        """The threshold that `skip_threshold=auto` stands for where keys can be skipped."""
+        return DEFAULT_SKIP_THRESHOLD
+
     @classmethod
     def pop(cls, arguments: dict[str, Any]) -> Self:
         """Removes our arguments from `arguments` and returns them checked.

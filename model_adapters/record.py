@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -30,8 +30,7 @@ from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.decoding.texts import added_by_tokenizer
 from sbeval.model_adapters.loading import in_one_sentence
-from sbeval.model_adapters.options import DEFAULT_SKIP_THRESHOLD
-from sbeval.model_adapters.speed.seen_keys import attention_before
+from sbeval.model_adapters.prepare.changes.seen_keys import attention_before
 from sbeval.results.records import ModelRecord, recorded_command
 
 STAMP_KEY = "sbeval:settings"
@@ -45,31 +44,6 @@ APART = KEPT_IN | {
 _OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
 _OF_OPTIONS = ("training_length", "kv_expand", "truncation", "template_suffix", "non_finite", "thinking_tokens")
 T = TypeVar("T")
-
-
-def choose_kernels(model: nn.Module, kernels: str, skip_threshold: float | Literal["auto"] | None) -> float | None:
-    """Tells a model of our family how to compute its attention, and returns the threshold in force.
-
-    Raises:
-        UserError: the model has no stick-breaking attention and something was chosen for it, or a threshold was given
-            for the reference, which visits every key.
-    """
-    config = text_config(getattr(model, "config", None))
-    breaks_sticks = hasattr(model, "set_kernels") and getattr(config, "attention", "stickbreaking") == "stickbreaking"
-    if skip_threshold == "auto":
-        skip_threshold = DEFAULT_SKIP_THRESHOLD if breaks_sticks and kernels != "reference" else None
-    elif breaks_sticks and kernels == "reference" and skip_threshold is not None:
-        expected = "Expected no skip_threshold beside kernels=reference, which visits every key"
-        raise UserError(f"{expected}, found {skip_threshold}: remove one of them from --model_args.")
-    if hasattr(model, "set_kernels"):
-        model.set_kernels(kernels, skip_threshold)  # type: ignore[operator]
-    elif kernels != "auto" or skip_threshold is not None:
-        raise UserError(
-            f"Expected kernels= and skip_threshold= for stick-breaking attention only, found kernels={kernels} and "
-            f"skip_threshold={skip_threshold} for {checkpoint_format(getattr(model, 'config', None))}: remove them "
-            "from --model_args."
-        )
-    return skip_threshold
 
 
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
@@ -125,6 +99,7 @@ def model_record(lm: Any) -> ModelRecord:
         thinking_tokens=lm.options.thinking_tokens,
         self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
         added_tokens=added_by_tokenizer(lm),
+        prepared=lm.prepared.to_json(),
     )
 
 

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from sbeval.checkpoints.facts import positive, text_config, training_length_tokens
 from sbeval.errors import UserError, first_line
 from sbeval.model_adapters.decoding.stepper import sliding_windows
-from sbeval.model_adapters.speed.attention import turns_halves, with_attention
-from sbeval.model_adapters.speed.replacing import Changes, held, with_name
+from sbeval.model_adapters.prepare.changes.long_attention import with_attention
+from sbeval.model_adapters.prepare.changes.rotations import turns_halves
+from sbeval.model_adapters.prepare.replacing import Changes, held, with_name
+from sbeval.model_adapters.prepare.sample import sample_tokens
+from sbeval.model_adapters.prepare.trial import same_logits
 from sbeval.models import SbevalModel
 from sbeval.models.extrapolation import ExtrapolatedAttention, Extrapolation
 from sbeval.models.rope import RopeFrequencies, held_rope_frequencies
 from sbeval.rope_parameters import GLOBAL_LAYERS, LENGTH_DEPENDENT, kind_of, rope_entries
-from sbeval.scoring.body import same_but_for_rounding
 
 _SAMPLE_TOKENS = 8
 
@@ -49,6 +51,7 @@ class RequestRope:
         scaling: Mapping[str, Any] | None,
         original_length_tokens: int | None,
         extrapolation: Extrapolation | Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
     ) -> None:
         if isinstance(extrapolation, Mapping):  # LongRoPE's factors
             if scaling is not None:
@@ -62,12 +65,12 @@ class RequestRope:
         self.by_length = any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope_entries(self.in_force).values())
         self._changes: Changes = []
         if scaling is not None:
-            self._check_reached(model)
+            self._check_reached(model, tokenizer)
         self.extrapolation: Extrapolation | None = None
         if extrapolation is not None:
             length_tokens = original_length_tokens or training_length_tokens(getattr(model, "config", None))
             self.extrapolation = extrapolation.trained_at(length_tokens)
-            self._changes = extrapolating(model, self.extrapolation)
+            self._changes = extrapolating(model, self.extrapolation, tokenizer)
 
     def frequencies(self, length_tokens: int) -> Hashable:
         """Returns what is the same for requests of two lengths where their frequencies are."""
@@ -86,7 +89,7 @@ class RequestRope:
             yield
 
     @torch.no_grad()
-    def _check_reached(self, model: Any) -> None:
+    def _check_reached(self, model: Any, tokenizer: Any) -> None:
         """Checks that scaled frequencies change what a model computes: some compute their own whenever they are read.
 
         Raises:
@@ -95,7 +98,7 @@ class RequestRope:
         try:
             with self.hold(1):
                 pass
-            tokens = torch.arange(_SAMPLE_TOKENS, device=model.device)[None] % text_config(model.config).vocab_size
+            tokens = _sample(model, tokenizer, _SAMPLE_TOKENS)
             expected = model(input_ids=tokens, use_cache=False).logits
             with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
                 same = torch.equal(model(input_ids=tokens, use_cache=False).logits, expected)
@@ -120,7 +123,7 @@ def _in_force(model: nn.Module, scaling: Mapping[str, Any] | None) -> dict[str, 
     return next(iter(scaled.values())) if scaled.keys() <= {"", GLOBAL_LAYERS} else scaled
 
 
-def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
+def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None) -> Changes:
     """Returns what makes a model attend by a method.
 
     Raises:
@@ -142,7 +145,7 @@ def extrapolating(model: nn.Module, method: Extrapolation) -> Changes:
         expected = f"Expected a model with rotary embeddings for extrapolation={method}"
         remedy = "remove extrapolation from --model_args"
         raise UserError(f"{expected}, found {name}, which has none that are known here: {remedy}.")
-    _check_short_text(model, changes, method)
+    _check_short_text(model, changes, method, tokenizer)
     return changes
 
 
@@ -215,19 +218,28 @@ def _starts(mask_B1QK: Any) -> Tensor | None:
 
 
 @torch.no_grad()
-def _check_short_text(model: Any, changes: Changes, method: Extrapolation) -> None:
+def _check_short_text(model: Any, changes: Changes, method: Extrapolation, tokenizer: Any) -> None:
     """Checks that texts for which the method changes nothing have the logits of the model as it is.
 
     Raises:
         UserError: they differ, so the attention does more than is known here.
     """
-    length = min(_SAMPLE_TOKENS, method.unchanged_tokens)
-    tokens = torch.arange(length, device=model.device)[None] % text_config(model.config).vocab_size
-    expected = model(input_ids=tokens, use_cache=False).logits
+    tokens = _sample(model, tokenizer, min(_SAMPLE_TOKENS, method.unchanged_tokens))
+
+    def read() -> Tensor:
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        return logits[0]
+
     with held(changes):
-        found = model(input_ids=tokens, use_cache=False).logits
-    if not same_but_for_rounding(found, expected):
+        found = read()
+    if not same_logits(model, read, found):
         raise UserError(
             f"Expected an attention that is known here for extrapolation={method}, found {type(model).__name__}, whose "
             "attention does more: remove extrapolation from --model_args."
         )
+
+
+def _sample(model: Any, tokenizer: Any, count: int) -> Tensor:
+    """Returns the first tokens [1, count] of a text."""
+    tokens = sample_tokens(tokenizer, model.get_input_embeddings().weight.shape[0], count)
+    return torch.tensor(tokens, device=model.device)[None]

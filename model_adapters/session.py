@@ -16,10 +16,10 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.decoding.thinking import Thinking
 from sbeval.model_adapters.options import AdapterOptions, Truncation
+from sbeval.model_adapters.prepare.spread import Relay
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.self_test.outcome import Outcome
 from sbeval.model_adapters.self_test.real import RealBatches
-from sbeval.model_adapters.speed.spread import Relay
 from sbeval.models.learned_positions import learned_positions
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
@@ -152,7 +152,7 @@ class Session:
             remedy = "pass max_length in --model_args, or correct the checkpoint's configuration"
             raise UserError(f"{expected}, found a longest input of {hf.max_length}: {remedy}.")
         on_cpu = hf.device.type == "cpu"
-        rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation)
+        rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation, hf.tokenizer)
         automatic, shared = hf.batch_size == "auto", hf.arguments.get("tp_plan") is not None
         relay = Relay.of(hf.model)
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)

@@ -31,7 +31,7 @@ CORE_ROOMS = (
     *("sweep", "demo", "inspection", "training", "paper"),
 )
 MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin"}
-SPEED = [name for name in MODULES if name.startswith("sbeval.model_adapters.speed")]
+PREPARE = [name for name in MODULES if name.startswith("sbeval.model_adapters.prepare")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 
 
@@ -111,16 +111,16 @@ def test_what_starts_a_command_imports_nothing_heavy_and_each_layer_no_other(pla
     assert loaded_by(names or [name for name in MODULES if layer(name) == place], others) == []
 
 
-@pytest.mark.parametrize("module", SPEED)
-def test_what_makes_models_faster_imports_neither_lm_eval_nor_the_rest_of_the_adapter(module: str) -> None:
+@pytest.mark.parametrize("module", PREPARE)
+def test_what_prepares_models_imports_neither_lm_eval_nor_the_rest_of_the_adapter(module: str) -> None:
     names = imported_names(MODULES[module])
     held = {name for name in names if layer(name) == "model_adapters" or name.partition(".")[0] == "lm_eval"}
-    assert all(name.startswith("sbeval.model_adapters.speed.") for name in held)
+    assert all(name.startswith("sbeval.model_adapters.prepare.") for name in held)
 
 
-def test_what_makes_models_faster_runs_without_lm_eval() -> None:
-    rest = [name for name in MODULES if layer(name) == "model_adapters" and name not in SPEED]
-    assert loaded_by(SPEED, ["lm_eval", *rest]) == ["sbeval.model_adapters"]  # the folder around it
+def test_what_prepares_models_runs_without_lm_eval() -> None:
+    rest = [name for name in MODULES if layer(name) == "model_adapters" and name not in PREPARE]
+    assert loaded_by(PREPARE, ["lm_eval", *rest]) == ["sbeval.model_adapters"]  # the folder around it
 
 
 def loaded_by(names: list[str], unwanted: list[str]) -> list[str]:

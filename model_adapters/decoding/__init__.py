@@ -7,5 +7,6 @@
 - `stepper`: a model and its slots on the device: reads prompts, adds a token to each slot in a step, and hands them on
 - `recording`: steps recorded as CUDA graphs
 - `fused_blocks`: a step of Llama-style blocks in few kernels
+- `growing_cache`: a key/value cache with room for new tokens, and attention without plans, for transformers' own loop
 - `transformers_attention`: attention of transformers' models in a step
 """

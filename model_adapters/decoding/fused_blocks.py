@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from sbeval.model_adapters.speed.linear import AlignedLinear
-from sbeval.model_adapters.speed.parts import FusedGatedMLP
-from sbeval.model_adapters.speed.plan import SummedMap
+from sbeval.model_adapters.prepare.changes.linear import AlignedLinear
+from sbeval.model_adapters.prepare.changes.mlps import FusedGatedMLP
+from sbeval.model_adapters.prepare.changes.sums import SummedMap
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp import UNGATED
 from sbeval.models.rope import cos_sin

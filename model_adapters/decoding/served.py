@@ -17,12 +17,13 @@ from sbeval.model_adapters.decoding.recording import Recording
 from sbeval.model_adapters.decoding.schedule import Continuations, Terms, generate
 from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
 from sbeval.model_adapters.decoding.texts import Continuation, StopSequences, Text, stop_texts
+from sbeval.model_adapters.prepare.sample import sample_tokens
+from sbeval.model_adapters.prepare.trial import same_logits
 from sbeval.model_adapters.self_test.outcome import SLOTS
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.truncation import Prompt
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.slots import MOST_QUERIES
-from sbeval.scoring.body import same_but_for_rounding
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class GenerationInSlots:
         if self._session.device.type != "cuda":
             return None
         with self._session.rope.hold(1):
-            return fused_blocks(self._hf.model)
+            return fused_blocks(self._hf.model, self._hf.tokenizer)
 
     @functools.cached_property
     def _recording(self) -> Recording:
@@ -216,7 +217,7 @@ def why_not_model(hf: Any) -> str | None:
     if sliding_windows(model) is None:
         return f"{name} caches more than keys and values"
     try:
-        same = _same_as_whole(model, None)
+        same = _same_as_whole(model, hf.tokenizer, None)
     except Exception as error:  # compilers and other models' code raise anything, and transformers' loop remains
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error
@@ -237,7 +238,7 @@ def most_drafts(model: Any) -> int:
     return max(0, MOST_QUERIES // (config.num_attention_heads // key_heads) - 1)
 
 
-def fused_blocks(model: Any) -> FusedBlocks | None:
+def fused_blocks(model: Any, tokenizer: Any = None) -> FusedBlocks | None:
     """Returns a model's blocks in few kernels; None if its blocks are different, and the log says why.
 
     Raises:
@@ -245,7 +246,7 @@ def fused_blocks(model: Any) -> FusedBlocks | None:
     """
     try:
         blocks = FusedBlocks.of(model)
-        if _same_as_whole(model, blocks):
+        if _same_as_whole(model, tokenizer, blocks):
             return blocks
         reason = "blocks in few kernels have other logits"
     except Exception as error:  # compilers and other models' code raise anything, and the model's own blocks remain
@@ -257,15 +258,17 @@ def fused_blocks(model: Any) -> FusedBlocks | None:
 
 
 @torch.no_grad()
-def _same_as_whole(model: Any, fused: FusedBlocks | None) -> bool:
+def _same_as_whole(model: Any, tokenizer: Any, fused: FusedBlocks | None) -> bool:
     """Whether a step in slots gives the logits of whole texts: of several texts beside a free slot, or of one alone."""
-    vocabulary = model.config.get_text_config().vocab_size
+    tokens = np.array(sample_tokens(tokenizer, model.get_input_embeddings().weight.shape[0], 2 * _SAMPLE_TOKENS))
     texts, slots = (_SAMPLE_TEXTS, [*range(_SAMPLE_TEXTS, 1, -1), 0]) if fused is None else (1, [0])
-    lengths = [_SAMPLE_TOKENS - 3 * (text % 2) for text in range(texts)]
-    prompts = [np.arange(1 + text // 2, 1 + text // 2 + length) % vocabulary for text, length in enumerate(lengths)]
+    prompts = [tokens[text : text + _SAMPLE_TOKENS - 3 * (text % 2)] for text in range(texts)]
     stepper = Stepper(model, slots=max(slots) + 1, room_tokens=2 * _SAMPLE_TOKENS, most_new_tokens=1, fused=fused)
     stepper.start(slots, prompts, [1] * texts)
     found_BV = stepper.try_step()
     inputs = [torch.from_numpy(prompt).to(model.device)[None] for prompt in prompts]
-    expected: list[Tensor] = [model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1] for ids in inputs]
-    return same_but_for_rounding(found_BV[slots].to(expected[0].dtype), torch.stack(expected))
+
+    def read() -> Tensor:
+        return torch.stack([model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1] for ids in inputs])
+
+    return same_logits(model, read, found_BV[slots])

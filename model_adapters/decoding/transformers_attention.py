@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sbeval.model_adapters.speed.replacing import held
+from sbeval.model_adapters.prepare.replacing import held
 from sbeval.models.slots import SlotCache, softmax_decode
 
 NAME = "sbeval_slots"

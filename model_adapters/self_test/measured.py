@@ -15,26 +15,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sbeval.attn_implementation import NAME as STICKBREAKING
 from sbeval.errors import first_line
 from sbeval.model_adapters.batching import out_of_memory
+from sbeval.model_adapters.decoding.growing_cache import growing_cache
 from sbeval.model_adapters.self_test.outcome import Check
-from sbeval.model_adapters.speed.generating import growing_cache
 from sbeval.scoring.body import no_cache
+from sbeval.scoring.rounding import least, rounded_anew, shares_apart
 
 TOKENS = 48
 ROWS = 8
 """Rows of the test's batches."""
 EAGER = "eager"
 _LONG, _SHORT, _CHANGED, _AT_ONCE, _NEW = 24, 13, 9, 5, 4
-_TIMES_SPREAD = 4.0
+TIMES_ROUNDING = 4.0
+"""How far outputs are rounded: four times a small change tells nothing of an expert that a larger one would choose."""
 MOST_DRAWS = 8
 TIMES_LARGEST = 2.0
 """The largest of many differences varies more than their mean: so much more of it is allowed than rounding shows."""
-_EPS_OF_TF32 = 2.0**-10
 _CACHES = ("past_key_values", "cache_params", "state")
 
 
@@ -117,7 +118,7 @@ class Measured:
         """Rounds all texts anew, and allows what that changes."""
         texts = (self._long_L, self._changed_L, self._short_L)
         whole = [self._whole(text) for text in texts]
-        with rounded_anew(self._model, seed=self._draws):
+        with rounded_anew(self._model, seed=self._draws, times=TIMES_ROUNDING):
             rounded = [self._logits(text[None])[0] for text in texts]
         self._draws += 1
         moved = most(map(apart, rounded, whole))
@@ -270,27 +271,6 @@ def most(differences: Iterable[Apart]) -> Apart:
     return functools.reduce(Apart.or_more, differences, NO_DIFFERENCE)
 
 
-def shares_apart(found_LV: Tensor, expected_LV: Tensor) -> Tensor:
-    """Returns the difference at each position, float64 [L]; infinity where NaN is found."""
-    expected_LV, found_LV = expected_LV.double(), found_LV.double().to(expected_LV.device)
-    numbers_LV = expected_LV.isfinite()  # minus infinity stands for tokens that are masked
-
-    def size(x_LV: Tensor) -> Tensor:
-        return torch.where(numbers_LV, x_LV, 0.0).square().sum(-1).sqrt()
-
-    mean_L1 = torch.where(numbers_LV, expected_LV, 0.0).sum(-1, keepdim=True) / numbers_LV.sum(-1, keepdim=True)
-    shares_L = size(found_LV - expected_LV) / size(expected_LV - mean_L1).clamp_min(torch.finfo(torch.float32).tiny)
-    return shares_L.nan_to_num(nan=torch.inf)
-
-
-def least(dtype: torch.dtype, device: torch.device) -> float:
-    """What is allowed of a model that hardly shows its rounding: a scan in chunks and one in steps add differently."""
-    eps = torch.finfo(dtype).eps
-    if device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
-        eps = max(eps, _EPS_OF_TF32)
-    return _TIMES_SPREAD * eps if eps >= _EPS_OF_TF32 else 8 * eps**0.75
-
-
 def _repeated(texts: Sequence[Tensor], rows: int) -> list[Tensor]:
     """Returns so many texts, these in turn."""
     return [texts[row % len(texts)] for row in range(rows)]
@@ -305,26 +285,3 @@ def without_cache(model: Any) -> Iterator[None]:
         yield
     finally:
         del vars(model)["generate"]
-
-
-@contextlib.contextmanager
-def rounded_anew(model: nn.Module, *, seed: int) -> Iterator[None]:
-    """Within it whatever a module without parts returns is rounded once more, up or down, a few times as far."""
-    device: Any = model.device
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def moved(module: nn.Module, inputs: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            return output
-        far = _TIMES_SPREAD * torch.finfo(output.dtype).eps / 2
-        share = torch.empty(output.shape, dtype=torch.float32, device=device)
-        share.uniform_(1 - far, 1 + far, generator=generator)
-        return (output * share.to(output.device)).to(output.dtype)
-
-    leaves = (module for module in model.modules() if not list(module.children()))
-    hooks = [module.register_forward_hook(moved) for module in leaves]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

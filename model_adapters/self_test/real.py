@@ -30,11 +30,19 @@ from torch import Tensor
 
 from sbeval.model_adapters.batching import BatchLimits, free_memory, out_of_memory
 from sbeval.model_adapters.self_test import outcome as names
-from sbeval.model_adapters.self_test.measured import MOST_DRAWS, ROWS, TIMES_LARGEST, TOKENS, Apart, least, rounded_anew
+from sbeval.model_adapters.self_test.measured import (
+    MOST_DRAWS,
+    ROWS,
+    TIMES_LARGEST,
+    TIMES_ROUNDING,
+    TOKENS,
+    Apart,
+)
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Check, Outcome
 from sbeval.scoring.body import no_cache
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TargetSequence
+from sbeval.scoring.rounding import least, rounded_anew
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
@@ -218,7 +226,7 @@ class RealBatches:
         with contextlib.suppress(NonFiniteError):  # at positions that the run does not score
             (expected,) = score([text])
             while not difference.within(allowed) and draws < MOST_DRAWS:
-                with rounded_anew(self._hf.model, seed=draws):
+                with rounded_anew(self._hf.model, seed=draws, times=TIMES_ROUNDING):
                     moved = _apart(score([text])[0], expected)
                 allowed = allowed.or_more(Apart(moved.mean, TIMES_LARGEST * moved.largest))
                 draws += 1
@@ -315,7 +323,7 @@ class RealBatches:
                     for seed in range(MOST_DRAWS):
                         if share <= allowed:
                             break
-                        with rounded_anew(model, seed=seed):
+                        with rounded_anew(model, seed=seed, times=TIMES_ROUNDING):
                             allowed = max(allowed, TIMES_LARGEST * abs(float(below(stop, 1)) - share))
                     if share > allowed:
                         return share

@@ -19,6 +19,7 @@ from sbeval.foreign_files import read_json_object
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import whole_file
 from sbeval.model_adapters.batching import free_memory, out_of_memory
+from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.model_adapters.record import run_settings
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test.measured import EAGER, TOKENS, Measured, Nothing
@@ -43,11 +44,6 @@ _DECIDE = (
     "extrapolation",
     "kernels",
     "arguments",
-)
-_TEXT = (
-    "The harbour lay quiet before sunrise, and only two boats had left it. An old man with a red lamp counted nets, "
-    "seven of them torn, while his daughter wrote numbers into a small blue book: 14 crates of herring, 3 of cod, 250 "
-    "metres of rope. Nobody spoke about the storm. Far behind the church a dog barked twice; then bells began to ring."
 )
 
 
@@ -214,10 +210,4 @@ def _decided(session: Session, lm: Any) -> Outcome:
 
 def _tokens(lm: Any) -> list[int]:
     """Tokens of ordinary text; of the vocabulary, where the tokenizer hardly knows the text."""
-    tokenizer, embeddings = lm.tokenizer, lm.model.get_input_embeddings().weight.shape[0]
-    tokens = [token for token in tokenizer.encode(_TEXT, add_special_tokens=False) if token < embeddings][:TOKENS]
-    if len(set(tokens)) < TOKENS // 3:
-        special = set(tokenizer.all_special_ids)
-        known = sorted(token for token in tokenizer.get_vocab().values() if token < embeddings and token not in special)
-        tokens = known[:: max(1, len(known) // TOKENS)]
-    return [tokens[place % len(tokens)] for place in range(TOKENS)]
+    return sample_tokens(lm.tokenizer, lm.model.get_input_embeddings().weight.shape[0], TOKENS)

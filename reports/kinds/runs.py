@@ -16,6 +16,7 @@ from sbeval.reports.read.models import (
     rope_scaling_text,
     self_test_text,
     sentence_text,
+    switched_off_texts,
     unread_text,
 )
 from sbeval.reports.read.runs import EvaluationRun, TaskResult, mapping
@@ -123,6 +124,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
         "kernels": record.kernels,
         "self-test": self_test_text(record),
         "special tokens": sentence_text(record.added_tokens),
+        "switched off": "; ".join(switched_off_texts(record)) or None,
         "skip threshold": f"{record.skip_threshold:g}" if record.skip_threshold else None,
         "longest input": _longest_input(run),
         "documents limited to": f"{run.limit:g}" if run.limit is not None else None,

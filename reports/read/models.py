@@ -169,11 +169,16 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
 
 
 def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
-    """Notes self-tests that found something, and runs of one model that differ in a part beside its weights."""
+    """Notes self-tests that found something, changes to a model that were undone, and runs that differ.
+
+    Runs of one model differ where a part beside its weights does.
+    """
     for model in models:
         for run in model.runs:
             if (text := self_test_text(run.record)) and mapping(run.record.self_test).get("sound") is not True:
                 notes.add(run.path, f"self-test: {text}.")
+            for text in switched_off_texts(run.record):
+                notes.add(run.path, f"{text}.")
             for text in cut_texts(run.record):
                 notes.add(run.path, text)
             if text := unread_text({"allowed": mapping(run.record.unread).get("allowed")}):
@@ -285,6 +290,12 @@ def unread_text(unread: Mapping[str, object] | None) -> str | None:
             more = f" and {len(names) - _TENSORS_NAMED} more" if len(names) > _TENSORS_NAMED else ""
             parts.append(f"{listed}{more} ({reason})")
     return "; ".join(parts) or None
+
+
+def switched_off_texts(record: ModelRecord) -> list[str]:
+    """Returns a sentence for each change to the loaded model that moved its logits and was undone."""
+    notes = mapping(record.prepared).get("notes")
+    return [shown_name(note) for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def cut_texts(record: ModelRecord) -> list[str]:

@@ -218,9 +218,9 @@ def load_whole(
     missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(f"the checkpoint {name} lacks tensors: {some(missing)}; complete the download or save it again")
-    folder = None if arguments.get("gguf_file") else _files_of(name, arguments)
+    files = None if arguments.get("gguf_file") else _files_of(name, arguments)
     trusted = {"trust_remote_code": bool(arguments.get("trust_remote_code"))}
-    unread = settle_unread(model, info["unexpected_keys"], folder, name=name, allow_unread=allow_unread, **trusted)
+    unread = settle_unread(model, info["unexpected_keys"], files, name=name, allow_unread=allow_unread, **trusted)
     if report is not None:
         report(unread)
     return model
@@ -230,7 +230,7 @@ def _files_of(name: str, arguments: Mapping[str, Any]) -> Path | None:
     """Returns the folder from which transformers has read a checkpoint, None where it is not known."""
     if not is_hub_id(name):
         return Path(name) / (arguments.get("subfolder") or "")
-    options = {"revision": arguments.get("revision"), "subfolder": arguments.get("subfolder") or None}
+    options: dict[str, Any] = {"revision": arguments.get("revision"), "subfolder": arguments.get("subfolder") or None}
     with contextlib.suppress(HfHubHTTPError, HFValidationError, OSError):
         return Path(hf_hub_download(name, "config.json", **options)).parent
     return None

@@ -230,9 +230,10 @@ def _declared_models(model: Any, folder: Path, trust_remote_code: bool) -> Itera
     with contextlib.suppress(Exception), quiet_transformers():  # of any class: it is a foreign file that says so
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         for architecture in getattr(config, "architectures", None) or ():
-            kind = getattr(transformers, architecture, None)
-            is_class = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
-            if is_class and not isinstance(model, kind) and isinstance(config, kind.config_class or ()):
+            kind: Any = getattr(transformers, architecture, None)
+            if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel) or isinstance(model, kind):
+                continue
+            if isinstance(config, kind.config_class or ()):
                 with torch.device("meta"):
                     other: PreTrainedModel = kind(config)
                 yield other

@@ -186,6 +186,8 @@ class ModelRecord(_Record):
             this family's models and for those with an encoder.
         added_tokens: what the tokenizer adds to a text: a `prefix` and a `suffix`, such as BOS and EOS. A `sentence`
             says where the model reads them. None where the tokenizer adds nothing.
+        prepared: how the loaded model was changed: names of the changes that were `kept`, and `notes`, a sentence for
+            each that moved the model's logits and was undone. None where a run did not record it.
     """
 
     schema: int = SCHEMA
@@ -220,6 +222,7 @@ class ModelRecord(_Record):
     thinking_tokens: int | None = None
     self_test: dict[str, Any] | None = None
     added_tokens: dict[str, Any] | None = None
+    prepared: dict[str, Any] | None = None
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:

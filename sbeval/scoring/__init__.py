@@ -8,5 +8,6 @@
 - `non_finite`: what if a model's logits are no numbers, and what do lm-eval's tasks record then?
 - `returned`: which answers of a server that scores prompts can be right?
 - `guarded`: how does every model of lm-eval that asks a server compare its answers with that?
+- `rounding`: how far do logits lie apart, and how far does rounding alone move them?
 - `spans`: how far back does every head look?
 """

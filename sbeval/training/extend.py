@@ -149,7 +149,7 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
         if isinstance(config, SbevalConfig) and scaling is not None:
             config.set_rope_parameters(scaled)
         elif scaling is not None:
-            config.rope_parameters = {**own, GLOBAL_LAYERS: scaled} if GLOBAL_LAYERS in entries else scaled
+            config.rope_parameters = {**(own or {}), GLOBAL_LAYERS: scaled} if GLOBAL_LAYERS in entries else scaled
         try:
             config.validate()  # as it will be when the first state is saved
         except (KeyError, ValueError, TypeError) as error:

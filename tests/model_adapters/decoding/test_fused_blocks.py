@@ -10,8 +10,8 @@ import transformers
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.served import GenerationInSlots, fused_blocks
 from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.speed.faster import make_faster
 from tests.model_adapters.decoding.slots import DEVICE, LINES, adapter, answers
+from tests.model_adapters.prepare.faster import make_faster
 from tests.models.small import VARIANTS, small_model
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 51, "num_attention_heads": 2, "head_dim": 16}

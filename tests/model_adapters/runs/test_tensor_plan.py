@@ -20,11 +20,11 @@ from sbeval.model_adapters.batching import SharedDoesNotFit, share_passes
 from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
 from sbeval.model_adapters.decoding.stepper import Stepper
 from sbeval.model_adapters.loading import OLDEST_TRANSFORMERS_OF_PLANS, check_tensor_plan
+from sbeval.model_adapters.prepare.changes.sums import SummedMap, give_back_sums
+from sbeval.model_adapters.prepare.trial import Trial
 from sbeval.model_adapters.self_test import testing
-from sbeval.model_adapters.speed import faster
-from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.model_adapters.speed.plan import SummedMap, give_back_sums
 from tests.model_adapters import small
+from tests.model_adapters.prepare.faster import make_faster
 from tests.model_adapters.small import english, generated, likelihoods, load_lm
 
 NEEDS_PLANS = pytest.mark.skipif(
@@ -47,10 +47,10 @@ def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
     logits = {}
     with torch.no_grad():
         logits["plan"] = model(torch.arange(9)[None]).logits
-        near, faster._near = faster._near, lambda *_: False
+        difference, Trial.difference = Trial.difference, lambda _: 1.0  # type: ignore[method-assign]
         assert not make_faster(model)
         assert planned == {name: model.get_submodule(name).forward for name in planned}
-        faster._near = near
+        Trial.difference = difference  # type: ignore[method-assign]
         assert make_faster(model)
         logits["fused"] = model(torch.arange(9)[None]).logits
     blocks = FusedBlocks.of(model) if plan == "auto" else None

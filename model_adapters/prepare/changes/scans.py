@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sbeval.model_adapters.speed.replacing import Forward, with_name
+from sbeval.model_adapters.prepare.change import Change, Setting, Undo
+from sbeval.model_adapters.prepare.replacing import Forward, give_back_forwards, with_name
 from sbeval.scoring.body import same_but_for_rounding
 
 PIECE_TOKENS = 4096
@@ -90,3 +91,10 @@ def _continues(original: Forward) -> bool:
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
     return all(same_but_for_rounding(*both) for both in zip(in_pieces, expected, strict=True))
+
+
+def _apply(model: nn.Module, setting: Setting) -> Undo | None:
+    return functools.partial(give_back_forwards, changed) if (changed := scan_in_pieces(model)) else None
+
+
+CHANGE = Change(name="scans in pieces", apply=_apply)  # its own check: a short text is a single piece

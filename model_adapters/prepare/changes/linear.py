@@ -4,12 +4,15 @@ The fast kernels read rows that start at multiples of 16 bytes. A Llama-style ML
 and its products fall back to slower ones. Rows and columns of zeros change no sum; they are added once, after loading.
 """
 
+import functools
 from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+
+from sbeval.model_adapters.prepare.change import Change, Setting, Undo
 
 ROW_BYTES = 16
 _WIDTH_BYTES = 128  # a whole cache line, once there is padding at all
@@ -100,3 +103,16 @@ def _unaligned(module: nn.Linear) -> bool:
         return False
     sizes = [width * module.weight.element_size() for width in module.weight.shape]
     return module.weight.device.type != "meta" and any(size % ROW_BYTES for size in sizes)
+
+
+def _plain_again(model: nn.Module) -> None:
+    for name, module in list(model.named_modules()):
+        if isinstance(module, AlignedLinear):
+            model.set_submodule(name, module.plain())
+
+
+def _apply(model: nn.Module, setting: Setting) -> Undo | None:
+    return functools.partial(_plain_again, model) if align_linears(model) else None
+
+
+CHANGE = Change(name="padded linear layers", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True)

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -24,7 +24,9 @@ from torch.nn.functional import pad
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sbeval.model_adapters.speed.replacing import held
+from sbeval.model_adapters.prepare.change import Change, Undo
+from sbeval.model_adapters.prepare.replacing import held
+from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.models.softmax import MASK_ELEMENTS, cudnn_attention, softmax_attention
 from sbeval.scoring.body import no_cache
 
@@ -38,6 +40,7 @@ _NAME = "sbeval_seen_keys_"
 _ATTRIBUTE = "_attn_implementation_internal"
 _MORE = ("softcap", "position_bias", "cache", "output_attentions")
 _FLASH_HEAD_DIM = 256
+_KEEPS = "attention to windows and sinks differs from that of {}; it is switched off there"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,16 +74,21 @@ class SeenKeys:
         return self
 
 
-def see_keys(model: Any) -> bool:
-    """Has the attention of a transformers model cost what its layers see; returns whether it does so from now on.
+_trials: "WeakKeyDictionary[nn.Module, _SeenKeys]" = WeakKeyDictionary()
+"""The newest trial of each model, which knows the modules whose attention differed."""
 
-    Models without windows, chunks and sinks stay as they are, and so do those whose attention somebody chose. Logits
-    are not compared: where experts are chosen, any rounding changes them.
+
+def see_keys(model: Any) -> Undo | None:
+    """Makes the cost of a transformers model's attention that of the keys its layers see.
+
+    Returns the function that undoes it, None for a model without windows, chunks and sinks, and for one whose attention
+    was chosen. Logits are not compared: where experts are chosen, any rounding changes them, and the sample is shorter
+    than the texts that this is for.
     """
     before = getattr(model.config, "_attn_implementation", None)
     if before != ("sdpa" if getattr(model, "_supports_sdpa", False) else "eager"):
-        return False
-    trial = _SeenKeys(before, shortest_tokens=1)
+        return None
+    trial = _trials[model] = _SeenKeys(before, shortest_tokens=1)
     configs = {
         id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
     }
@@ -88,10 +96,25 @@ def see_keys(model: Any) -> bool:
     with held([(config, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for config in changed]):
         # the longer text, for what begins after some hundred tokens, only where something is gained
         if not (_runs(model, _SAMPLE_TOKENS) and trial.served and _runs(model, _LONGER_TOKENS)):
-            return False
-    for config in changed:
-        setattr(config, _ATTRIBUTE, _registered(before))
-    return True
+            return None
+
+    def attend_by(name: str) -> None:
+        for config in changed:
+            setattr(config, _ATTRIBUTE, name)
+
+    attend_by(_registered(before).name)
+    return functools.partial(attend_by, before)
+
+
+def notes(model: nn.Module) -> list[str]:
+    """Returns a sentence for each kind of attention module that kept its own attention, in a trial or a long text."""
+    before = attention_before(getattr(getattr(model, "config", None), "_attn_implementation", None))
+    modules = {id(module) for module in model.modules()}
+    asked = [] if before is None else [_registered(before)]
+    if (trial := _trials.get(model)) is not None:
+        asked.append(trial)
+    kept = {name for implementation in asked for name in implementation.different(modules)}
+    return [_KEEPS.format(name) for name in sorted(kept)]
 
 
 def attention_before(implementation: str | None) -> str | None:
@@ -100,13 +123,16 @@ def attention_before(implementation: str | None) -> str | None:
 
 
 @functools.cache
-def _registered(before: str) -> str:
-    return _SeenKeys(before).register(f"{_NAME}{before}")
+def _registered(before: str) -> "_SeenKeys":
+    implementation = _SeenKeys(before)
+    implementation.register(f"{_NAME}{before}")
+    return implementation
 
 
 @torch.no_grad()
 def _runs(model: Any, length: int) -> bool:
-    tokens = torch.arange(length, device=model.device)[None] % model.config.get_text_config().vocab_size
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    tokens = torch.tensor(sample_tokens(None, embeddings, length), device=model.device)[None]
     with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError):
         model(input_ids=tokens, **no_cache(model))
         return True
@@ -118,13 +144,20 @@ class _SeenKeys:
 
     def __init__(self, before: str, shortest_tokens: int | None = None) -> None:
         self._before, self._shortest = before, shortest_tokens
+        self.name = ""
         self.served = False  # whether an attention saw other than all keys
         self._same: WeakKeyDictionary[nn.Module, dict[tuple[int | None, int | None], bool]] = WeakKeyDictionary()
 
     def register(self, name: str) -> str:
         ALL_ATTENTION_FUNCTIONS.register(name, self.attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, self.mask)
+        self.name = name
         return name
+
+    def different(self, modules: Collection[int]) -> list[str]:
+        """Returns the names of the classes of those modules, given by `id`, that kept the attention before."""
+        kept = (module for module, same in self._same.items() if id(module) in modules and not all(same.values()))
+        return sorted({type(module).__name__ for module in kept})
 
     def mask(self, batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Any:
         """Returns `SeenKeys` of long whole texts without padding, else the mask of the implementation before."""
@@ -168,7 +201,7 @@ class _SeenKeys:
                 first = [x[:, :, :few] for x in (query, key, value)]
                 same[kind] = _same(attend, functools.partial(original, **others), first, _on(seen.mask(few), query))
                 if not same[kind]:
-                    logger.warning("%s keeps its own attention, from which ours differs", type(module).__name__)
+                    logger.warning("%s", _KEEPS.format(type(module).__name__))
             if same[kind]:
                 self.served |= sink_H is not None or attention_mask.window is not None or seen.chunk is not None
                 return attend(query, key, value).transpose(1, 2).contiguous(), None
@@ -300,3 +333,10 @@ def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, 
         whole = torch.cat([logit_BHRK, sink_BHR1.expand(texts, heads, stop - start, 1)], dim=3)
         outputs.append(whole.softmax(3)[..., :-1] @ v_BHLD[:, :, oldest:stop])
     return torch.cat(outputs, dim=2)
+
+
+CHANGE = Change(
+    name="attention to seen keys",
+    apply=lambda model, setting: see_keys(model),
+    wanted=lambda setting: setting.causal and not setting.attention_named,
+)

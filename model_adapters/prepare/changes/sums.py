@@ -1,7 +1,7 @@
-"""Maps of a tensor plan (`tp_plan`) whose outputs its processes add up, with another kernel for small sums.
+"""Row-parallel linear layers of a tensor plan (`tp_plan`), with another all-reduce for small sums.
 
-NCCL takes some 40 microseconds for the sum behind attention or an MLP, which for a few tokens is longer than the map
-takes. Where two GPUs reach each other's memory, each reads the other's part instead.
+NCCL takes about 40 microseconds for the all-reduce behind attention or an MLP, which for a few tokens is longer than
+the linear layer takes. Where two GPUs reach each other's memory, each reads the other's part instead.
 """
 
 import contextlib
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import linear
+
+from sbeval.model_adapters.prepare.change import Change, Setting, Undo
 
 SMALL_BYTES = 2**19
 _PROCESSES = 2  # of more, each would add in another order, and round otherwise than the others
@@ -105,3 +107,10 @@ def give_back_sums(maps: list[nn.Module]) -> None:
     """Gives maps from `sum_quickly` the forward of their plan again."""
     for module in maps:
         vars(module)["forward"] = vars(module)["forward"].planned
+
+
+def _apply(model: nn.Module, setting: Setting) -> Undo | None:
+    return functools.partial(give_back_sums, maps) if (maps := sum_quickly(model)) else None
+
+
+CHANGE = Change(name="small all-reduces", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True)

@@ -12,8 +12,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from sbeval.attention.impl.triton import decode as triton_decode
-from sbeval.model_adapters.speed import generating as module
-from sbeval.model_adapters.speed.generating import MOST_NEW_TOKENS, GrowingLayer, growing_cache, steps_without_plans
+from sbeval.model_adapters.decoding import growing_cache as module
+from sbeval.model_adapters.decoding.growing_cache import (
+    MOST_NEW_TOKENS,
+    GrowingLayer,
+    growing_cache,
+    steps_without_plans,
+)
 from tests.model_adapters.small import ARCHITECTURES, generated, load_lm
 from tests.model_adapters.small import LINES as ALL_LINES
 

@@ -12,10 +12,11 @@ from accelerate.hooks import AlignDevicesHook, ModelHook, attach_align_device_ho
 from torch import nn
 
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.model_adapters.speed.parts import FusedGatedMLP
-from sbeval.model_adapters.speed.spread import Relay, settle_hooks
+from sbeval.model_adapters.prepare.changes.hooks import settle_hooks
+from sbeval.model_adapters.prepare.changes.mlps import FusedGatedMLP
+from sbeval.model_adapters.prepare.spread import Relay
 from sbeval.scoring.scorer import TokenScorer
+from tests.model_adapters.prepare.faster import make_faster
 from tests.model_adapters.small import english, instances, odd, tiny_tokenizer
 
 TOKENS = torch.arange(40)[None]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
-from sbeval.model_adapters.speed import scans, seen_keys
-from sbeval.model_adapters.speed.scans import ScanInPieces, scan_in_pieces
-from sbeval.model_adapters.speed.seen_keys import SeenKeys, attention_before, attention_to_seen, see_keys
+from sbeval.model_adapters.prepare.changes import scans, seen_keys
+from sbeval.model_adapters.prepare.changes.scans import ScanInPieces, scan_in_pieces
+from sbeval.model_adapters.prepare.changes.seen_keys import SeenKeys, attention_before, attention_to_seen, see_keys
 from tests.model_adapters.small import ARCHITECTURES, SIZES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -122,7 +122,9 @@ def test_a_layer_that_attends_otherwise_keeps_its_attention(monkeypatch, caplog)
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
     monkeypatch.setattr(seen_keys, "attention_to_seen", lambda *heads, **_: 2 * heads[0])
     assert not see_keys(model)
-    assert "keeps its own attention" in caplog.text
+    (note,) = seen_keys.notes(model)
+    assert note in caplog.text
+    assert note.endswith("; it is switched off there")
 
 
 def test_a_mask_that_shows_more_than_a_window_or_less_is_made_as_before(monkeypatch):

@@ -15,39 +15,13 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
-from accelerate.hooks import AlignDevicesHook, remove_hook_from_module
+from accelerate.hooks import AlignDevicesHook
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 logger = logging.getLogger(__name__)
 _handles: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
 """What the newest relay of each model hangs on its blocks."""
-
-
-def settle_hooks(model: nn.Module) -> None:
-    """Leaves a hook of accelerate's at the beginning of each block alone, and has what rotates lie where blocks begin.
-
-    A block's hook brings all that the block needs, and no part with a hook of its own is fused. Tables of angles, which
-    are needed first, come last in the model, and so on the last GPU.
-    """
-    blocks = _blocks(model)
-    inside = {id(module) for block in blocks for module in block.modules()}
-    for block in blocks:
-        if (device := _device(block)) is None or not _all_lie_there(block):
-            continue
-        for module in list(block.modules()):
-            if module is not block and _device(module) == device:
-                remove_hook_from_module(module)
-                if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
-                    del module.forward  # what the hook stood in for, and no change of the class's
-    if not blocks or (first := _device(blocks[0])) is None:
-        return
-    for module in model.modules():
-        angles = any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
-        if angles and id(module) not in inside and _device(module) not in (None, first):
-            hook: Any = module._hf_hook
-            hook.execution_device = first
-            module.to(first)
 
 
 class Relay:
@@ -64,8 +38,8 @@ class Relay:
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
         """Returns the relay of a model whose blocks are spread over GPUs alone, None for others."""
-        hooked = [block for block in _blocks(model) if hasattr(block, "_hf_hook")]
-        devices = [device for block in hooked if (device := _device(block)) and _all_lie_there(block)]
+        hooked = [block for block in blocks_of(model) if hasattr(block, "_hf_hook")]
+        devices = [device for block in hooked if (device := hooked_device(block)) and lies_on_one_device(block)]
         order = list(dict.fromkeys(devices))
         if len(order) < 2 or len(devices) < len(hooked) or any(device.type != "cuda" for device in order):
             return None
@@ -145,14 +119,14 @@ class Relay:
         self._left[device] = torch.cuda.current_stream(device).record_event()
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks that accelerate places, in the order of their lists; where they run in another, GPUs wait longer."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     inner = {id(each) for outer in lists for block in outer for each in block.modules()}
     return [block for each in lists if id(each) not in inner for block in each]
 
 
-def _device(module: nn.Module) -> torch.device | None:
+def hooked_device(module: nn.Module) -> torch.device | None:
     """Where a hook of accelerate's has a module run, if that is all that stands before the module's own forward."""
     hook: Any = getattr(module, "_hf_hook", None)
     if type(hook) is not AlignDevicesHook or hook.offload or hook.execution_device is None:
@@ -163,6 +137,8 @@ def _device(module: nn.Module) -> torch.device | None:
     return torch.device(hook.execution_device)
 
 
-def _all_lie_there(block: nn.Module) -> bool:
+def lies_on_one_device(block: nn.Module) -> bool:
     """Whether no part of a block has its weights brought from elsewhere, or a hook of another kind."""
-    return all(_device(module) == _device(block) for module in block.modules() if hasattr(module, "_hf_hook"))
+    return all(
+        hooked_device(module) == hooked_device(block) for module in block.modules() if hasattr(module, "_hf_hook")
+    )

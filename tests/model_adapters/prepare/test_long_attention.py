@@ -15,12 +15,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sbeval.model_adapters.speed.attention import AttentionOfLongTexts, fuse_long_attention, fuse_rotations
-from sbeval.model_adapters.speed.faster import make_faster
-from sbeval.model_adapters.speed.linear import AlignedLinear, align_linears
-from sbeval.model_adapters.speed.replacing import give_back_forwards
+from sbeval.model_adapters.prepare.changes.linear import AlignedLinear, align_linears
+from sbeval.model_adapters.prepare.changes.long_attention import AttentionOfLongTexts, fuse_long_attention
+from sbeval.model_adapters.prepare.changes.rotations import fuse_rotations
+from sbeval.model_adapters.prepare.replacing import give_back_forwards
 from sbeval.models import flex
 from sbeval.models.softmax import long_causal_attention
+from tests.model_adapters.prepare.faster import make_faster
 from tests.model_adapters.small import odd
 
 TOKENS = torch.arange(40)[None]

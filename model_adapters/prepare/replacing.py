@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -23,6 +23,16 @@ def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module 
     return replaced
 
 
+def give_back_modules(model: nn.Module, replaced: Mapping[str, nn.Module]) -> Callable[[], None] | None:
+    """Returns the function that puts modules back by their names, None where none was replaced."""
+
+    def give_back() -> None:
+        for name, module in replaced.items():
+            model.set_submodule(name, module)
+
+    return give_back if replaced else None
+
+
 def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) -> Forward | None:
     """Returns a copy of a function in which a global name means what `stand_in` makes of its value.
 
@@ -39,6 +49,16 @@ def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) ->
     copied = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__
     return functools.update_wrapper(copied, forward)
+
+
+def with_forwards(model: nn.Module, stand_in: Callable[[nn.Module], Forward | None]) -> list[nn.Module]:
+    """Gives modules the forward that `stand_in` returns, if not None, and returns those modules."""
+    changed = []
+    for module in model.modules():
+        if (forward := stand_in(module)) is not None:
+            module.forward = types.MethodType(forward, module)
+            changed.append(module)
+    return changed
 
 
 def give_back_forwards(modules: list[nn.Module]) -> None:

@@ -1,0 +1,35 @@
+"""flex_attention without a matrix of all pairs: compiled for each shape on a GPU, another attention on a CPU."""
+
+import logging
+from typing import Any
+
+import torch
+import torch._dynamo.config
+
+from sbeval.model_adapters.prepare.change import Change, Setting, Undo
+
+logger = logging.getLogger(__name__)
+
+_MOST_SHAPES = 2**12
+
+
+def settle_flex_attention(model: Any, setting: Setting) -> Undo | None:
+    """Raises PyTorch's limit of compiled shapes on a GPU; on a CPU takes another attention unless the user chose it."""
+    before = model.config._attn_implementation
+    if before != "flex_attention":
+        return None
+    if model.device.type != "cpu":
+        # beyond the limit, which is eight shapes, flex_attention would run uncompiled
+        limits: Any = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
+        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_SHAPES)
+        return None
+    if setting.attention_named or setting.in_memory:
+        return None
+    instead = "sdpa" if model._supports_sdpa else "eager"
+    logger.warning("flex_attention of config.json would be compiled for minutes on a CPU: %s is used", instead)
+    model.set_attn_implementation(instead)
+    return lambda: model.set_attn_implementation(before)
+
+
+CHANGE = Change(name="attentions in place of flex_attention", apply=settle_flex_attention, wanted=lambda setting: True)

@@ -1,0 +1,48 @@
+"""Which kernels compute a model's stick-breaking attention, and below which stick they skip keys."""
+
+from typing import Any
+
+from sbeval.checkpoints.facts import checkpoint_format, text_config
+from sbeval.errors import UserError
+from sbeval.model_adapters.prepare.change import Change, Setting
+
+
+def skip_threshold_in_force(model: Any, setting: Setting) -> float | None:
+    """Returns the threshold that `auto` stands for, or the one that was passed; None where every key is visited.
+
+    Raises:
+        UserError: a threshold was passed for the reference, which visits every key.
+    """
+    threshold, kernels = setting.skip_threshold, setting.kernels
+    if threshold == "auto":
+        return setting.default_skip_threshold if _breaks_sticks(model) and kernels != "reference" else None
+    if _breaks_sticks(model) and kernels == "reference" and threshold is not None:
+        expected = "Expected no skip_threshold beside kernels=reference, which visits every key"
+        raise UserError(f"{expected}, found {threshold}: remove one of them from --model_args.")
+    return threshold
+
+
+def choose_kernels(model: Any, setting: Setting) -> None:
+    """Sets the kernels and the threshold of a model of this family.
+
+    Raises:
+        UserError: kernels or a threshold were passed for a model without stick-breaking attention, or a threshold for
+            the reference.
+    """
+    threshold, kernels = skip_threshold_in_force(model, setting), setting.kernels
+    if hasattr(model, "set_kernels"):
+        model.set_kernels(kernels, threshold)
+    elif kernels != "auto" or threshold is not None:
+        raise UserError(
+            f"Expected kernels= and skip_threshold= for stick-breaking attention only, found kernels={kernels} and "
+            f"skip_threshold={threshold} for {checkpoint_format(getattr(model, 'config', None))}: remove them "
+            "from --model_args."
+        )
+
+
+def _breaks_sticks(model: Any) -> bool:
+    config = text_config(getattr(model, "config", None))
+    return hasattr(model, "set_kernels") and getattr(config, "attention", "stickbreaking") == "stickbreaking"
+
+
+CHANGE = Change(name="kernels of stick-breaking attention", apply=choose_kernels)

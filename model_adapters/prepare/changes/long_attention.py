@@ -1,0 +1,124 @@
+"""Another kernel for the attention of transformers' models on long texts.
+
+The forward of an attention module looks its kernel up in `ALL_ATTENTION_FUNCTIONS`. A module gets a copy of that
+forward in which the name means a table with another kernel for long texts. transformers and other models stay as they
+are.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from sbeval.model_adapters.prepare.change import Change, Setting, Undo
+from sbeval.model_adapters.prepare.replacing import Forward, with_forwards, with_name
+from sbeval.models.softmax import long_causal_attention
+
+_TABLE = "ALL_ATTENTION_FUNCTIONS"
+_CHANGING = ("softcap", "position_bias", "sliding_window", "cache", "s_aux", "output_attentions")
+"""Keywords that ask for more than plain attention, or might."""
+LongAttention = Callable[..., Tensor | None]
+
+
+class AttentionOfLongTexts:
+    """Stands in for transformers' `sdpa_attention_forward`, and calls it for all but long plain causal attention.
+
+    That goes to `attend`, which returns None for what it leaves to the other.
+    """
+
+    def __init__(
+        self, attend: LongAttention = long_causal_attention, own: Callable[..., Any] = sdpa_attention_forward
+    ) -> None:
+        self._attend, self._own = attend, own
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query_BHLD: Tensor,
+        key_BHLD: Tensor,
+        value_BHLD: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns [B, L, H, D] and no weights."""
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        more = any(others.get(name) is not None and others[name] is not False for name in _CHANGING)
+        if attention_mask is None and not dropout and causal is True and not more:
+            scale = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
+            if (output_BHLD := self._attend(query_BHLD, key_BHLD, value_BHLD, scale=scale)) is not None:
+                return output_BHLD.transpose(1, 2).contiguous(), None
+        others |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        attended: tuple[Tensor, Tensor | None]
+        attended = self._own(module, query_BHLD, key_BHLD, value_BHLD, attention_mask, **others)
+        return attended
+
+
+class AttentionTable:
+    """A model file's table of attention functions, but for those that others stand in for."""
+
+    def __init__(self, table: Any, stand_in: Callable[[Any], Any]) -> None:
+        self._table, self._stand_in = table, stand_in
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._stand_in(self._table[name])
+
+    def get_interface(self, name: str, default: Any) -> Any:
+        """Returns the function of a name, or the default."""
+        return self._stand_in(self._table.get_interface(name, default))
+
+
+def with_attention(forward: Any, stand_in: Callable[[Any], Any]) -> Forward | None:
+    """Returns a copy of an attention's forward in which others stand in for attention functions, None for others."""
+    return with_name(
+        forward, _TABLE, lambda table: AttentionTable(table, stand_in) if hasattr(table, "get_interface") else None
+    )
+
+
+def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_attention) -> list[nn.Module]:
+    """Gives attention modules the table above, and returns those modules.
+
+    Those with a forward of their own stay as they are, unless it is one from `fuse_rotations`.
+    """
+    return with_forwards(model, lambda module: _with_table(_forward_of(module), attend))
+
+
+def _forward_of(module: nn.Module) -> Any:
+    of_class = type(module).forward
+    if (own := vars(module).get("forward")) is None:
+        return of_class
+    function = getattr(own, "__func__", None)
+    return function if getattr(function, "__wrapped__", None) is of_class else None
+
+
+@functools.cache
+def _with_table(forward: Any, attend: LongAttention) -> Forward | None:
+    long = AttentionOfLongTexts(attend)
+    return with_attention(forward, lambda function: long if function is sdpa_attention_forward else function)
+
+
+def _apply(model: nn.Module, setting: Setting) -> Undo | None:
+    before = {module: vars(module).get("forward") for module in model.modules()}
+    if not (changed := fuse_long_attention(model)):
+        return None
+
+    def undo() -> None:
+        for module in changed:
+            if (forward := before[module]) is None:
+                del module.forward
+            else:
+                module.forward = forward  # the forward with a fused rotation
+
+    return undo
+
+
+CHANGE = Change(
+    name="kernels for long attention", apply=_apply, wanted=lambda setting: setting.replaces_parts, judged=True
+)

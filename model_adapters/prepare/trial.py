@@ -1,0 +1,221 @@
+"""The trial: whether a changed model still has its logits, and which of the changes moved them.
+
+The model reads one short text before and after the changes. Fused kernels round in other places than the parts that
+they replace, so the logits are never quite the same. The model itself shows how far rounding alone moves its logits: it
+reads the text again with the output of every module rounded once more.
+
+Shape suffixes: L tokens, V vocabulary.
+"""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbeval.commands import ranks
+from sbeval.errors import first_line
+from sbeval.model_adapters.prepare.change import Change, Setting, Undo
+from sbeval.model_adapters.prepare.sample import sample_tokens
+from sbeval.scoring.body import no_cache
+from sbeval.scoring.rounding import least, rounded_anew, shares_apart
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_TOKENS = 64
+DRAWS = 4
+_FEW_POSITIONS = 16  # of fewer, the mean varies from draw to draw
+TIMES_ROUNDING = 2.0
+"""How much more than the mean of the draws is allowed: kernels also round between the outputs of modules.
+
+In bf16, fused norms move the logits of SmolLM2-135M by 0.044 of their spread where the limit is 0.12, and a missing MLP
+of any layer by 0.21 or more. With random weights a missing MLP is 0.076 and a wrong rotation 0.070 where the limit is
+0.042.
+"""
+
+
+class Trial:
+    """A model and the logits of a sample of text, as the model gives them before it is changed.
+
+    Attributes:
+        model: the model.
+        failure: why the model cannot be asked for logits, None where it can.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, tokens: Sequence[int] | None = None) -> None:
+        self.model, self._tokenizer, self._tokens = model, tokenizer, tokens
+        self._expected_LV: Tensor | None = None
+        self._limit: float | None = None
+        self.failure: str | None = None
+
+    def begin(self) -> bool:
+        """Reads the sample with the model as it is; returns whether it gives logits to compare with."""
+        if self._expected_LV is None and self.failure is None:
+            self._expected_LV = self._logits()
+            if self._expected_LV is not None and not bool(self._expected_LV.isfinite().any()):
+                self._expected_LV, self.failure = None, "its logits are NaN"
+        return self._expected_LV is not None
+
+    def difference(self) -> float:
+        """Returns how far the logits lie from those at the beginning, as a share of the logits' spread.
+
+        The share is a mean over positions, infinity where the model does not run or gives NaN; `failure` says why.
+        """
+        assert self._expected_LV is not None
+        self.failure = None
+        found_LV = self._logits()
+        if found_LV is None:
+            return math.inf
+        if found_LV.shape != self._expected_LV.shape or found_LV.dtype != self._expected_LV.dtype:
+            self.failure = f"logits of shape {tuple(found_LV.shape)} in {found_LV.dtype}"
+            return math.inf
+        return float(shares_apart(found_LV, self._expected_LV).mean())
+
+    @property
+    def least(self) -> float:
+        """A difference that rounding in the model's dtype explains in any model."""
+        assert self._expected_LV is not None
+        return least(self._expected_LV.dtype, self._expected_LV.device)
+
+    def limit(self) -> float:
+        """Returns the largest difference that rounding explains; the model must be as it was at the beginning."""
+        assert self._expected_LV is not None
+        if self._limit is None:
+            self._limit = rounding_limit(self.model, self._logits, self._expected_LV)
+        return self._limit
+
+    @torch.no_grad()
+    def _logits(self) -> Tensor | None:
+        model = self.model
+        try:
+            tokens = self._tokens
+            if tokens is None:
+                embeddings = model.get_input_embeddings().weight.shape[0]
+                tokens = self._tokens = sample_tokens(self._tokenizer, embeddings, self._length())
+            ids_1L = torch.tensor(tokens, device=model.device)[None]
+            logits: Tensor = model(input_ids=ids_1L, **no_cache(model)).logits[0]
+        except Exception as error:  # models' code raises anything
+            self.failure = first_line(error)
+            return None
+        return logits
+
+    def _length(self) -> int:
+        """Returns the length of the sample: learned positions may be fewer."""
+        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return min(SAMPLE_TOKENS, positions) if isinstance(positions, int) and positions > 0 else SAMPLE_TOKENS
+
+
+@torch.no_grad()
+def rounding_limit(model: Any, read: Callable[[], Tensor | None], expected_LV: Tensor) -> float:
+    """Returns how far a model's logits may lie from the expected ones, as a mean share of their spread.
+
+    `read` returns the logits of the same positions once more, while the outputs of the modules are rounded anew.
+    """
+    moved = []
+    for seed in range(DRAWS):
+        with rounded_anew(model, seed=seed, times=1.0):
+            found_LV = read()
+        if found_LV is not None and math.isfinite(share := float(shares_apart(found_LV, expected_LV).mean())):
+            moved.append(share)
+    usual = max(moved, default=0.0) if len(expected_LV) < _FEW_POSITIONS else sum(moved) / max(1, len(moved))
+    return max(least(expected_LV.dtype, expected_LV.device), TIMES_ROUNDING * usual)
+
+
+def same_logits(model: Any, read: Callable[[], Tensor], found_LV: Tensor) -> bool:
+    """Whether rounding explains how logits differ from those that `read` returns, at the same positions."""
+    with torch.no_grad():
+        expected_LV = read()
+    difference = float(shares_apart(found_LV, expected_LV).mean())
+    if difference <= least(expected_LV.dtype, expected_LV.device):
+        return True
+    return difference <= rounding_limit(model, read, expected_LV)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Which changes stay, each with its undoing, and a sentence for each that was undone."""
+
+    kept: Mapping[str, Undo] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict:
+    """Makes changes to a model and undoes each that moves its logits further than rounding does.
+
+    Of several processes that each hold the model, the first decides and the others follow. Processes that share a model
+    run it together, and the first one's differences count.
+    """
+    if setting.processes > 1 and setting.rank > 0:
+        names, notes = _from_first(None)
+        made = {change.name: change.apply(trial.model, setting) for change in changes if change.name in names}
+        return Verdict(kept={name: undo for name, undo in made.items() if undo is not None}, notes=notes)
+    verdict = _decide(trial, changes, setting)
+    if setting.processes > 1:
+        _from_first((list(verdict.kept), list(verdict.notes)))
+    if ranks.is_first_process():
+        for note in verdict.notes:
+            logger.warning("%s", note)
+    return verdict
+
+
+def _decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict:
+    name = type(trial.model).__name__
+    if not _agreed(trial.begin(), setting):
+        return Verdict(notes=[f"{name} keeps its own parts: it gives no logits to compare with ({trial.failure})"])
+    made = _make(trial.model, changes, setting)
+    if not made:
+        return Verdict()
+    difference = _agreed(trial.difference(), setting)
+    if difference <= trial.least:
+        return Verdict(kept=made)
+    _undo(made)
+    limit = _agreed(trial.limit(), setting)
+    if difference <= limit:
+        return Verdict(kept=_make(trial.model, changes, setting))
+    return _one_by_one(trial, changes, setting, limit)
+
+
+def _one_by_one(trial: Trial, changes: Sequence[Change], setting: Setting, limit: float) -> Verdict:
+    """Makes each change beside those that stayed before it."""
+    name = type(trial.model).__name__
+    kept: dict[str, Undo] = {}
+    notes: list[str] = []
+    for change in changes:
+        if (undo := change.apply(trial.model, setting)) is None:
+            continue
+        difference = _agreed(trial.difference(), setting)
+        if difference <= limit:
+            kept[change.name] = undo
+            continue
+        undo()
+        if trial.failure is None:
+            fault = f"changed the logits of {name} by {difference:.2g} (limit {limit:.2g})"
+        else:
+            fault = f"cannot be used with {name} ({trial.failure})"
+        notes.append(f"{change.name} {fault}; they are switched off")
+    return Verdict(kept=kept, notes=notes)
+
+
+def _make(model: Any, changes: Sequence[Change], setting: Setting) -> dict[str, Undo]:
+    made = {change.name: change.apply(model, setting) for change in changes}
+    return {name: undo for name, undo in made.items() if undo is not None}
+
+
+def _undo(made: Mapping[str, Undo]) -> None:
+    for undo in reversed(list(made.values())):
+        undo()
+
+
+def _agreed(value: Any, setting: Setting) -> Any:
+    """Returns the first process's value to processes that share a model: a difference may round otherwise in others."""
+    return _from_first(value) if setting.shares_model else value
+
+
+def _from_first(value: Any) -> Any:
+    values = [value]
+    with ranks.waiting():
+        torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
