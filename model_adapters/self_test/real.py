@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sbeval.model_adapters.batching import BatchLimits, free_memory, out_of_memory
+from sbeval.model_adapters.batching import BatchLimits, fitting, free_memory, out_of_memory
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test.measured import (
     MOST_DRAWS,
@@ -60,6 +60,9 @@ _SHARE_OF_MEAN = 0.25
 _MOST_DOUBTFUL = 4
 _FIRST_ANSWERS = 4
 _OF_SPREAD = "of the logits' spread"
+_NO_ROOM = (
+    "Expected memory beside the model for reading a short text, but it ran out: free some, or use dtype=bfloat16."
+)
 
 
 class RealBatches:
@@ -89,9 +92,14 @@ class RealBatches:
         return Outcome.limits(limits, getattr(self.outcome, what))
 
     def begin(self, score: Score) -> None:
-        """Reads the self-test's text before the run's first text."""
+        """Reads the self-test's text before the run's first text.
+
+        Raises:
+            DoesNotFit: memory does not suffice for that text.
+        """
         if self._text is not None and self._before is None:
-            with contextlib.suppress(NonFiniteError):  # of tokens that the model masks
+            # tokens that the model masks have no finite scores
+            with contextlib.suppress(NonFiniteError), fitting(_NO_ROOM):
                 (self._before,) = score([self._test_text()])
 
     def end(self, score: Score) -> None:
