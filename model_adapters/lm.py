@@ -1,5 +1,6 @@
 """The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in `hf`'s place."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -80,7 +81,10 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
         if isinstance(pretrained, str) and pretrained.startswith("~"):
             pretrained = str(local_path(pretrained))
         try:
-            super().__init__(pretrained, **kwargs)
+            with contextlib.ExitStack() as self._tied:
+                if isinstance(pretrained, torch.nn.Module):
+                    self._tied.enter_context(loading.tied_as_it_is(pretrained))
+                super().__init__(pretrained, **kwargs)
         except torch.distributed.DistNetworkError as error:
             place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
             expected = f"Expected {os.environ.get('WORLD_SIZE', '1')} processes to meet at {place}"
@@ -280,6 +284,7 @@ class StickBreakingLM(HFLM):  # type: ignore[misc]
                 load = lambda *_, **__: model  # noqa: E731  of the dtype, device and revision it was loaded with
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` does the rest
             super()._create_model(pretrained, **kwargs)
+        self._tied.enter_context(loading.tied_as_it_is(self._model))
         self.AUTO_MODEL_CLASS = auto_class
 
     def _asking(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from sbeval.errors import UserError, first_line, panics_as_errors, raised_here, 
 from sbeval.fingerprint.parts import installed_version, untested
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.batching import out_of_memory
+from sbeval.model_adapters.prepare.replacing import held
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
@@ -237,6 +238,15 @@ def _check_adapter(folder: Path) -> None:
         expected = f"Expected an adapter whose configuration fits its weights at peft={folder}"
         remedy = "correct adapter_config.json, or copy the adapter again"
         raise UserError(f"{expected}, found a rank of {asked}, and matrices of at most {held} rows: {remedy}.")
+
+
+def tied_as_it_is(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which `model.tie_weights()` does nothing.
+
+    lm-eval calls it for every model. Loading has tied weights already. It leaves an output matrix alone that differs
+    from the embeddings, whatever `tie_word_embeddings` says, and an adapter may have trained one of the two.
+    """
+    return held([(model, {"tie_weights": lambda *_, **__: None})])
 
 
 def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:

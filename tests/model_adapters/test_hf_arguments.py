@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import accelerate
 import numpy as np
@@ -74,6 +75,47 @@ def test_tensors_that_the_model_does_not_read_are_refused_unless_they_are_allowe
     unread = lm.get_model_info()["sbeval"]["unread"]
     assert ("model.layers.1.mlp.up_proj.weight" in unread["allowed"], unread["declared"]) == (True, [])
     assert small.load_lm(checkpoint("llama"), **arguments).get_model_info()["sbeval"]["unread"] is None
+
+
+def nll_of(model: Any, tokens: list[int]) -> float:
+    """The NLL of all tokens but the first, in nats, from one forward pass."""
+    inputs, targets = torch.tensor([tokens[:-1]]), torch.tensor(tokens[1:])
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(model(input_ids=inputs).logits[0], targets, reduction="sum"))
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["from a folder", "in memory"])
+def test_an_output_matrix_that_differs_from_the_embeddings_stays_whatever_the_configuration_says(
+    in_memory, checkpoint, tmp_path
+):
+    folder = small.copied(checkpoint("llama"), tmp_path / "untied", tie_word_embeddings=True)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    given = transformers.AutoModelForCausalLM.from_pretrained(folder) if in_memory else folder
+    options = {"tokenizer": str(folder)} if in_memory else {}
+    lm = StickBreakingLM(given if in_memory else str(given), device="cpu", dtype="float32", **options)
+    assert not torch.equal(lm.model.lm_head.weight, lm.model.model.embed_tokens.weight)
+    (found,) = lm.loglikelihood_rolling(small.instances("loglikelihood_rolling", [(LINES[0],)]))
+    tokens = [lm.prefix_token_id, *lm.tok_encode(LINES[0], add_special_tokens=False)]
+    assert -found == pytest.approx(nll_of(plain, tokens), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings")
+@pytest.mark.parametrize("trained", ["lm_head", "embed_tokens"])
+def test_an_adapter_may_train_one_of_two_matrices_that_its_model_shares(trained, checkpoint, tmp_path):
+    base = checkpoint("qwen3")  # whose output matrix is the embeddings
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[trained], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(load(base), config)
+    for name, weight in model.named_parameters():
+        if "modules_to_save" in name:
+            weight.data += torch.randn_like(weight)
+    model.save_pretrained(tmp_path)
+    lm = small.load_lm(base, peft=str(tmp_path))
+    (found,) = lm.loglikelihood_rolling(small.instances("loglikelihood_rolling", [(LINES[0],)]))
+    tokens = [lm.prefix_token_id, *lm.tok_encode(LINES[0], add_special_tokens=False)]
+    alone = peft.PeftModel.from_pretrained(load(base), tmp_path).eval()
+    assert -found == pytest.approx(nll_of(alone, tokens), rel=1e-5)
 
 
 def test_a_learned_prompt(checkpoint, tmp_path):
