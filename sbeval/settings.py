@@ -173,8 +173,17 @@ Flag = Annotated[bool, Expected("true or false", _of(bool))]
 Patterns = Annotated[tuple[str, ...], Expected("true, or glob patterns of names with colons between them", as_patterns)]
 Names = Annotated[tuple[str, ...], Expected("a list of names", _names)]
 Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines) whose keys are text", _mapping)]
-PathText = Annotated[str, Expected("a path", lambda value: str(local_path(value)) and os.fspath(value))]
-LocalPath = Annotated[Path, Expected("a path", local_path)]
+
+
+def as_path(value: Any) -> Path:
+    """Returns a path; an empty text, as of a variable of the shell that is not set, would be the working folder."""
+    if value == "":
+        raise ValueError(value)
+    return local_path(value)
+
+
+PathText = Annotated[str, Expected("a path", lambda value: str(as_path(value)) and os.fspath(value))]
+LocalPath = Annotated[Path, Expected("a path", as_path)]
 
 
 class Settings(BaseModel):

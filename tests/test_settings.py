@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
-from sbeval.settings import Counts, Lengths, Settings, as_counts, read_value
+from sbeval.settings import Counts, Lengths, LocalPath, PathText, Settings, as_counts, read_value
 from sbeval.tasks.metadata import PERPLEXITY_SEED, SAMPLES_SEED, TaskOptions
 
 HOMES = ("sbeval.tasks.asked", "sbeval.model_adapters.options", "sbeval.sweep.definition", "sbeval.training.recipe")
@@ -174,3 +174,10 @@ def test_seeds_are_those_of_published_numbers() -> None:
     assert (PERPLEXITY_SEED, SAMPLES_SEED, defaults["PerplexityOptions"]) == (1234, 42, PERPLEXITY_SEED)
     ruler = ("NiahOptions", "VtOptions", "CweOptions", "FweOptions", "QaOptions", "MqrarOptions", "FlipFlopOptions")
     assert {defaults[name] for name in ruler} == {SAMPLES_SEED}
+
+
+@pytest.mark.parametrize("kind", [LocalPath, PathText], ids=["path", "text"])
+def test_an_empty_path_is_not_the_working_folder(kind: Any) -> None:
+    with pytest.raises(UserError, match="Expected data_path to be a path, found ''"):
+        read_value(kind | None, "", name="data_path")
+    assert str(read_value(kind | None, ".", name="data_path")) == "."
