@@ -172,7 +172,13 @@ def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequ
         return
     targets = options.targets_per_window or max(1, min(MOST_TARGETS, asked[0] // 2))
     if done <= set(asked):
-        return  # the new run replaces the finished ones
+        width = newest.record.get("targets_per_window")
+        if asked[-1] != newest.room or (newest.record.get("protocol") == _PROTOCOL and targets != width):
+            found.sentences.append(
+                f"{task}: this run has all lengths of {path} and replaces it in a report. It scores other targets, "
+                "which the shortest and the longest length choose, so numbers at the same length differ."
+            )
+        return
     together = json.dumps(sorted({*done, *asked}))
     remedy = f'Run all lengths at once, with "context_lengths": {together} in --metadata, {_UNCONTINUED}.'
     if newest.record.get("protocol") != _PROTOCOL:

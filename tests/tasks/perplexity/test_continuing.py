@@ -98,7 +98,19 @@ def test_finished_results_with_other_lengths_are_continued(lengths: list[int], t
     assert len(answer.sentences) == 1
 
 
-@pytest.mark.parametrize("lengths", [[16, 64], [16, 32, 64], [16, 64, 256]], ids=str)
+@pytest.mark.parametrize("lengths", [[16, 64, 256], [8, 16, 64]], ids=["a longer one", "a shorter one"])
+def test_a_run_at_all_finished_lengths_with_other_targets_says_that_its_numbers_differ(
+    lengths: list[int], texts: Path, tmp_path: Path
+) -> None:
+    file = finished(tmp_path / "out", texts)
+    answer = found(tmp_path / "out", texts, lengths)
+    assert answer.files == {}
+    (sentence,) = answer.sentences
+    assert f"all lengths of {file} and replaces it" in sentence
+    assert "numbers at the same length differ" in sentence
+
+
+@pytest.mark.parametrize("lengths", [[16, 64], [16, 32, 64]], ids=str)
 def test_a_run_at_all_finished_lengths_replaces_them_in_silence(
     lengths: list[int], texts: Path, tmp_path: Path
 ) -> None:
