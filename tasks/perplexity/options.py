@@ -18,6 +18,10 @@ HUB_DATASETS = {
     "pg19": "emozilla/pg19-test",
 }
 _STDLIB = "stdlib"
+Continued = Annotated[
+    Path | Literal["none"],
+    Expected('a path or "none"', lambda value: value if value == "none" else as_path(value)),
+]
 
 
 class CorpusOptions(TaskOptions):
@@ -53,11 +57,6 @@ class CorpusOptions(TaskOptions):
             raise UserError(f"Expected a text to read, found none: {remedy}.")
 
 
-PathOrNone = Annotated[
-    Path | Literal["none"], Expected('a path or "none"', lambda value: value if value == "none" else as_path(value))
-]
-
-
 class PerplexityOptions(CorpusOptions):
     """Options of the perplexity tasks."""
 
@@ -72,7 +71,7 @@ class PerplexityOptions(CorpusOptions):
     targets_per_window: Count | None = Field(
         default=None, description="Scored targets of a fixed-target window; None is the protocol's default."
     )
-    continues: PathOrNone | None = Field(
+    continues: Continued | None = Field(
         default=None,
         description="Results file of a finished fixed_target run, whose targets are scored at these context_lengths; "
         'None looks for one in --output_path; "none" does not.',
