@@ -110,7 +110,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     return (
         label,
         (length_text(trained) if trained else "not recorded") + other,
-        "" if effective is None else effective.text + (", the longest" if effective.tokens == longest else ""),
+        "" if effective is None else effective.text,
         (length_text(raises) if raises else f"nowhere measurably up to {length_text(longest)}")
         if further
         else _NOT_COMPARED,
