@@ -206,8 +206,10 @@ def _no_reference(claim: LengthClaims) -> str:
 
 def _none_beyond(claim: LengthClaims) -> str:
     """Says so of what is compared: a longer length may have been evaluated and left out."""
-    origin = claim.origin_length_tokens or claim.training_length_tokens or 0
-    return f"none of the lengths compared is beyond the training length of {length_text(origin)}"
+    lengths = (claim.origin_length_tokens, claim.training_length_tokens)
+    # lengths between an extended model's two training lengths are beyond its parent's alone
+    trained = next((length for length in lengths if length is not None and length >= max(claim.lengths)), 0)
+    return f"none of the lengths compared is beyond the training length of {length_text(trained)}"
 
 
 def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
