@@ -258,16 +258,17 @@ def _stream_sentences(others: Mapping[tuple[str, str], LengthClaims], judged: Co
             if corpus not in judged or _few(claim):
                 sentences.append(f"{where}: {_without_claim(claim)}.")
             continue
-        where += _doubt(claim)
         if claim.reference_tokens is None:
             sentences.append(f"{where}: {_no_reference(claim)}.")
             continue
+        if not claim.beyond_reference:
+            sentences.append(f"{where}: {_none_beyond(claim)}.")
+            continue
+        where += _doubt(claim)
         reference = length_text(claim.reference_tokens)
         if claim.raises_from_tokens:
             from_there = length_text(claim.raises_from_tokens)
             verdict = f"NLL is above its value at {reference} from {from_there} on{_stated(claim)}{_recovery(claim)}"
-        elif not claim.beyond_reference:
-            verdict = _none_beyond(claim)
         else:
             verdict = _not_worse(claim)
         caveat = "" if corpus in judged else "; this alone does not show that context is used"

@@ -293,3 +293,12 @@ def test_the_title_beside_a_map_is_no_longer_than_the_map(title: str, numbers: b
     lines = [shown] if isinstance(shown, str) else shown
     assert " ".join(lines) == title
     assert max(map(len, lines)) * TITLE_LETTER_PIXELS <= drawn["height"]
+
+
+@pytest.mark.parametrize("lengths", [[256, 512], [512, 2048]], ids=str)
+def test_intervals_are_called_doubtful_only_where_a_sentence_rests_on_one(lengths: list[int], tmp_path: Path) -> None:
+    task = perplexity_task("stream", [2.2, 2.1], lengths=lengths, size_log_deviation=1.6)
+    write_run(tmp_path, model_record("rope"), [task])
+    (finding,) = reported(tmp_path).findings
+    (sentence,) = [sentence for sentence in finding.sentences if sentence.startswith("In stream windows")]
+    assert ("doubtful" in sentence) is (lengths[-1] > 1024)
