@@ -12,6 +12,7 @@ from pydantic import Field
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
 from sbeval.checkpoints.facts import KvExpand, refuse_adapter
+from sbeval.corpora.tokenizers import has_tokenizer_files
 from sbeval.errors import UserError, shown
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.results.records import LABEL
@@ -200,7 +201,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         )
     refuse_adapter(inside)
     elsewhere = given.get("tokenizer") or given.get("gguf_file")
-    if (inside / "config.json").is_file() and not elsewhere and not _has_tokenizer(inside):
+    if (inside / "config.json").is_file() and not elsewhere and not has_tokenizer_files(inside):
         raise UserError(
             f"Expected a tokenizer beside the model in {inside}, found none of its files, such as tokenizer.json: save "
             f"it there, or name one with tokenizer=... in {_SOURCE}."
@@ -240,13 +241,6 @@ def _name_subfolder(arguments: dict[str, Any]) -> None:
     if isinstance(name, bool) or not isinstance(name, str | int | float):
         raise UserError(f"Expected subfolder to be the name of a folder, found {shown(name)}: correct it.")
     arguments["subfolder"] = str(name)
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    """Whether a file's name is like those of tokenizers; remote code may keep its vocabulary under any name."""
-    likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
-    named = any(likely.search(path.name.lower()) for path in folder.iterdir())
-    return named or b"auto_map" in (folder / "config.json").read_bytes()
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from sbeval.reports.analyse.protocols import PROTOCOL_ORDER
 from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats, simultaneous_band
-from sbeval.reports.read.fields import ranked
+from sbeval.reports.read.fields import length_text, ranked
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SumsByDocument
 from sbeval.results.intervals import MINIMUM_CLUSTERS, uneven
@@ -121,6 +121,15 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
             found = dataclasses.replace(found, doubtful=True)
         claims[label, row["corpus"], row["protocol"]] = found
     return claims
+
+
+def not_compared(lengths: Sequence[int], trained_at: int | None) -> str:
+    """Returns why no longer length is compared with the training length, for a table's cell; empty where one is."""
+    if trained_at is None:
+        return "training length not recorded"
+    if min(lengths) > trained_at:
+        return f"no length up to {length_text(trained_at)} was compared"
+    return "" if max(lengths) > trained_at else f"no length beyond {length_text(trained_at)} was compared"
 
 
 def length_claims(

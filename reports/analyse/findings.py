@@ -206,8 +206,10 @@ def _no_reference(claim: LengthClaims) -> str:
 
 def _none_beyond(claim: LengthClaims) -> str:
     """Says so of what is compared: a longer length may have been evaluated and left out."""
-    origin = claim.origin_length_tokens or claim.training_length_tokens or 0
-    return f"none of the lengths compared is beyond the training length of {length_text(origin)}"
+    lengths = (claim.origin_length_tokens, claim.training_length_tokens)
+    # lengths between an extended model's two training lengths are beyond its parent's alone
+    trained = next((length for length in lengths if length is not None and length >= max(claim.lengths)), 0)
+    return f"none of the lengths compared is beyond the training length of {length_text(trained)}"
 
 
 def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
@@ -256,16 +258,17 @@ def _stream_sentences(others: Mapping[tuple[str, str], LengthClaims], judged: Co
             if corpus not in judged or _few(claim):
                 sentences.append(f"{where}: {_without_claim(claim)}.")
             continue
-        where += _doubt(claim)
         if claim.reference_tokens is None:
             sentences.append(f"{where}: {_no_reference(claim)}.")
             continue
+        if not claim.beyond_reference:
+            sentences.append(f"{where}: {_none_beyond(claim)}.")
+            continue
+        where += _doubt(claim)
         reference = length_text(claim.reference_tokens)
         if claim.raises_from_tokens:
             from_there = length_text(claim.raises_from_tokens)
             verdict = f"NLL is above its value at {reference} from {from_there} on{_stated(claim)}{_recovery(claim)}"
-        elif not claim.beyond_reference:
-            verdict = _none_beyond(claim)
         else:
             verdict = _not_worse(claim)
         caveat = "" if corpus in judged else "; this alone does not show that context is used"

@@ -131,17 +131,34 @@ class EffectiveNllLength:
     Attributes:
         tokens: the longest length whose own step is measurably a gain, before any measurable loss.
         low: lower end of the 95% interval.
-        high: upper end; where it is the longest length evaluated, nothing is known beyond.
+        high: upper end.
+        longest: the longest length compared; of longer ones nothing is known, so it is shown as "at least".
     """
 
     tokens: int | None
     low: int | None
     high: int | None
+    longest: int
+
+    @property
+    def shown(self) -> str:
+        """The length alone."""
+        return self._shown(self.tokens)
+
+    @property
+    def shown_interval(self) -> tuple[str, str]:
+        """The ends of its interval."""
+        return self._shown(self.low), self._shown(self.high)
 
     @property
     def text(self) -> str:
-        """Such as "16K [4K, 64K]"."""
-        return f"{_text(self.tokens)} [{_text(self.low)}, {_text(self.high)}]"
+        """Such as "16K [4K, ≥ 64K]"."""
+        return f"{self.shown} [{', '.join(self.shown_interval)}]"
+
+    def _shown(self, tokens: int | None) -> str:
+        if tokens is None:
+            return "none"
+        return ("≥ " if tokens == self.longest else "") + length_text(tokens)
 
 
 def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> EffectiveNllLength | None:
@@ -158,11 +175,7 @@ def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> Eff
     sure = gains.index(False) if False in gains else len(gains)
     open_to = losses.index(True) if True in losses else len(losses)
     low, high = (claim.lengths[steps] if steps else None for steps in (sure, open_to))
-    return EffectiveNllLength(tokens=claim.lowers_to_tokens, low=low, high=high)
-
-
-def _text(tokens: int | None) -> str:
-    return "none" if tokens is None else length_text(tokens)
+    return EffectiveNllLength(tokens=claim.lowers_to_tokens, low=low, high=high, longest=max(claim.lengths))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

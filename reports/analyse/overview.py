@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 
-from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, LengthDifference
+from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, LengthDifference, not_compared
 from sbeval.reports.analyse.findings import signed
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
 from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
@@ -24,12 +24,11 @@ HEADER = (
     "model",
     "trained at",
     f"more context lowers NLL up to{BRACKETS}",
-    "worse than at the training length from",
+    "first length worse than at the training length",
     "mean change beyond the training length (over octaves, nats per token)",
     "longest context minus the training length (nats per token)",
 )
 _COMPARED_WITH = ", compared with "
-_NOT_COMPARED = "no longer one compared"
 
 
 def headings(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -107,15 +106,14 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     other = f"{_COMPARED_WITH}{length_text(reference)}" if reference and reference != trained else ""
     effective, raises = effective_nll_length(claim), claim.raises_from_tokens
     mark = f" {DOUBTFUL}" if claim.doubtful else ""
+    without = not_compared(claim.lengths, reference or trained) or "not measured"
     return (
         label,
         (length_text(trained) if trained else "not recorded") + other,
-        "" if effective is None else effective.text + (", the longest" if effective.tokens == longest else ""),
-        (length_text(raises) if raises else f"nowhere measurably up to {length_text(longest)}")
-        if further
-        else _NOT_COMPARED,
-        f"{area.text}{mark}" if area is not None else _NOT_COMPARED,
-        f"{length_text(longest)}: {last.text}{mark}" if further and last is not None else _NOT_COMPARED,
+        "" if effective is None else effective.text,
+        (length_text(raises) if raises else f"nowhere measurably up to {length_text(longest)}") if further else without,
+        f"{area.text}{mark}" if area is not None else without,
+        f"{length_text(longest)}: {last.text}{mark}" if further and last is not None else without,
     )
 
 

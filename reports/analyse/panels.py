@@ -85,7 +85,12 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
             labels = tuple(model.label for model in members)
             tables, remarks = _tables(on_text[on_text["setting"].isin(labels)])
             tasks = set(on_text["task"])
-            aside = [f"{m.label} at {where}" for m in members for task, where in m.left_aside if task in tasks]
+            aside = [
+                f"{member.label} at {lengths}"
+                for member in members
+                for task, text, lengths in member.left_aside
+                if task in tasks and (text or "") == digest
+            ]
             if aside:
                 remarks.append(f"Not shown, since other targets were scored: {', '.join(aside)}.")
             remarks += [remark for member in members for remark in seen_text(member, digest or None)]

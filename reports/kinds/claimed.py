@@ -166,13 +166,10 @@ def _tokens(tokens: int | None) -> Cell:
 def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFrame]) -> Iterator[_Length]:
     for (model, corpus, protocol), claim in material.claims.items():
         if model == label and protocol in IDENTICAL_TARGETS and (effective := effective_nll_length(claim)) is not None:
-            text, low, high = (
-                "none" if end is None else length_text(end) for end in (effective.tokens, effective.low, effective.high)
-            )
             name = f"effective, perplexity ({text_name(corpus, protocol)})"
             lowers = "the last length with a measurably lower NLL than the next shorter one, before any loss"
             rule = on_identical_targets(protocol, f"{lowers}; same targets, {claim.clusters} documents")
-            yield _Length(name, Cell(text, interval=(low, high)), rule)
+            yield _Length(name, Cell(effective.shown, interval=effective.shown_interval), rule)
     for name, means in averages.items():
         if len(of_model := means[means["setting"] == label]):
             count = int(of_model["tasks"].iloc[0])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sbeval.reports.analyse.claims import not_compared
 from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.statistics import graded_errors, simultaneous_band
 from sbeval.reports.figures.labels import Caption
@@ -34,6 +35,7 @@ class Needed:
         shares: one row a length, with the share of targets that need at most that much; the band is simultaneous.
         within_tokens: the longest length within the training length, None where there is none or no longer one.
         beyond: share of targets that need more than `within_tokens`, with its band; None where that is None.
+        without: why there is no such share; empty where there is one.
         units: stretches or documents.
     """
 
@@ -41,6 +43,7 @@ class Needed:
     within_tokens: int | None
     beyond: tuple[float, ...] | None
     units: int
+    without: str = ""
 
 
 def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats: float = WITHIN_NATS) -> Needed | None:
@@ -66,7 +69,8 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
     shares.loc[len(shares) - 1, ["ci95_low", "ci95_high"]] = math.nan  # by what is asked, every target
     within = shares[shares[LENGTH] <= (trained_at or 0)]
     if not 0 < len(within) < len(shares):  # of targets that may need more than the longest length nothing is known
-        return Needed(shares=shares, within_tokens=None, beyond=None, units=int(same_S.sum()))
+        without = not_compared(sums.lengths, trained_at)
+        return Needed(shares=shares, within_tokens=None, beyond=None, units=int(same_S.sum()), without=without)
     ends = (1 - within[["value", "ci95_high", "ci95_low"]].to_numpy(float)).tolist()
     within_tokens = sums.lengths[len(within) - 1]
     return Needed(shares=shares, within_tokens=within_tokens, beyond=tuple(ends[-1]), units=int(same_S.sum()))
@@ -162,7 +166,7 @@ def _table(by_unit: Mapping[str, Mapping[str, Needed]], caption: str, stem: str)
                 int(row[LENGTH]): _share(row["value"], row["ci95_low"], row["ci95_high"])
                 for row in records(needed.shares)
             }
-            last = Cell("no longer one compared", missing=True)
+            last = Cell(needed.without, missing=True)
             if needed.beyond is not None:
                 small = (f"than {length_text(needed.within_tokens or 0)}",)
                 last = dataclasses.replace(_share(*needed.beyond), small=small)

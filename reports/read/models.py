@@ -39,7 +39,7 @@ class EvaluatedModel:
         runs: newest first.
         parent: label of the model this one was extended from, where that one is in the report too.
         seeds: how many checkpoints it stands for, which differ in their training seed alone.
-        left_aside: tasks and lengths that were scored on other targets than the rest of their line.
+        left_aside: task, hash of its text, and lengths of each run whose targets differ from the rest of its line.
     """
 
     key: ModelKey
@@ -48,7 +48,7 @@ class EvaluatedModel:
     runs: tuple[EvaluationRun, ...]
     parent: str | None = None
     seeds: int = 1
-    left_aside: tuple[tuple[str, str], ...] = ()
+    left_aside: tuple[tuple[str, str | None, str], ...] = ()
 
     @property
     def origin_length_tokens(self) -> int | None:
@@ -207,7 +207,9 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
         words = "was scored on other targets than the rest of its line, as far as runs record them, and is not shown"
         remedy = "all lengths run at once have the same, and so has a fixed_target run that continues another"
         notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {words}; {remedy}.")
-    left_aside = tuple((task.name, _lengths(task)) for task in aside)
+    left_aside = tuple(
+        (task.name, task.record.corpus_sha256, _lengths(task)) for task in aside if task.record is not None
+    )
     others = {id(task) for task in aside}
     runs = [dataclasses.replace(run, tasks=tuple(t for t in run.tasks if id(t) not in others)) for run in model.runs]
     return dataclasses.replace(model, runs=tuple(runs), left_aside=left_aside)

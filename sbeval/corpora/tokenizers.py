@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,12 +42,21 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
             # None would have transformers ask at the terminal whether to run a checkpoint's own code
             tokenizer = AutoTokenizer.from_pretrained(source, **{"trust_remote_code": False, **options})
     except Exception as error:  # a broken file is answered with any class, bare Exception among them
+        without_files = Path(source).is_dir() and not options.get("subfolder") and not has_tokenizer_files(Path(source))
+        reason = "of its files, such as tokenizer.json" if without_files else f"that loads ({first_line(error)})"
         raise UserError(
-            f"Expected a tokenizer at {str(source)!r}, found none that loads ({first_line(error)}): give a folder or "
-            "hub id that holds one."
+            f"Expected a tokenizer at {str(source)!r}, found none {reason}: give a folder or hub id that holds one."
         ) from error
     tokenizer.init_kwargs.pop("local_files_only", None)  # saved, it would make a file differ by HF_HUB_OFFLINE
     return tokenizer
+
+
+def has_tokenizer_files(folder: Path) -> bool:
+    """Whether a file's name is like those of tokenizers; remote code may keep its vocabulary under any name."""
+    likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
+    config = folder / "config.json"
+    named = any(likely.search(path.name.lower()) for path in folder.iterdir())
+    return named or (config.is_file() and b"auto_map" in config.read_bytes())
 
 
 @contextmanager

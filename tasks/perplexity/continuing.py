@@ -17,6 +17,7 @@ from sbeval.fingerprint.parts import changes, versions
 from sbeval.fingerprint.tasks import KEPT_IN
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object
 from sbeval.hub_names import local_path
+from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS, LABEL
 from sbeval.results.saving import date_of
 from sbeval.tasks.packaged import named
@@ -171,12 +172,14 @@ def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequ
             )
         return
     targets = options.targets_per_window or max(1, min(MOST_TARGETS, asked[0] // 2))
+    width = newest.record.get("targets_per_window")
     if done <= set(asked):
-        width = newest.record.get("targets_per_window")
-        if asked[-1] != newest.room or (newest.record.get("protocol") == _PROTOCOL and targets != width):
+        other_end = "longest" if asked[-1] != newest.room else "shortest" if width and targets != width else None
+        if other_end is not None and newest.record.get("protocol") == _PROTOCOL:
             found.sentences.append(
-                f"{task}: this run has all lengths of {path} and replaces it in a report. It scores other targets, "
-                "which the shortest and the longest length choose, so numbers at the same length differ."
+                f"{task}: this run repeats the lengths of {path} on other targets, since its {other_end} context "
+                "differs. NLL at the same length may differ for that reason. A report shows one of both runs: this "
+                f"one, unless fewer than {MINIMUM_CLUSTERS} of its documents are scored."
             )
         return
     together = json.dumps(sorted({*done, *asked}))
@@ -195,7 +198,6 @@ def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequ
             f"{path} were chosen to have {newest.room} tokens before them, and other targets make another curve. "
             f"{remedy}"
         )
-    width = newest.record.get("targets_per_window")
     if isinstance(width, int) and asked[0] < width:
         raise UserError(
             f"{task}: expected context_lengths of at least {width} tokens, found {asked[0]}: {path} scored {width} "
@@ -205,8 +207,8 @@ def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequ
         return  # the same targets anyway
     found.files[task] = path
     found.sentences.append(
-        f"{task}: scores the targets of {path}, which has results at {_shown(done)}, so that a report joins both runs "
-        '("continues": "none" in --metadata scores other targets).'
+        f"{task}: continues {path}, which has results at {_shown(done)}. This run scores the same targets, so that a "
+        'report joins both runs. To score other targets, add "continues": "none" to --metadata.'
     )
 
 

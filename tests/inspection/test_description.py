@@ -103,6 +103,15 @@ def test_the_tokenizer_is_described_and_compared_with_the_embeddings(tmp_path: P
     assert any("ids go up to" in problem and "61 embeddings" in problem for problem in describe(tmp_path).problems)
 
 
+def test_a_tokenizer_that_is_not_there_is_told_as_missing_files(tmp_path: Path) -> None:
+    small_model().save_pretrained(tmp_path)
+    (problem,) = describe(tmp_path).problems
+    assert "found none of its files, such as tokenizer.json" in problem
+    (tmp_path / "tokenizer.json").write_text("{")
+    (problem,) = describe(tmp_path).problems
+    assert "found none that loads" in problem
+
+
 def test_generations_of_dolomite_are_told_by_what_is_there(tmp_path: Path) -> None:
     told = describe(save(tmp_path, *dolomite(head_bias=True, kv_heads=2))).told_by
     assert told[0] == "model_type 'stickbreaking' in config.json"

@@ -275,6 +275,21 @@ def test_one_task_on_two_texts_makes_two_claims(names: tuple[str, str], tmp_path
     assert {panel.corpus for panel in perplexity_panels(results.measurements, results.models)} == {names[0], second}
 
 
+def test_what_is_left_aside_is_said_under_the_figure_of_its_own_text_alone(tmp_path: Path) -> None:
+    runs = [("novel", "a", [256, 512]), ("novel", "b", [256, 512, 1024]), ("essays", "c", [256, 512])]
+    for place, (corpus, targets, lengths) in enumerate(runs):
+        record = {"lengths": lengths, "corpus": corpus, "targets_sha256": targets * 64}
+        _, *task = perplexity_task("fixed_target", CURVES["rope"][: len(lengths)], **record)
+        seconds = 1_795_000_000.0 + place
+        write_run(tmp_path / str(place), model_record("rope"), [("sb_text_fixed_target", *task)], seconds=seconds)
+    results = load_results([tmp_path])
+    panels = {
+        panel.corpus: " ".join(panel.remarks) for panel in perplexity_panels(results.measurements, results.models)
+    }
+    assert "Not shown, since other targets were scored: demo-rope at 256, 512." in panels["novel"]
+    assert "Not shown" not in panels["essays"]
+
+
 def test_a_label_names_a_text_and_two_texts_never_share_one(tmp_path: Path) -> None:
     tasks = [
         perplexity_task("stream", CURVES["rope"][:2], lengths=[256, 512], corpus=corpus, documents=3)

@@ -119,13 +119,15 @@ def test_the_effective_length_lies_within_its_interval_whenever_the_band_holds_t
 @pytest.mark.parametrize(
     ("bands", "text"),
     [
-        ([(-0.2, -0.1), (-0.2, -0.1)], "1K [1K, 1K]"),
+        ([(-0.2, -0.1), (-0.2, -0.1)], "≥ 1K [≥ 1K, ≥ 1K]"),
         ([(-0.2, -0.1), (-0.1, 0.1), (-0.2, -0.1), (0.1, 0.2)], "2K [512, 2K]"),
         ([(0.1, 0.2), (-0.2, -0.1)], "none [none, none]"),
-        ([(-0.1, 0.1), (-0.1, 0.1)], "none [none, 1K]"),
+        ([(-0.1, 0.1), (-0.1, 0.1)], "none [none, ≥ 1K]"),
     ],
 )
-def test_an_effective_length_as_it_is_written(bands: list[tuple[float, float]], text: str) -> None:
+def test_an_effective_length_that_is_the_longest_compared_is_written_as_at_least_that(
+    bands: list[tuple[float, float]], text: str
+) -> None:
     assert effective_nll_length(claim(bands)).text == text
 
 

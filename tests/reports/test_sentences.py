@@ -131,6 +131,17 @@ def untrue(sentence: str, at: dict[int, float], trained: int | None, headline: s
         yield "nowhere worse"
     if "beyond the training length" in sentence and "none of the lengths compared" in sentence and beyond:
         yield "none beyond"
+    if "no longer one compared" in sentence and beyond:
+        yield "none beyond, in a table"
+    for length in length_in(r"no length beyond (\d\w*) was compared"):
+        if trained is None or lengths[-1] > length:
+            yield f"none beyond {length}, in a table"
+    for length in length_in(r"no length up to (\d\w*) was compared"):
+        if trained is None or lengths[0] <= length:
+            yield f"none up to {length}, in a table"
+    for length in length_in(r"none of the lengths compared is beyond the training length of (\d\w*)"):
+        if lengths[-1] > length:
+            yield f"none beyond {length}"
     if "none of the lengths compared is within" in sentence and within:
         yield "none within"
     if re.search("no length beyond the training length was evaluated|longest evaluated", sentence):
@@ -207,6 +218,15 @@ def test_an_extended_model_is_compared_with_a_length_that_is_named(lengths: list
     assert ("the length compared with" in heading) is (reference != 2048)
 
 
+def test_lengths_between_the_two_training_lengths_of_an_extended_model_are_not_denied(tmp_path: Path) -> None:
+    origin = {"name": "base", "sha256": "a" * 64, "training_length_tokens": 1024}
+    at = dict(zip([2048, 4096], [2.1, 2.0], strict=True))
+    record = model_record("rope", training_length_tokens=4096, extended_from=origin)
+    tasks = [perplexity_task(protocol, [*at.values()], lengths=[*at]) for protocol in ("fixed_target", "stream")]
+    write_run(tmp_path, record, tasks)
+    check(reported(tmp_path), at, 4096)
+
+
 def repeated_places(sentence: str) -> list[str]:
     """Returns numbers that a sentence gives twice at one place, such as "39% at 1K, 39% at 1K"."""
     places = re.findall(r"[\d.,]+%?(?: nats)? (?:at|around position|around) \w+", sentence)
@@ -273,3 +293,12 @@ def test_the_title_beside_a_map_is_no_longer_than_the_map(title: str, numbers: b
     lines = [shown] if isinstance(shown, str) else shown
     assert " ".join(lines) == title
     assert max(map(len, lines)) * TITLE_LETTER_PIXELS <= drawn["height"]
+
+
+@pytest.mark.parametrize("lengths", [[256, 512], [512, 2048]], ids=str)
+def test_intervals_are_called_doubtful_only_where_a_sentence_rests_on_one(lengths: list[int], tmp_path: Path) -> None:
+    task = perplexity_task("stream", [2.2, 2.1], lengths=lengths, size_log_deviation=1.6)
+    write_run(tmp_path, model_record("rope"), [task])
+    (finding,) = reported(tmp_path).findings
+    (sentence,) = [sentence for sentence in finding.sentences if sentence.startswith("In stream windows")]
+    assert ("doubtful" in sentence) is (lengths[-1] > 1024)

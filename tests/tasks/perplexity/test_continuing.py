@@ -49,7 +49,7 @@ def test_a_length_added_in_the_same_folder_gives_the_curve_of_one_run(
     evaluate(model, texts, [16, 64], tmp_path / "added")
     assert TASK not in capsys.readouterr().out.partition("NLL in nats")[0]
     evaluate(model, texts, [32], tmp_path / "added")
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{TASK}: scores the targets of")]
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{TASK}: continues ")]
     assert len(said) == 1
     assert "16 and 64 tokens" in said[0]
     assert '"continues": "none"' in said[0]
@@ -98,20 +98,22 @@ def test_finished_results_with_other_lengths_are_continued(lengths: list[int], t
     assert len(answer.sentences) == 1
 
 
-@pytest.mark.parametrize("lengths", [[16, 64, 256], [8, 16, 64]], ids=["a longer one", "a shorter one"])
-def test_a_run_at_all_finished_lengths_with_other_targets_says_that_its_numbers_differ(
-    lengths: list[int], texts: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("lengths", "other_end"), [([16, 64, 256], "longest"), ([4, 16, 64], "shortest")], ids=lambda value: str(value)
+)
+def test_a_run_at_all_finished_lengths_says_that_its_targets_are_others(
+    lengths: list[int], other_end: str, texts: Path, tmp_path: Path
 ) -> None:
     file = finished(tmp_path / "out", texts)
     answer = found(tmp_path / "out", texts, lengths)
     assert answer.files == {}
     (sentence,) = answer.sentences
-    assert f"all lengths of {file} and replaces it" in sentence
-    assert "numbers at the same length differ" in sentence
+    assert str(file) in sentence
+    assert f"{other_end} context differs" in sentence
 
 
 @pytest.mark.parametrize("lengths", [[16, 64], [16, 32, 64]], ids=str)
-def test_a_run_at_all_finished_lengths_replaces_them_in_silence(
+def test_a_run_at_all_finished_lengths_with_the_same_targets_replaces_them_in_silence(
     lengths: list[int], texts: Path, tmp_path: Path
 ) -> None:
     finished(tmp_path / "out", texts)
