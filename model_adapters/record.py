@@ -42,7 +42,7 @@ APART = KEPT_IN | {
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
 _OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
-_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "template_suffix", "non_finite", "thinking_tokens")
+_OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite", "thinking_tokens")
 T = TypeVar("T")
 
 
@@ -208,6 +208,8 @@ def run_settings(lm: Any) -> dict[str, Any]:
         **{name: getattr(lm, name) for name in _OF_LM},
         "self_test": lm.session.self_test.ways(),
         "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
+        # a tokenizer that adds no suffix gives the same answers with both, and as before the option was there
+        **({"template_suffix": options.template_suffix} if (added_by_tokenizer(lm) or {}).get("suffix") else {}),
         **({} if options.thinking_tokens is None else {"answers_with_facts": True}),  # as a cache has them
     }
 

@@ -262,7 +262,7 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
             inner = kind.model_fields[parent].annotation
             kinds = (inner, *get_args(inner))
             kind = next(held for held in kinds if isinstance(held, type) and issubclass(held, Settings))
-        whole_place = " of ".join([*reversed(_place_names([*parents, key])[:-1]), place or "these settings"])
+        whole_place = " of ".join([*reversed(_place_names(parents, of_key=True)), place or "these settings"])
         return unknown_key(key, kind.model_fields, place=whole_place, source=source)
     name = " of ".join([*reversed(_place_names(first["loc"])), *([place] if place else [])])
     if first["type"] == "missing":
@@ -270,17 +270,20 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
     return _wrong_value(name, first, source)
 
 
-def _place_names(location: Iterable[int | str]) -> list[str]:
-    """Returns the names of a value's places from the outermost on.
+def _place_names(location: Iterable[int | str], *, of_key: bool = False) -> list[str]:
+    """Returns the names of a value's places from the outermost on: "data.folder" is one place.
 
-    A key within the first entry of `rules` is a key of "rule 1"; the entry itself is "rules (entry 1)".
+    A key within the first entry of `rules` is a key of "rule 1"; the entry itself is "rules (entry 1)". With `of_key`
+    the location is that of a key that is not named.
     """
     steps = list(location)
     names: list[str] = []
     for place, step in enumerate(steps, start=1):
-        if isinstance(step, str):
+        if isinstance(step, str) and place > 1 and isinstance(steps[place - 2], str):
+            names[-1] += f".{step}"
+        elif isinstance(step, str):
             names.append(step)
-        elif names and place < len(steps):
+        elif names and (of_key or place < len(steps)):
             names[-1] = f"{names[-1].removesuffix('s')} {step + 1}"
         else:
             names[-1:] = [" ".join([*names[-1:], f"(entry {step + 1})"])]

@@ -1,13 +1,15 @@
 """What a user chooses with `--metadata` for the perplexity tasks."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from sbeval.corpora.split import Split
 from sbeval.errors import UserError
-from sbeval.settings import Count, LocalPath, Text, WholeNumber, whole
+from sbeval.hub_names import local_path
+from sbeval.settings import Count, Expected, LocalPath, Text, WholeNumber, whole
 from sbeval.tasks.metadata import PERPLEXITY_SEED, TaskOptions, doublings
 
 MOST_TARGETS = 256
@@ -17,6 +19,10 @@ HUB_DATASETS = {
     "pg19": "emozilla/pg19-test",
 }
 _STDLIB = "stdlib"
+Continued = Annotated[
+    Path | Literal["none"],
+    Expected('a path or "none"', lambda value: value if value == "none" else local_path(value)),
+]
 
 
 class CorpusOptions(TaskOptions):
@@ -66,7 +72,7 @@ class PerplexityOptions(CorpusOptions):
     targets_per_window: Count | None = Field(
         default=None, description="Scored targets of a fixed-target window; None is the protocol's default."
     )
-    continues: LocalPath | Literal["none"] | None = Field(
+    continues: Continued | None = Field(
         default=None,
         description="Results file of a finished fixed_target run, whose targets are scored at these context_lengths; "
         'None looks for one in --output_path; "none" does not.',

@@ -237,4 +237,7 @@ def test_nobody_is_asked_to_run_a_checkpoints_own_code(tmp_path: Path, monkeypat
     monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asks"))
     monkeypatch.setattr("signal.alarm", lambda _: pytest.fail("asks"))
     (problem, *_) = describe(tmp_path).problems
-    assert "found code of its own (auto_map): read that code, and pass trust_remote_code=True" in problem
+    assert (
+        "found code of its own (auto_map): read that code; if you trust it, evaluate with trust_remote_code=True"
+        in problem
+    )

@@ -20,6 +20,7 @@ from sbeval.model_adapters.backend import Backend
 from sbeval.model_adapters.decoding.texts import encode_prompts
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import AdapterOptions
+from sbeval.model_adapters.record import run_settings
 from sbeval.tasks.tokens import TokenCounter
 from tests.model_adapters.small import (
     LINES,
@@ -244,3 +245,11 @@ def test_other_models_of_lm_eval_record_what_their_tokenizer_adds(lm: StickBreak
     added = backend.record().to_json()["added_tokens"]
     assert (added["prefix"], added["suffix"]) == (["<s>"], ["</s>"])
     assert "hf decides what it adds to prompts of text" in added["sentence"]
+
+
+def test_a_response_cache_holds_answers_of_one_template_suffix(
+    lm: StickBreakingLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "template_suffix" not in run_settings(lm)
+    monkeypatch.setattr(lm, "tokenizer", templated(lm.tokenizer, [], [1]))
+    assert run_settings(lm)["template_suffix"] == "drop"

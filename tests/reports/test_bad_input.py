@@ -174,7 +174,7 @@ def test_a_samples_file_is_read_one_line_at_a_time(tmp_path: Path) -> None:
 
 def test_a_label_for_nobody_and_a_folder_that_cannot_be_one_are_said(tmp_path: Path) -> None:
     good(tmp_path / "r")
-    with pytest.raises(UserError, match="Expected --label to name one of demo-sb, found 'demo-bs'"):
+    with pytest.raises(UserError, match="Expected --label to name one of demo-sb, stdlib, found 'demo-bs'"):
         build_report([tmp_path / "r"], tmp_path / "report", labels={"demo-bs": "SB"}, image_formats=())
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Expected a folder to write to"):

@@ -81,9 +81,9 @@ def test_the_evaluator_has_the_dtype_asked_for_and_its_answers_are_kept_apart(me
     from_pretrained = AutoModelForCausalLM.from_pretrained
 
     def seen(*arguments: Any, **options: Any) -> Any:
-        model = from_pretrained(*arguments, **options)
+        model, tensors = from_pretrained(*arguments, **options)
         loaded.append(model.dtype)
-        return model
+        return model, tensors
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", seen)
     runs = [{}, {"dtype": "bfloat16"}, {"dtype": torch.bfloat16}, {"dtype": "float32"}, {}]
