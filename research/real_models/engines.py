@@ -140,11 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=2, help="documents of each task")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 2048], help="context lengths in tokens")
+    parser.add_argument("--tasks", nargs="*", help="that score tokens; default: every protocol and four recall tasks")
     parser.add_argument("--backends", nargs="*", default=["hf", "sb", "vllm-server", "vllm-chat", "vllm"])
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     model = str(options.model)
-    scored = [*(f"sb_text_{protocol}" for protocol in PROTOCOLS), *RECALL]
+    scored = options.tasks or [*(f"sb_text_{protocol}" for protocol in PROTOCOLS), *RECALL]
     metadata: dict[str, object] = {"data_path": str(options.text), "context_lengths": options.lengths, "num_samples": 2}
     metadata["stride"] = min(options.lengths) // 2
     most_tokens = max(options.lengths) + 256
