@@ -20,9 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PROTOCOLS = ("rolling", "sliding", "stream", "fixed_target", "position")
-RECALL = ("sb_mqrar_text", "sb_json_kv_forced", "sb_niah_single_1_forced", "sb_copy_passage")
-GENERATION = ("sb_niah_single_1", "sb_ruler_vt", "sb_ruler_fwe")
 READY_SECONDS = 600
 COMPARED = ("nll", "answer_nll", "exact_match", "tokens", "score", "ruler", "retrieval_gain")
 VLLM_VARIABLES = {
@@ -60,12 +57,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def served(model: Path, port: int, log: Path, max_tokens: int, batched_tokens: int | None) -> Iterator[str]:
+def served(model: Path, port: int, log: Path, max_tokens: int) -> Iterator[str]:
     """Yields the address of vLLM's server with the model, and ends the server."""
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", str(max_tokens)]
-    command += ["--max-num-batched-tokens", str(batched_tokens)] if batched_tokens else []
     address = f"http://127.0.0.1:{port}/v1"
     with log.open("w") as output:
         server = subprocess.Popen(command, env={**os.environ, **VLLM_VARIABLES}, stdout=output, stderr=output)
@@ -138,14 +134,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--limit", type=int, default=2, help="documents of each task")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 2048], help="context lengths in tokens")
-    parser.add_argument("--tasks", nargs="*", help="that score tokens; default: every protocol and four recall tasks")
-    parser.add_argument("--backends", nargs="*", default=["hf", "sb", "vllm-server", "vllm-chat", "vllm"])
+    parser.add_argument("--limit", type=int, default=3, help="documents of each task")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512], help="context lengths in tokens")
+    parser.add_argument("--tasks", nargs="+", default=["sb_text_fixed_target"], help="that score tokens")
+    parser.add_argument("--backends", nargs="*", default=["hf", "sb", "vllm-server", "vllm"])
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     model = str(options.model)
-    scored = options.tasks or [*(f"sb_text_{protocol}" for protocol in PROTOCOLS), *RECALL]
     metadata: dict[str, object] = {"data_path": str(options.text), "context_lengths": options.lengths, "num_samples": 2}
     metadata["stride"] = min(options.lengths) // 2
     most_tokens = max(options.lengths) + 256
@@ -158,43 +153,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if "hf" in options.backends:
         in_float32 = {"softmax_dtype": "float32"}
-        keep(Run(backend="hf", model="hf", arguments={**loaded, **in_float32}, tasks=scored, options=on_cpu))
+        keep(Run(backend="hf", model="hf", arguments={**loaded, **in_float32}, tasks=options.tasks, options=on_cpu))
     if "sb" in options.backends:
-        keep(Run(backend="sb", model="sb", arguments=loaded, tasks=scored, options=on_cpu))
-    if {"vllm-server", "vllm-chat"} & set(options.backends):
-        port = free_port()
-        with served(options.model, port, options.out / "server.log", most_tokens, None) as address:
-            reached = {
+        keep(Run(backend="sb", model="sb", arguments=loaded, tasks=options.tasks, options=on_cpu))
+    if "vllm-server" in options.backends:
+        with served(options.model, free_port(), options.out / "server.log", most_tokens) as address:
+            completions = {
                 "model": "model",
+                "base_url": f"{address}/completions",
                 "tokenizer": model,
                 "tokenizer_backend": "huggingface",
                 "max_length": most_tokens,
                 "num_concurrent": 1,
             }
-            if "vllm-server" in options.backends:
-                completions = {**reached, "base_url": f"{address}/completions"}
-                keep(Run(backend="vllm-server", model="local-completions", arguments=completions, tasks=scored))
-            if "vllm-chat" in options.backends:
-                chat = {**reached, "base_url": f"{address}/chat/completions"}
-                with_template = ("--apply_chat_template",)
-                keep(
-                    Run(
-                        backend="vllm-chat",
-                        model="local-chat-completions",
-                        arguments=chat,
-                        tasks=GENERATION,
-                        options=with_template,
-                    )
-                )
-                keep(
-                    Run(
-                        backend="sb-chat",
-                        model="sb",
-                        arguments=loaded,
-                        tasks=GENERATION,
-                        options=(*with_template, *on_cpu),
-                    )
-                )
+            keep(Run(backend="vllm-server", model="local-completions", arguments=completions, tasks=options.tasks))
     if "vllm" in options.backends:
         in_process = {
             "pretrained": model,
@@ -203,14 +175,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "enforce_eager": True,
             "enable_prefix_caching": False,
         }
-        keep(Run(backend="vllm", model="vllm", arguments=in_process, tasks=scored))
-    teacher_forced = {name: values for name, values in results.items() if values and not name.endswith("chat")}
-    if "hf" in teacher_forced and len(teacher_forced) > 1:
-        largest = print_table(teacher_forced, "hf")
-        print(f"largest difference of an NLL: {largest:.2e} nats per token")
-    generated = {name: values for name, values in results.items() if values and name.endswith("chat")}
-    if "sb-chat" in generated and len(generated) > 1:
-        print_table(generated, "sb-chat")
+        keep(Run(backend="vllm", model="vllm", arguments=in_process, tasks=options.tasks))
+    answered = {name: metrics for name, metrics in results.items() if metrics}
+    if "hf" not in answered or len(answered) < 2:
+        raise SystemExit(f"There is nothing to compare: see the logs in {options.out}.")
+    largest = print_table(answered, "hf")
+    print(f"largest difference of an NLL: {largest:.2e} nats per token")
 
 
 if __name__ == "__main__":

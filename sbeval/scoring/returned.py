@@ -27,6 +27,7 @@ ROUNDING_NATS = 0.01
 LEAST_NATS = -9900.0
 """From here down a number stands for minus infinity: OpenAI's API and vLLM write -9999, in bf16 -9984."""
 _LEAST_ZEROS = 4
+_SAME_NATS = 1e-4  # a server may round the numbers of the alternatives apart from those of the prompt
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _SPACES = " \t\r\n▁ĠĊ"
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
@@ -286,7 +287,7 @@ def _impossible(answer: _Answer, scored_from: int, tokenizer: Any) -> str:
             return f"a log-probability above 0 among the most probable tokens at {place} ({shown(alternatives)})"
         if math.fsum(map(math.exp, alternatives.values())) > 1 + ROUNDING_NATS:
             return f"probabilities that add up to more than 1 at {place} ({shown(alternatives)})"
-        if most < value:
+        if most < value - _SAME_NATS:
             return f"{shown(most)} for the most probable token at {place}, below {value} of the prompt's own"
         if most < -math.log(_vocabulary(tokenizer)):
             return f"{shown(most)} for the most probable token at {place}, fewer than the vocabulary admits"

@@ -250,6 +250,7 @@ def test_other_models_of_lm_eval_record_what_their_tokenizer_adds(lm: StickBreak
 def test_a_response_cache_holds_answers_of_one_template_suffix(
     lm: StickBreakingLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lm, "tokenizer", templated(lm.tokenizer, [1], []))
     assert "template_suffix" not in run_settings(lm)
     monkeypatch.setattr(lm, "tokenizer", templated(lm.tokenizer, [], [1]))
     assert run_settings(lm)["template_suffix"] == "drop"
