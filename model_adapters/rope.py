@@ -40,8 +40,8 @@ class RequestRope:
             method's numbers do not suit the training length.
 
     Attributes:
-        in_force: the scaling requests run with, given or the checkpoint's own, by type of layer where others than those
-            that see the whole text are scaled; None where there is none.
+        in_force: the RoPE scaling in force, given by the user or by the checkpoint; None where there is none. Where
+            sliding-window layers are scaled too, a mapping from the type of layer to its scaling.
         by_length: frequencies of some layers depend on the request's length, so that a batch holds one length only.
     """
 

@@ -47,7 +47,7 @@ class OtherPromptError(WrongAnswerError):
 
 
 class Asked(NamedTuple):
-    """What was asked for, and of whom.
+    """The prompts of one call, and the server or engine that scores them.
 
     Attributes:
         backend: lm-eval's name of the model, with the address of a server.

@@ -89,7 +89,7 @@ def find_finished(
         output_path: lm-eval's `--output_path`.
 
     Raises:
-        UserError: the run's targets would be others than those of finished results, and cannot be theirs.
+        UserError: the run would score different targets, and it cannot score those of the finished results.
     """
     found = Found({}, [])
     wanted = {name: of for name, of in named(tasks) if of and str(of.get("class")).startswith(f"{__package__}.")}
