@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--groups", nargs="*", help="default: all on a GPU, quick on a CPU")
     parser.add_argument("--ways", nargs="*", default=[], help="of the group untrained; default: all")
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of an extension")
+    parser.add_argument("--steps", type=int, default=120, help="optimizer steps of an extension")
     parser.add_argument("--places", type=int, default=6, help="jobs at a time on a GPU")
     parser.add_argument("--max-seconds", type=float, help="end what still runs after this time")
     options = parser.parse_args(arguments)

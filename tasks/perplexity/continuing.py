@@ -140,7 +140,7 @@ def _add(
     sets: dict[str, list[_Finished]] = defaultdict(list)
     reasons: dict[str, Path] = {}
     for entry in candidates:
-        if not _is_same_model(run, entry) or not _is_same_label(run, task, entry):
+        if not _is_same_model(run, entry) or not _is_same_label(run, entry):
             continue
         if not _has_same_text(task, corpus, options, run, entry):
             continue
@@ -242,7 +242,7 @@ def _is_same_model(run: _Run, entry: _Finished) -> bool:
     return run.arguments.get("pretrained") == given.get("pretrained")
 
 
-def _is_same_label(run: _Run, task: str, entry: _Finished) -> bool:
+def _is_same_label(run: _Run, entry: _Finished) -> bool:
     return run.metadata.get(LABEL) == entry.metadata.get(LABEL)
 
 
