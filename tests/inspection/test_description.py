@@ -106,7 +106,7 @@ def test_the_tokenizer_is_described_and_compared_with_the_embeddings(tmp_path: P
 def test_a_tokenizer_that_is_not_there_is_told_as_missing_files(tmp_path: Path) -> None:
     small_model().save_pretrained(tmp_path)
     (problem,) = describe(tmp_path).problems
-    assert "found none of its files, such as tokenizer.json" in problem
+    assert "holds no tokenizer files, such as tokenizer.json" in problem
     (tmp_path / "tokenizer.json").write_text("{")
     (problem,) = describe(tmp_path).problems
     assert "found none that loads" in problem
