@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import REVISION, Parts, named, versions
-from sbeval.fingerprint.tasks import DATA, KEPT_IN, NO_NAME, data_sha256, may_be_read, task_parts
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS, DATA, NO_NAME, data_sha256, may_be_read, task_parts
 from sbeval.hub_names import hub_commit
 from sbeval.results.records import LABEL
 
@@ -49,7 +49,11 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
     def read(setting: Any, name: str, key: str) -> Any:
         """Adds the parts of the files that a value names; returns the value, or a placeholder for a local path."""
         if isinstance(setting, Mapping):
-            return {key: read(inner, f"{name}.{key}", str(key)) for key, inner in setting.items() if key not in KEPT_IN}
+            return {
+                key: read(inner, f"{name}.{key}", str(key))
+                for key, inner in setting.items()
+                if key not in CACHE_ARGUMENTS
+            }
         if not isinstance(setting, str) or NO_NAME.search(setting):
             return setting
         value = setting.removeprefix(_FILE_OF.get(key, ""))
@@ -75,11 +79,11 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
             f"{key}.{name}": read(value, f"{key}.{name}", str(name))
             for key in _NAMING
             for name, value in (config.get(key) or {}).items()
-            if name not in KEPT_IN and (key, name) != ("metadata", LABEL)
+            if name not in CACHE_ARGUMENTS and (key, name) != ("metadata", LABEL)
         }
         folder = config.get("include_path")
         used_paths = [config.get("output_path"), arguments.get("pretrained")]
-        cache_paths = [arguments.get(key) for key in KEPT_IN]
+        cache_paths = [arguments.get(key) for key in CACHE_ARGUMENTS]
         in_use = [os.path.expanduser(str(path)) for path in used_paths if path]
         caches = [os.path.expanduser(str(path)) for path in cache_paths if path]
         task_folder = Path(os.path.expanduser(folder)) if folder else None

@@ -37,7 +37,7 @@ _RECORD, _PAGE = ("run.yaml", "inputs.json"), ("index.html", "summary.md")
 # files that mark a folder of results, a checkpoint, a virtual environment, a sweep run, or a report page
 _MARKS = (("results_*.json",), ("config.json",), ("pyvenv.cfg",), _RECORD, _PAGE)
 # arguments of the model that name cache folders, on which no result depends
-KEPT_IN = frozenset({"cache_dir", "offload_folder", "logits_cache"})
+CACHE_ARGUMENTS = frozenset({"cache_dir", "offload_folder", "logits_cache"})
 # URL parts before the path of a file
 _AROUND_A_PATH = re.compile("^(.*://.*::)?((file|local)://)?")
 # characters that no file name contains
@@ -223,7 +223,7 @@ def _within(value: Any) -> Iterator[Any]:
 
 def _inputs(mapping: dict[Any, Any]) -> dict[Any, Any]:
     """Returns the entries of a YAML mapping that may name inputs."""
-    left_out = set(KEPT_IN)
+    left_out = set(CACHE_ARGUMENTS)
     if mapping.get("dataset_path") in _BUILDERS:
         left_out.add("dataset_path")
     return {key: value for key, value in mapping.items() if key not in left_out}
@@ -261,7 +261,7 @@ def _read(file: Path, content: str) -> _Definition:
         includes=tuple(_strings([mapping.get("include") for mapping in mappings])),
         data=tuple(_strings([_inputs(mapping).get(key) for mapping in mappings for key in _PATH_KEYS])),
         texts=tuple(_strings(settings)),
-        cache_folders=tuple(_strings([mapping.get(key) for mapping in mappings for key in KEPT_IN])),
+        cache_folders=tuple(_strings([mapping.get(key) for mapping in mappings for key in CACHE_ARGUMENTS])),
     )
 
 

@@ -163,8 +163,14 @@ def extend_command(arguments: Sequence[str]) -> None:
     out = local_path(options.out)
     from sbeval.training.extend import extend  # imports torch
 
-    shared = _run_options(options, "extend", arguments) | {"allow_unread": allow_unread}
-    _print_next_command(extend(extension, out, context_parallel=options.context_parallel, **shared))
+    checkpoint = extend(
+        extension,
+        out,
+        allow_unread=allow_unread,
+        context_parallel=options.context_parallel,
+        **_run_options(options, "extend", arguments),
+    )
+    _print_next_command(checkpoint)
 
 
 def _run_options(options: argparse.Namespace, command: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -234,7 +240,7 @@ def _with_changes(mapping: dict[str, Any], changes: Sequence[str]) -> dict[str, 
     for change in changes:
         path, equals, value = change.partition("=")
         if not equals:
-            raise UserError(f"Expected --set KEY=VALUE, found {change!r}")
+            raise UserError(f"Expected --set KEY=VALUE, found {change!r}; write a setting, =, and its value")
         place = mapping
         *parents, last = path.split(".")
         for parent in parents:

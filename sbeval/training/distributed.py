@@ -29,7 +29,7 @@ def process_count() -> int:
     return max(1, int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def smallest_over_processes(value: Tensor) -> float:
+def minimum_over_ranks(value: Tensor) -> float:
     """Returns the minimum of a number over all ranks. Every rank must call it; it synchronises with the device."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         value = value.clone()
@@ -65,7 +65,7 @@ def prepare(trainer: Trainer, state: Path | None) -> None:
     plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
-def whole_model(trainer: Trainer, kind: type[Any]) -> Any:
+def gathered_model(trainer: Trainer, kind: type[Any]) -> Any:
     """Returns the trained model with full weights; with FSDP they are gathered on rank 0, in host memory.
 
     Every rank must call it; with FSDP the other ranks get the sharded model back. `kind` is the model's class before
@@ -113,7 +113,7 @@ def check_context_parallel(degree: int, length_tokens: int, documents: str) -> N
         )
 
 
-def each_batch_for_a_group(windows: int, batch_windows: int, degree: int) -> list[int]:
+def batches_for_groups(windows: int, batch_windows: int, degree: int) -> list[int]:
     """Returns window indices in which each batch is repeated `degree` times.
 
     accelerate deals batches to ranks in turn, so all `degree` ranks of a context-parallel group get the same batch.
@@ -123,7 +123,7 @@ def each_batch_for_a_group(windows: int, batch_windows: int, degree: int) -> lis
     return order
 
 
-def shared_loss(model: Any, degree: int, device: torch.device) -> Callable[[nn.Module, Tensor], Tensor]:
+def context_parallel_loss(model: Any, degree: int, device: torch.device) -> Callable[[nn.Module, Tensor], Tensor]:
     """Sets up context parallelism and returns the loss function of this rank.
 
     The function takes whole windows [windows, length + 1] and returns the mean loss in nats of this rank's positions.

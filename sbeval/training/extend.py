@@ -90,7 +90,7 @@ def extend(
     model: Any = loaded.model.train()
     with contextlib.ExitStack() as stack:
         # before the folder is claimed, so that a model that cannot be extended leaves no files
-        stack.enter_context(lengthened(model, extension.context_tokens, extension.rope_scaling, parent))
+        stack.enter_context(longer_context(model, extension.context_tokens, extension.rope_scaling, parent))
         claim = claimed(out, identity, checkpoint, replace=replace, inputs=[folder, extension.data])
         if stack.enter_context(claim):
             say(f"{checkpoint}: already extended")
@@ -110,7 +110,9 @@ def extend(
 
 
 @contextlib.contextmanager
-def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent: Mapping[str, Any]) -> Iterator[None]:
+def longer_context(
+    model: Any, context_tokens: int, rope_scaling: str | None, parent: Mapping[str, Any]
+) -> Iterator[None]:
     """Prepares a model for training at a longer context: changes its configuration and fixes its RoPE frequencies.
 
     RoPE frequencies are computed once for `context_tokens` and fixed while the block runs, because dynamic scaling

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbeval.models import SbevalForCausalLM
-from sbeval.training.distributed import smallest_over_processes
+from sbeval.training.distributed import minimum_over_ranks
 
 SHORTEST_BUCKET_TOKENS = 64
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -80,7 +80,7 @@ def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Te
         size = max(SHORTEST_BUCKET_TOKENS, 1 << (segment.stop - segment.start - 1).bit_length())
         buckets.setdefault(min(size, longest), []).append(segment)
     batches = len(buckets)
-    passes = -round(smallest_over_processes(torch.tensor(-batches, device=window_tokens.device)))
+    passes = -round(minimum_over_ranks(torch.tensor(-batches, device=window_tokens.device)))
     total = torch.zeros((), device=window_tokens.device)
     for members in [*buckets.values(), *[[]] * (passes - batches)]:
         # a pass without segments runs one token with an ignored target

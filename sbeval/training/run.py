@@ -17,7 +17,7 @@ from sbeval.errors import UserError
 from sbeval.keeping.writing import written_beside
 from sbeval.processes.ranks import is_first_process
 from sbeval.training import record
-from sbeval.training.distributed import prepare, process_count, whole_model
+from sbeval.training.distributed import gathered_model, prepare, process_count
 from sbeval.training.losses import Loss, next_token_loss
 from sbeval.training.recipe import TrainingSettings
 from sbeval.training.trainer import WindowTrainer, last_complete_state, schedule_factor, training_arguments
@@ -115,15 +115,16 @@ class TrainingRun:
             started=self.started,
             max_seconds=self.max_seconds,
         )
-        shared = {"context_parallel": self.context_parallel}
         trainer = WindowTrainer(
             factor=schedule_factor(optimization),
             window_loss=loss,
             model=model,
-            args=training_arguments(self.settings, self.out / "states", fsdp=self.fsdp, **shared),
+            args=training_arguments(
+                self.settings, self.out / "states", fsdp=self.fsdp, context_parallel=self.context_parallel
+            ),
             train_dataset=windows,
             callbacks=[watch],
-            **shared,
+            context_parallel=self.context_parallel,
         )
         prepare(trainer, state)
         watch.trainer = trainer
@@ -149,7 +150,7 @@ class TrainingRun:
                 record_commands(last_step)
             if watch.out_of_time:
                 print(f"stopped at step {last_step} of {steps}, state saved; run the same command to resume")
-        return None if watch.out_of_time else whole_model(trainer, model_class)
+        return None if watch.out_of_time else gathered_model(trainer, model_class)
 
     def _this_command(self, first_step: int, last_step: int) -> dict[str, Any]:
         """Returns this command's line of `runs.jsonl`; with several ranks, the peak memory is that of rank 0."""

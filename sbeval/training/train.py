@@ -47,8 +47,14 @@ def train(
     run = TrainingRun(out, recipe, **options)
     arrays = load_arrays(data)
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
-    seen: dict[str, Any] = {"windows": run.windows, "recall_share": recipe.data.recall_share, "seed": recipe.data.seed}
-    windows = TrainingWindows(training_tokens, arrays.recall, length_tokens=recipe.length_tokens, **seen)
+    windows = TrainingWindows(
+        training_tokens,
+        arrays.recall,
+        length_tokens=recipe.length_tokens,
+        windows=run.windows,
+        recall_share=recipe.data.recall_share,
+        seed=recipe.data.seed,
+    )
     if not recipe.data.allow_repeat:
         remedy = "fewer total_tokens, or data.allow_repeat: true in the recipe (--allow-repeat)"
         run.check_epochs(windows, len(training_tokens), remedy=remedy)

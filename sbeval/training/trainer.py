@@ -19,7 +19,7 @@ from transformers import Trainer, TrainingArguments
 from sbeval.errors import UserError
 from sbeval.keeping.writing import set_aside
 from sbeval.processes.ranks import is_first_process
-from sbeval.training.distributed import each_batch_for_a_group, process_count, shared_loss, smallest_over_processes
+from sbeval.training.distributed import batches_for_groups, context_parallel_loss, minimum_over_ranks, process_count
 from sbeval.training.losses import Loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 from sbeval.training.record import COMPLETE_MARK
@@ -42,7 +42,7 @@ class WindowTrainer(Trainer):
         super().__init__(data_collator=lambda window_tokens: {"window_tokens": window_tokens}, **rest)
         self._factor, self._window_loss, self._context_parallel = factor, window_loss, context_parallel
         if context_parallel > 1:
-            self._window_loss = shared_loss(self.model, context_parallel, self.args.device)
+            self._window_loss = context_parallel_loss(self.model, context_parallel, self.args.device)
         # our loss is a mean over windows of equal length, so the Trainer must weight accumulation steps equally
         self.model_accepts_loss_kwargs = False
         self.first_bad_step: Tensor | None = None
@@ -50,7 +50,7 @@ class WindowTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         if self._context_parallel == 1:
             return SequentialSampler(train_dataset)
-        return each_batch_for_a_group(len(train_dataset), self.args.per_device_train_batch_size, self._context_parallel)
+        return batches_for_groups(len(train_dataset), self.args.per_device_train_batch_size, self._context_parallel)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -79,7 +79,7 @@ class WindowTrainer(Trainer):
         """
         if self.first_bad_step is None:
             return None
-        step = smallest_over_processes(self.first_bad_step)
+        step = minimum_over_ranks(self.first_bad_step)
         return int(step) if math.isfinite(step) else None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:

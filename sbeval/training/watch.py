@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from sbeval.errors import time_text
 from sbeval.processes.ranks import say
-from sbeval.training.distributed import process_count, smallest_over_processes
+from sbeval.training.distributed import minimum_over_ranks, process_count
 from sbeval.training.record import COMPLETE_MARK, CURVE_FILE
 from sbeval.training.trainer import WindowTrainer, remove_older_states
 
@@ -114,7 +114,7 @@ class RunWatch(TrainerCallback):
             return left_seconds < 0
         # all ranks must stop at the same step: the first rank that runs out of time decides
         is_checked = step % STEPS_BETWEEN_CLOCKS == 0
-        return is_checked and smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
+        return is_checked and minimum_over_ranks(torch.tensor(left_seconds, device=device)) < 0
 
     def _stop_broken(self, control: TrainerControl, *, weights_too: bool = False) -> bool:
         """Stops a run without saving if its loss or weights are not finite; returns whether it was stopped."""

@@ -28,7 +28,7 @@ from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError
 from sbeval.inspection.command import inspect
 from sbeval.inspection.description import Description, _details, describe
-from sbeval.inspection.memory import _whole
+from sbeval.inspection.memory import _integer
 from sbeval.models import SbevalForCausalLM, preset
 from tests.checkpoints.layouts import dolomite, fla, save
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
@@ -229,7 +229,7 @@ class PerLayer(PretrainedConfig):  # type: ignore[misc]
 
 
 def test_a_size_that_differs_from_layer_to_layer_is_none_of_the_model() -> None:
-    assert _whole(PerLayer(), "head_dim") is None
+    assert _integer(PerLayer(), "head_dim") is None
 
 
 @pytest.mark.parametrize(("name", "told"), [("rel_proj", "learned"), ("rotary_free", "no rotation")])
