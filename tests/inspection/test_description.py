@@ -100,7 +100,7 @@ def test_the_tokenizer_is_described_and_compared_with_the_embeddings(tmp_path: P
     small_model().save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    assert any("ids go up to" in problem and "61 embeddings" in problem for problem in describe(tmp_path).problems)
+    assert any("has ids up to" in problem and "61 embeddings" in problem for problem in describe(tmp_path).problems)
 
 
 def test_a_tokenizer_that_is_not_there_is_told_as_missing_files(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_tokenizer_that_is_not_there_is_told_as_missing_files(tmp_path: Path) 
     assert "holds no tokenizer files, such as tokenizer.json" in problem
     (tmp_path / "tokenizer.json").write_text("{")
     (problem,) = describe(tmp_path).problems
-    assert "found none that loads" in problem
+    assert "does not load" in problem
 
 
 def test_generations_of_dolomite_are_told_by_what_is_there(tmp_path: Path) -> None:
