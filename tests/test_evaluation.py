@@ -174,12 +174,12 @@ def test_an_evaluation_that_fails_is_left_out_and_training_goes_on(
     assert trainer.logged[0] == trainer.logged[1] == trainer.logged[2]
     said = [record.getMessage() for record in caplog.records if "has no numbers" in record.getMessage()]
     assert [line.partition(" has")[0] for line in said] == ["step 2", "step 4"]
-    assert "does not exist" in said[0]
+    assert "found nothing there" in said[0]
 
 
 def test_an_evaluation_that_fails_ends_training_where_that_is_asked_for(tmp_path: Path) -> None:
     _, lengths = with_text(tmp_path / "gone.txt", raise_errors=True)
-    with pytest.raises(sbeval.UserError, match="does not exist"):
+    with pytest.raises(sbeval.UserError, match="found nothing there"):
         stepped(lengths, 1, small_nope())
 
 
@@ -188,7 +188,7 @@ def one_fails(rank: int, raise_errors: bool) -> None:
     gone = rank == 1
     _, lengths = with_text(Path("gone.txt") if gone else Path(ASKED["data_path"]), raise_errors=raise_errors)
     if raise_errors:
-        with pytest.raises(sbeval.UserError, match="does not exist"):
+        with pytest.raises(sbeval.UserError, match="found nothing there"):
             stepped(lengths, 1, small_nope("cpu"))
         return
     stepped(lengths, 1, small_nope("cpu"))
