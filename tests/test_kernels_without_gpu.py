@@ -89,7 +89,7 @@ def test_the_quick_interpreter_gives_what_the_whole_one_gives_bit_by_bit() -> No
 def test_kernels_of_attention_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     made = run_code(COMPILE, environment={"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)})
     kernels = {line.partition(" ")[0] for line in made}
-    decoding = {f"{module}_split_kernel" for module in ("decode", "decode_slots", "slots")}
-    decoding |= {"splitsjoin_kernel", "slots_join_kernel"}
-    assert kernels == decoding | {"forward_forward_kernel", "backward_backward_kernel"}
+    decoding = ("decode", "decode_slots", "slots")
+    split = {f"{module}_{kernel}_kernel" for module in decoding for kernel in ("split", "join")}
+    assert kernels == split | {"forward_forward_kernel", "backward_backward_kernel"}
     assert {line.partition(" ")[2] for line in made} == {"True"}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors
 from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
-from sbeval.attention.impl.triton.splits import add_tile_of_keys, all_spent, all_spent_by_newer, join_kernel
+from sbeval.attention.impl.triton.splits import add_tile_of_keys, all_spent, all_spent_by_newer, join
 
 MOST_ROWS = 16
 FEWEST_KEYS = 512
@@ -153,6 +153,18 @@ def _split_kernel(
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
+def _join_kernel(
+    part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+    groups, shared, queries, splits, log2_threshold,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    join(
+        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+        groups, shared, queries, splits, splits, log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, False,
+    )  # fmt: skip
+
+
 def suits_decode(q: Tensor, k: Tensor) -> bool:
     """Whether there are few enough queries a key head and enough keys for `decode`."""
     rows = q.shape[1] // k.shape[1] * q.shape[2]
@@ -202,10 +214,9 @@ def decode(
             CHUNK=p.chunk_tiles, STAGES=p.num_stages, ATTEND_CURRENT=attend_current, PADDED=seq_start is not None,
             EXACT=q.dtype == torch.float32, ASSEMBLY=has_assembly(q), SKIPPING=skipping, num_warps=p.num_warps,
         )  # fmt: skip
-    join_kernel[(batch * groups, rows)](
-        part, stick, out, remainder, stick, *out.stride()[:3], groups, heads // groups, queries, p.splits,
-        log2_threshold,
-        HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys, TOGETHER=min(power, 32),
-        FEWEST=1, ATTEND_CURRENT=False, LENGTHS=False, EARLY=False, num_warps=4,
+    _join_kernel[(batch * groups, rows)](
+        part, stick, out, remainder, *out.stride()[:3], groups, heads // groups, queries, p.splits, log2_threshold,
+        HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, TOGETHER=min(power, 32),
+        num_warps=4,
     )  # fmt: skip
     return out, remainder

@@ -32,8 +32,7 @@ from sbeval.attention.impl.triton.splits import (
     add_tile_of_keys,
     all_spent,
     all_spent_by_newer,
-    join_kernel,
-    tiles_of,
+    join,
 )
 
 _FIRST_KEYS = 2048
@@ -85,6 +84,14 @@ def slot_parameters(
     )
 
 
+@triton.jit
+def _tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.constexpr, ATTEND_CURRENT: tl.constexpr):
+    """Number of keys that the newest query sees, of their tiles, and of the tiles of a split."""
+    seen = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
+    tiles = tl.cdiv(seen, BLOCK_N)
+    return seen, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
+
+
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "first_split", "first_splits", "splits"])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, length_ptr,
@@ -98,7 +105,7 @@ def _split_kernel(
     split = first_split + tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    seen, tiles, split_tiles = tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
+    seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
     # lengths are those of the whole step; all else is what the kernel before leaves
     if EARLY:
         gdc_wait()
@@ -158,6 +165,25 @@ def _split_kernel(
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
+@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
+def _join_kernel(
+    part_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l,
+    groups, shared, queries, splits, log2_threshold,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
+    FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(0).to(tl.int64) // groups
+    _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
+    # lengths are those of the whole step; all else is what the kernel before leaves
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    join(
+        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries,
+        splits, tl.cdiv(tiles, split_tiles), log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, True,
+    )  # fmt: skip
+
+
 def decode_slots(
     q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, attend_current: bool,
     log2_threshold: float, *, skipping: bool = True, parameters: SlotParameters | None = None,
@@ -200,10 +226,10 @@ def decode_slots(
                 ATTEND_CURRENT=attend_current, EXACT=q_BHQD.dtype == torch.float32, ASSEMBLY=has_assembly(q_BHQD),
                 LOOK=first > 0, EARLY=early, num_warps=p.num_warps, **options,
             )  # fmt: skip
-        join_kernel[(batch * groups, shared * queries)](
+        _join_kernel[(batch * groups, shared * queries)](
             part, stick, out, remainder, length_B, *out.stride()[:3], groups, shared, queries, p.splits, log2_threshold,
             HEAD_DIM=head_dim, BLOCK_D=p.block_head_dim, ROWS=p.block_rows, BLOCK_N=p.block_keys,
-            TOGETHER=p.joined_splits, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current, LENGTHS=True,
+            TOGETHER=p.joined_splits, FEWEST=p.fewest_tiles, ATTEND_CURRENT=attend_current,
             EARLY=early, num_warps=4, **options,
         )  # fmt: skip
     return out, remainder

@@ -1,8 +1,7 @@
-"""What the two decode kernels share: a tile of keys, the test for spent sticks, the kernel that joins the splits."""
+"""What the two decode kernels share: a tile of keys, the test for spent sticks, the sum of the splits."""
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sbeval.attention.impl.triton.logarithms import add_in_tile, bounded, spent_by, two_sum
 
@@ -65,36 +64,17 @@ def all_spent_by_newer(stick_ptr, split, inside, log2_threshold, ROWS: tl.conste
 
 
 @triton.jit
-def tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.constexpr, ATTEND_CURRENT: tl.constexpr):
-    """Number of keys that the newest query sees, of their tiles, and of the tiles of a split."""
-    seen = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
-    tiles = tl.cdiv(seen, BLOCK_N)
-    return seen, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
-
-
-@triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
-def join_kernel(
-    part_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l,
-    groups, shared, queries, splits, log2_threshold,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
-    FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, LENGTHS: tl.constexpr, EARLY: tl.constexpr,
+def join(
+    part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+    groups, shared, queries, splits, used_splits, log2_threshold,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the splits of one row, newest first, and writes its output and remainder.
+    """Adds up the first `used_splits` splits of one row, newest first, and writes the row's output and remainder.
 
-    LENGTHS: how many splits hold keys follows from the lengths at `length_ptr`; else all `splits` do. EARLY: the kernel
-    starts before the one that it depends on has ended.
+    GAPS: splits that are older than one that finds all sticks spent may not have been written, and are not read.
     """
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
-    batch, group = pair // groups, pair % groups
-    used_splits = splits
-    if LENGTHS:
-        _, tiles, split_tiles = tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-        used_splits = tl.cdiv(tiles, split_tiles)
-    # the lengths hold for the whole step, so they are read before the wait; the kernel before writes the rest
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, BLOCK_D)
     inside = row < shared * queries
@@ -111,19 +91,26 @@ def join_kernel(
         )
         through = tl.cumsum(known, 0) + left[None, :]
         before = through - known
-        # rows stop together, where the last one falls below the threshold; older splits may not have been written
-        ahead = all_spent(before, inside[None, :], log2_threshold, 1)
-        used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
+        # rows stop together, where the last one falls below the threshold
+        if GAPS:
+            ahead = all_spent(before, inside[None, :], log2_threshold, 1)
+            used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
+            read = used
+        else:
+            used = all_spent(before, inside[None, :], log2_threshold, 1) == 0
+            read = (at < used_splits) & used
         part = tl.load(
             parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
-            mask=used[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
+            mask=read[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
         )  # fmt: skip
         own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
         out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
         left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
         spent_out = all_spent(left, inside, log2_threshold, 0)
         split += TOGETHER
+    batch, group = pair // groups, pair % groups
     head = group * shared + mine // queries
-    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
+    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + (mine % queries) * out_stride_l
     tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
-    tl.store(rem_ptr + pair * shared * queries + mine, tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0)))
+    remainder = tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0))
+    tl.store(rem_ptr + pair * shared * queries + mine, remainder)
