@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
-from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters, heads_at_once
+from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters, backward_programs_together, heads_at_once
 from sbeval.attention.impl.triton.primitives import add_tile, first_visible, last_visible, load_tiles, place
 from sbeval.attention.impl.triton.sticks import (
     before_groups,
@@ -206,6 +206,7 @@ def backward(
         bytes_a_head=2 * k.shape[2] * head_dim * (k.element_size() + 4) * k.shape[1] // heads,
         blocks=blocks,
         cache_bytes=cache_bytes(q),
+        programs=backward_programs_together(num_warps=launch.num_warps, cache_bytes=cache_bytes(q)),
     )
     reduce = copies(dk) and copies(dv)
     starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"
