@@ -10,8 +10,9 @@ it:
 - The best alternative is at least as probable as the token. Two numbers for one token are equal.
 - Tokens or texts that the server repeats are those of the prompt.
 
-`check_echo` does the same for a prompt that was sent as text, and `check_texts` for generated texts. Three shapes are known: completions as OpenAI's API has them, SGLang's
-own, and vLLM's in this process. An answer of another shape is left to lm-eval.
+`check_echo` does the same for a prompt that was sent as text, and `check_texts` for generated texts. Three shapes are
+known: completions of OpenAI's API, SGLang's own, and vLLM's in this process. lm-eval reads an answer of another shape
+as it is.
 """
 
 import functools

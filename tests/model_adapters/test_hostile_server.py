@@ -225,7 +225,7 @@ def test_gguf_adds_up_a_right_answer():
 def test_gguf_refuses_what_no_model_tells(field, value):
     body = echoed()
     body["choices"][0]["logprobs"][field] = value
-    with llama_server(body) as lm, pytest.raises(UserError, match="Expected gguf at http://127.0.0.1"):
+    with llama_server(body) as lm, pytest.raises(UserError, match=r"Expected gguf at http://127\.0\.0\.1"):
         lm.loglikelihood([Instance("loglikelihood", {}, ("a real", " text"), 0)], disable_tqdm=True)
 
 
