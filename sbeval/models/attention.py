@@ -50,7 +50,7 @@ class StickBreakingMixer(nn.Module):
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
-        """Returns [B, H, Q, D]."""
+        """Computes attention for a prefill or a training step, [B, H, Q, D]."""
         heads, options = (q_BHQD, k_BGKD, v_BGKD), self._options()
         if self.context_parallel is not None and self.context_parallel.active:
             output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(*heads, **options)
@@ -106,7 +106,7 @@ class SoftmaxMixer(nn.Module):
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
-        """Returns [B, H, Q, D]."""
+        """Computes attention for a prefill or a training step, [B, H, Q, D]."""
         heads, context, places = (q_BHQD, k_BGKD, v_BGKD), self.context_parallel, positions.position_ids
         options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window, "bias": self.bias}
         if context is not None and context.active:
@@ -182,7 +182,7 @@ class Attention(nn.Module):
         self.mixer: nn.Module = mixer(config)
 
     def forward(self, hidden_BQE: Tensor, positions: Positions, past_key_values: Cache | None) -> Tensor:
-        """[B, Q, hidden_size] to the same."""
+        """Returns the attention output after `o_proj`, [B, Q, E]."""
         heads = (*hidden_BQE.shape[:2], -1, self.head_dim)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q_BHQD, k_BGQD, v_BGQD = (project(hidden_BQE).view(heads).transpose(1, 2) for project in projections)

@@ -1,4 +1,4 @@
-"""The configuration of the model family (`model_type: "sbeval"`)."""
+"""The configuration of sbeval models (`model_type: "sbeval"`)."""
 
 import copy
 import dataclasses
@@ -280,7 +280,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 raise UserError(f"rope_type must be one of {known}, got {shown(rope_type)}")
         if self.extended_from is not None and set(self.extended_from) != set(_PARENT_KEYS):
             raise UserError(
-                f"extended_from must be null or hold exactly {', '.join(_PARENT_KEYS)}, got {shown(self.extended_from)}"
+                f"extended_from must be null or an object with exactly {', '.join(_PARENT_KEYS)}, got "
+                f"{shown(self.extended_from)}"
             )
 
     def _check_experts(self) -> None:

@@ -108,8 +108,11 @@ def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     [
         ("missing shard", "names 2 shards, of which 1 are missing in .*: model-00002"),
         ("truncated", "truncated"),
-        ("lacks a tensor", "lacks tensors its index names: another.weight"),
-        ("shape", r"should be \[56, 32\] by the configuration, but is \[53, 32\]|should be \[56, 32\]"),
+        ("lacks a tensor", "lacks tensors that its index names: another.weight"),
+        (
+            "shape",
+            r"should have the shape \[56, 32\]",
+        ),
         ("no index", "an index of shards as a JSON object at .*model.safetensors.index.json"),
         ("a tensor missing", r"\.1\.mlp\.(down_proj|c_proj)"),
     ],
