@@ -165,7 +165,7 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
             del names[f"{mlp}.gate_proj.weight"], names[f"{mlp}.up_proj.weight"]
             split_rows |= dict(zip((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), both.chunk(2), strict=True))
     tensors = split_rows | {name: weights.take(theirs, shape) for name, (theirs, shape) in names.items()}
-    per_head = ("output_norm.weight",)
+    per_head: tuple[str, ...] = ("output_norm.weight",)
     if config.qk_norm_per_head:
         per_head += ("q_norm.weight", "k_norm.weight")
     tensors = {name: x.view(-1, config.head_dim) if name.endswith(per_head) else x for name, x in tensors.items()}

@@ -186,7 +186,8 @@ class Attention(nn.Module):
         heads = (*hidden_BQE.shape[:2], -1, self.head_dim)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q_BHQD, k_BGQD, v_BGQD = (project(hidden_BQE).view(heads).transpose(1, 2) for project in projections)
-        older_keys, older_values = None, None
+        older_keys: Tensor | None = None
+        older_values: Tensor | None = None
         if self.reads_previous_position:
             older_keys, older_values = newest_cached(past_key_values, self.layer_index)
         unshifted_k, unshifted_v = k_BGQD, v_BGQD
