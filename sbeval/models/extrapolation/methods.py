@@ -59,7 +59,7 @@ def _unchanged_positions(first: OfPosition) -> Zone:
 def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
     """SelfExtend (Jin et al. 2024, arXiv 2401.01325, algorithm 1).
 
-    The newest `window` keys keep their positions; first_of_window keys share a position in groups of `group`.
+    The newest `window` keys keep their positions; older keys share a position in groups of `group`.
     """
     shift, first_of_window = window - window // group, _first_of_window(window)
     return (
