@@ -97,7 +97,7 @@ def test_every_key_of_the_sources_is_read_or_known_to_change_nothing(part: str, 
 def test_a_key_that_no_source_declares_is_an_error_with_its_value_and_those_known(part: str, tmp_path: Path) -> None:
     assert NEW_KEY not in DECLARED[part]
     known = next(key for key in PARTS[part].ignored if key in DECLARED[part])
-    with pytest.raises(UserError, match=rf"'{NEW_KEY}' with the value 'always'.*known are .*\b{known}\b"):
+    with pytest.raises(UserError, match=rf"'{NEW_KEY}' with the value 'always'.*known keys are .*\b{known}\b"):
         with_key(part, tmp_path, NEW_KEY, "always")
 
 

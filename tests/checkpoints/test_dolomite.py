@@ -140,13 +140,13 @@ def without(name: str) -> dict[str, Tensor]:
         (FLAT[0], FLAT[1] | {WPE: torch.zeros(3)}, WPE),
         (FLAT[0], FLAT[1] | {ROTARY: torch.zeros(3)}, ROTARY),
         (FLAT[0], without(PROJECTION), PROJECTION),
-        (FLAT[0], without(BIAS), "head_bias is True in layer 0, False in"),
+        (FLAT[0], without(BIAS), "head_bias must be the same in all layers, but is True in layer 0 and False in"),
         (
             FLAT[0] | {"head_norm": False},
             FLAT[1],
             r"head_norm is False in config.json, but the checkpoint has tensors named attn\.norm",
         ),
-        (SOFTMAX[0] | {"rope_dim": 4}, SOFTMAX[1], "rope_dim 4 of a softmax model is not supported"),
+        (SOFTMAX[0] | {"rope_dim": 4}, SOFTMAX[1], "rope_dim 4 is not supported for a softmax model"),
         (second_layer(MIXERS, sequence_mixer_type="mamba2"), BLOCKS[1], "'mamba2' of layer 1"),
         (second_layer(MLPS, mlp_type="Hash"), BLOCKS[1], "'Hash' of layer 1"),
         (
@@ -154,7 +154,11 @@ def without(name: str) -> dict[str, Tensor]:
             BLOCKS[1],
             r"h\.1\.mlp_block\.c_proj\.weight should have the shape \[32, 99\]",
         ),
-        (second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2), BLOCKS[1], "is 4 in layer 0, 2 in layer"),
+        (
+            second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2),
+            BLOCKS[1],
+            "is 4 in layer 0 and 2 in layer",
+        ),
         (second_layer(MLPS, activation_function="mish"), BLOCKS[1], "'mish'"),
         (BLOCKS[0] | {"attention_blocks": []}, BLOCKS[1], "attention_blocks"),
         (BLOCKS[0] | {"num_layers": 3}, BLOCKS[1], "num_layers is 3"),

@@ -127,7 +127,7 @@ def test_tensors_that_the_model_does_not_read_are_refused_by_name(kind: str, tmp
     make, count, name = REFUSED[kind]
     folder = make(tmp_path)
     tensors = "1 tensor" if count == 1 else f"{count} tensors"
-    with pytest.raises(UserError, match=rf"does not read {tensors} of .* \({name}.*\): correct") as refused:
+    with pytest.raises(UserError, match=rf"does not read {tensors} of .* \({name}.*\), .*: correct") as refused:
         load_checkpoint(folder, allow_unread=())
     assert "allow_unread=true" in str(refused.value)
     description = describe(folder)
