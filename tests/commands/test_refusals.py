@@ -132,7 +132,7 @@ PLAIN = {
 }
 # what is found with torch imported, most of it by lm-eval alone
 LATER = {
-    f"convert {CHECKPOINT} trained": "trained holds something; choose another",
+    f"convert {CHECKPOINT} trained": "trained is not empty; choose a new or empty folder",
     f"{RUN} sb_stdlib --wandb_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",

@@ -247,6 +247,6 @@ def test_nobody_is_asked_to_run_a_checkpoints_own_code(tmp_path: Path, monkeypat
     monkeypatch.setattr("signal.alarm", lambda _: pytest.fail("asks"))
     (problem, *_) = describe(tmp_path).problems
     assert (
-        "found code of its own (auto_map): read that code; if you trust it, evaluate with trust_remote_code=True"
+        "needs code of its own (auto_map): read that code; if you trust it, evaluate with trust_remote_code=True"
         in problem
     )
