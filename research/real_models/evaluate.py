@@ -185,7 +185,7 @@ def evaluations_of(group: str, training_tokens: int, out: Path, ways: Sequence[s
     if group == "windows":
         two_blocks = {**library, "blocks_per_document": 2}
         methods = untrained_extensions(training_tokens, out / "longrope_ntk.json")
-        chosen = ways or [way for way in methods if way.startswith(("yarn_4", "dynamic_4", "sink", "dual", "self"))]
+        chosen = ways or [way for way in methods if way in ("yarn_4", "dynamic_4", "linear_4", "longrope_8_ntk")]
         needles = {**recall, "context_lengths": [2048, 8192, 32768, 65536, 131072]}
         return [
             Evaluation(name="library", tasks="sb_text_fixed_target", metadata=two_blocks, seconds=300),
@@ -202,7 +202,6 @@ def evaluations_of(group: str, training_tokens: int, out: Path, ways: Sequence[s
                     seconds=80,
                 )
                 for way in chosen
-                if way != "dynamic_4_log_length"
             ),
         ]
     if group == "layers":
