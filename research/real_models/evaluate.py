@@ -16,7 +16,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -211,6 +211,13 @@ def evaluations_of(group: str, training_tokens: int, out: Path, ways: Sequence[s
     raise SystemExit(f"There is no group {group!r}: choose quick or one of {', '.join(known)}.")
 
 
+def missing_text(evaluation: Evaluation, texts: Path) -> Path | None:
+    """Returns a text of an evaluation that is not in the folder of texts, None where all are."""
+    names = [value for value in evaluation.metadata.values() if isinstance(value, str) and value.startswith("{texts}")]
+    files = [Path(name.replace("{texts}", str(texts))) for name in names]
+    return next((file for file in files if not file.exists()), None)
+
+
 def command_of(evaluation: Evaluation, model: Path, texts: Path, out: Path, device: str) -> list[str]:
     """Returns the command line of an evaluation."""
     metadata = json.dumps(evaluation.metadata).replace("{texts}", str(texts)).replace("{model}", str(model))
@@ -256,28 +263,43 @@ def jobs_of(groups: Sequence[str], options: argparse.Namespace, device: str) -> 
             estimated_seconds=named.seconds,
         )
 
+    def readable(evaluations: Sequence[Evaluation]) -> Iterator[Evaluation]:
+        for evaluation in evaluations:
+            missing = missing_text(evaluation, options.texts)
+            if missing is None:
+                yield evaluation
+            else:
+                print(f"leaves out {evaluation.name}: there is no {missing}", flush=True)
+
     jobs = []
     for group in groups:
         if group == "estimates":
             (options.out / "estimates").mkdir(exist_ok=True)
-            for evaluation in ESTIMATED[config["model_type"]]:
-                (planned,) = (
-                    each
-                    for each in evaluations_of(evaluation[0], training_tokens, options.out, ())
-                    if each.name == evaluation[1]
-                )
-                command = command_of(planned, options.model, options.texts, options.out, device)
-                line = estimate_of(command, options.out, planned.name)
-                jobs.append(Job(name=f"estimate-{planned.name}", command=functools.partial(list, line)))
+            estimated = ESTIMATED[config["model_type"]]
+            planned = [
+                evaluation
+                for group_of_it in dict(estimated)
+                for evaluation in evaluations_of(group_of_it, training_tokens, options.out, ())
+                if (group_of_it, evaluation.name) in estimated
+            ]
+            for evaluation in readable(planned):
+                command = command_of(evaluation, options.model, options.texts, options.out, device)
+                line = estimate_of(command, options.out, evaluation.name)
+                jobs.append(Job(name=f"estimate-{evaluation.name}", command=functools.partial(list, line)))
         elif group == "extended":
-            jobs += _extensions(options, training_tokens, job)
+            jobs += _extensions(options, training_tokens, readable, job)
         else:
-            made = evaluations_of(group, training_tokens, options.out, options.ways)
-            jobs += [job(evaluation, options.model) for evaluation in made]
+            planned = evaluations_of(group, training_tokens, options.out, options.ways)
+            jobs += [job(evaluation, options.model) for evaluation in readable(planned)]
     return jobs
 
 
-def _extensions(options: argparse.Namespace, training_tokens: int, job: Callable[..., Job]) -> list[Job]:
+def _extensions(
+    options: argparse.Namespace,
+    training_tokens: int,
+    readable: Callable[[Sequence[Evaluation]], Iterator[Evaluation]],
+    job: Callable[..., Job],
+) -> list[Job]:
     """Returns the trainings, one after another, and the evaluations of the extended models.
 
     Logits of a window of 32,768 tokens take most of a GPU's memory.
@@ -300,7 +322,7 @@ def _extensions(options: argparse.Namespace, training_tokens: int, job: Callable
             chat=True,
             seconds=150,
         )
-        for evaluation in (needles, *evaluations_of("lengths", training_tokens, options.out, ())):
+        for evaluation in readable([needles, *evaluations_of("lengths", training_tokens, options.out, ())]):
             urgency = 5 if evaluation.name in ("needles", "modules") else 0
             made = job(evaluation, folder / "checkpoint", (name,), f"{name}-")
             jobs.append(dataclasses.replace(made, urgency=urgency))
