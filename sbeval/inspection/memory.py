@@ -25,6 +25,9 @@ KEPT_FREE = 0.1
 """Share of the memory left for what the sizes do not tell: kernels' own memory, fragments, a CUDA context."""
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
 """Most tokens of a batch, as the model adapter has them."""
+_QUERIES_OF_ZONES = 17
+"""Tensors of the queries' size that attention by zones holds beside its own, in the model's dtype: queries, keys and
+outputs of each zone, and products of outputs and shares, which are in fp32. Fitted to SmolLM2's peaks on an H100."""
 _ROOM_MULTIPLE = 64
 _MOST_TOKENS = 2**32
 _NO_KEYS_KEPT = ("linear_attention", "mamba", "recurrent", "conv")
@@ -50,6 +53,7 @@ class Sizes:
         other_embedding_parameters: of all, those of an embedding that is not the head too.
         idle_parameters: of all, those of experts that a token does not pass.
         item_bytes: what one number of the residual stream takes.
+        zones: whether attention is that of a method of extrapolation that splits the pairs into zones.
     """
 
     hidden_size: int
@@ -70,6 +74,7 @@ class Sizes:
     idle_parameters: int
     weight_bytes: int
     item_bytes: int
+    zones: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.heads} heads of {self.head_dim}"
@@ -208,6 +213,7 @@ def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
     """Returns what scoring a batch of model inputs, of which so many are targets, takes at most beside the weights."""
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
     in_attention = 2 * width + 3 * query + 3 * key  # projected, rotated, and what attention returns
+    in_attention += _QUERIES_OF_ZONES * query if sizes.zones else 0
     inner = 3 if sizes.gated else 2
     # a token stands before each of its experts, and what they return before it is summed
     to_experts = sizes.chosen_experts * (3 * width + inner * sizes.expert_size)
