@@ -125,10 +125,13 @@ def estimates_table(folder: Path) -> str | None:
     for file in sorted(folder.glob("estimates/*.json")):
         if file.stem not in runs:
             continue
-        inspected = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        inspected = json.loads(text[text.index("{") :])
         record = runs[file.stem]["config"]["sbeval"]
         memory = record["peak_memory_bytes"]
-        expected_memory = expected_bytes(inspected, record["generated"] is not None)
+        expected_memory = expected_bytes(
+            inspected, record["generated"] is not None, int(runs[file.stem]["config"]["batch_size"])
+        )
         estimate = inspected["estimate"]
         expected_seconds = "" if estimate is None else f"{sum(estimate['model_seconds'].values()):.0f}"
         took = runs[file.stem]["total_evaluation_time_seconds"]
@@ -147,11 +150,12 @@ def estimates_table(folder: Path) -> str | None:
     return "\n".join([title, "", head, *lines])
 
 
-def expected_bytes(inspected: Mapping[str, Any], generated: bool) -> int:
-    """Returns the memory that `sbeval inspect` expects of a run: the weights and the larger of a batch and a window."""
+def expected_bytes(inspected: Mapping[str, Any], generated: bool, batch_size: int) -> int:
+    """Returns the memory that `sbeval inspect` expects of a run: the weights, and batches of windows or of texts."""
     longest = max(inspected["memory"]["needs"], key=lambda need: int(need["length_tokens"]))
-    need = longest["generation"] if generated else max(longest["batch"], longest["last_targets"])
-    return int(inspected["checkpoint"]["sizes"]["weight_bytes"]) + int(need)
+    of_texts = int(longest["generation"]) + (batch_size - 1) * int(longest["further_text"])
+    need = of_texts if generated else max(int(longest["batch"]), int(longest["last_targets"]))
+    return int(inspected["checkpoint"]["sizes"]["weight_bytes"]) + need
 
 
 def main(arguments: Sequence[str]) -> None:
