@@ -29,10 +29,16 @@ def checkpoint_format(config: Any) -> str:
 
 
 def training_length_tokens(config: Any) -> int | None:
-    """Returns the length a model was trained at, before any RoPE scaling; None where its configuration does not say."""
+    """Returns the length a model was trained at, before any RoPE scaling; None where its configuration does not say.
+
+    A model that `sbeval extend` trained was trained at its longest position, with the scaling that it has.
+    """
+    extended = isinstance(getattr(config, "extended_from", None), dict)
     config = text_config(config)
     if getattr(config, "model_type", None) == "sbeval":
         return positive(config.training_length_tokens)
+    if extended and (length := positive(getattr(config, "max_position_embeddings", None))):
+        return length
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     for scaling in ([rope] if isinstance(rope, dict) else []) + list(rope_entries(rope).values()):
         if length := positive(scaling.get("original_max_position_embeddings")):
