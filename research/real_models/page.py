@@ -68,13 +68,14 @@ SHOWN = {
 
 
 def tables_of(summary: str, titles: Sequence[str]) -> list[str]:
-    """Returns the tables that a page shows, each with its title."""
+    """Returns the tables that a page shows, each with its title; those that the report lacks are named and left out."""
     tables = []
     for title in titles:
         match = re.search(rf"^\*\*{re.escape(title)}.*?(?=^\*\*|^#|\Z)", summary, re.MULTILINE | re.DOTALL)
         if match is None:
-            raise SystemExit(f"summary.md has no table {title!r}: were all groups of evaluate run?")
-        tables.append(match[0].strip())
+            print(f"leaves out the table {title!r}: summary.md does not have it")
+        else:
+            tables.append(match[0].strip())
     return tables
 
 
@@ -84,10 +85,13 @@ def results_of(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield file.parents[1].name, json.loads(file.read_text(encoding="utf-8"))
 
 
-def by_layer(folder: Path, layers: Sequence[int]) -> str:
-    """Returns a table of the attention of each layer that sees the whole text, and of the mean of the others."""
+def by_layer(folder: Path, layers: Sequence[int]) -> str | None:
+    """Returns a table of the attention of each layer that sees the whole text, and of the mean of the others.
+
+    None where no attention spans were measured.
+    """
     rows: dict[str, dict[int, list[list[float]]]] = {}
-    for _, results in results_of(folder):
+    for _, results in results_of(folder) if layers else ():
         for key, heads in results["results"].get("sb_span", {}).items():
             if not key.startswith("attention_span@"):
                 continue
@@ -96,7 +100,7 @@ def by_layer(folder: Path, layers: Sequence[int]) -> str:
                 name = f"layer {head[0]:.0f}, the whole text" if head[0] in layers else "layers with windows"
                 rows.setdefault(name, {}).setdefault(tokens, []).append(head)
     if not rows:
-        raise SystemExit("No results file has attention spans: run the group layers of evaluate.")
+        return None
     lengths = sorted(next(iter(rows.values())))
     lines = [
         "**Attention by layer, means over heads: keys that hold half of the weight, weight on the first token, entropy "
@@ -167,8 +171,7 @@ def main(arguments: Sequence[str]) -> None:
     done = [job for job in jobs if job.get("exit_code") in (0, None)]
     commands = "\n".join(f"# {job['job']}: {job['seconds']:.0f} s\n{job['command']}" for job in done)
     parts = tables_of((report / "summary.md").read_text(encoding="utf-8"), shown.tables)
-    parts += [by_layer(folder, shown.layers)] if shown.layers else []
-    parts += [table] if (table := estimates_table(folder)) is not None else []
+    parts += [table for table in (by_layer(folder, shown.layers), estimates_table(folder)) if table is not None]
     title = "<details><summary>Every command, with its seconds beside other jobs</summary>"
     listed = f"{title}\n\n```text\n{commands}\n```\n\n</details>"
     before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])

@@ -96,5 +96,6 @@ def test_attention_by_layer_is_the_mean_over_heads_and_over_layers_with_windows(
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"results": {"sb_span": {"attention_span@0002048,none": heads.tolist()}}}))
     table = page.by_layer(tmp_path, layers=(2,))
+    assert table is not None
     assert "| layer 2, the whole text | 500.0 keys, 0.0%, 0.00 |" in table
     assert "| layers with windows | 20.0 keys, 0.0%, 0.00 |" in table
