@@ -196,7 +196,7 @@ def evaluations_of(group: str, training_tokens: int, out: Path, ways: Sequence[s
                 Evaluation(
                     name=f"{way}-library",
                     tasks="sb_text_fixed_target",
-                    metadata={**library, "blocks_per_document": 1, "context_lengths": [8192, 32768, 65536, 131072]},
+                    metadata={**two_blocks, "context_lengths": [8192, 32768, 65536, 131072]},
                     arguments=methods[way],
                     seconds=80,
                 )
