@@ -215,5 +215,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({}, None),
     ],
 )
-def test_the_training_length_is_the_one_before_any_scaling_that_was_not_trained(config: dict[str, Any], length: int | None) -> None:
+def test_the_training_length_is_the_one_before_any_scaling_that_was_not_trained(
+    config: dict[str, Any], length: int | None
+) -> None:
     assert training_length_tokens(SimpleNamespace(**config)) == length
