@@ -154,8 +154,9 @@ def part_rows(table: Table, model: Any) -> None:
     for module in model.modules():
         if not type(module).__name__.endswith("RMSNorm") or isinstance(module, torch.nn.RMSNorm):
             continue
-        fused = norms._fused_norm(module)
-        refused += fused is None
+        if norms._fused_norm(module) is None:
+            refused += 1
+            continue
         plain = torch.nn.RMSNorm(
             len(module.weight), getattr(module, "variance_epsilon", None) or module.eps, device="meta"
         )

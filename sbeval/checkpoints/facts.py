@@ -29,10 +29,16 @@ def checkpoint_format(config: Any) -> str:
 
 
 def training_length_tokens(config: Any) -> int | None:
-    """Returns the training length before any RoPE scaling, or None if the configuration does not contain it."""
+    """Returns the training length before any RoPE scaling, or None if the configuration does not contain it.
+
+    For a model made by `sbeval extend` it is the number of its positions, with the RoPE scaling that it was trained with.
+    """
+    extended = isinstance(getattr(config, "extended_from", None), dict)
     config = text_config(config)
     if getattr(config, "model_type", None) == "sbeval":
         return positive(config.training_length_tokens)
+    if extended and (length := positive(getattr(config, "max_position_embeddings", None))):
+        return length
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     for scaling in ([rope] if isinstance(rope, dict) else []) + list(rope_entries(rope).values()):
         if length := positive(scaling.get("original_max_position_embeddings")):

@@ -204,6 +204,10 @@ def inspect(
             lengths_shown = as_counts(run.metadata["context_lengths"])
     if description.sizes is None:
         return Inspection(description=description)
+    description = dataclasses.replace(
+        description, sizes=dataclasses.replace(description.sizes, zones=_has_zones(_parsed(model_args)))
+    )
+    assert description.sizes is not None
     room = room_of(description.sizes, memory_bytes, description.learned_positions)
     first = description.training_length_tokens or 1024
     lengths_shown = sorted(lengths_shown) or [first * times for times in (1, 4, 16, 64)]
@@ -241,6 +245,17 @@ def _parsed(model_args: str | None) -> dict[str, Any]:
 
     arguments: dict[str, Any] = simple_parse_args_string(model_args or "")
     return arguments
+
+
+def _has_zones(arguments: Mapping[str, Any]) -> bool:
+    """Whether a method of extrapolation splits pairs of queries and keys into zones, which takes memory of its own."""
+    from sbeval.models.extrapolation.methods import (
+        parse_extrapolation,
+    )  # PyTorch, whose import --help is printed without
+
+    spec = arguments.get("extrapolation")
+    method = None if spec is None else parse_extrapolation(str(spec))
+    return method is not None and not isinstance(method, dict) and len(method.zones) > 1
 
 
 def _allow_unread(model_args: str | None) -> tuple[str, ...]:

@@ -25,6 +25,9 @@ KEPT_FREE = 0.1
 """Share of the memory left free for what is not estimated: workspaces, fragmentation, the CUDA context."""
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
 """Most tokens in a batch of the model adapter."""
+_ZONE_TENSORS = 17
+"""Tensors of the queries' size, in the model's dtype, that attention in zones needs beside its own: queries, keys and
+outputs of each zone, and fp32 products of outputs and shares. Fitted to peaks of SmolLM2-135M on an H100."""
 _ROOM_MULTIPLE = 64
 _MOST_TOKENS = 2**32
 _WITHOUT_KV_CACHE = ("linear_attention", "mamba", "recurrent", "conv")
@@ -52,6 +55,7 @@ class Sizes:
         idle_parameters: parameters of the experts that a token does not pass.
         weight_bytes: bytes of all weights.
         item_bytes: bytes of one number in the residual stream.
+        zones: whether attention is that of an extrapolation method that splits the pairs into zones.
     """
 
     hidden_size: int
@@ -72,6 +76,7 @@ class Sizes:
     idle_parameters: int
     weight_bytes: int
     item_bytes: int
+    zones: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.heads} heads of {self.head_dim}"
@@ -217,6 +222,7 @@ def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
     """Returns the peak bytes, beside the weights, of scoring a batch with so many input tokens and scored targets."""
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
     in_attention = 2 * width + 3 * query + 3 * key  # projections, rotated copies, and the output of attention
+    in_attention += _ZONE_TENSORS * query if sizes.zones else 0
     inner = 3 if sizes.gated else 2
     # every token is copied for each of its experts, and their outputs exist before they are summed
     expert_channels = sizes.chosen_experts * (3 * width + inner * sizes.expert_size)

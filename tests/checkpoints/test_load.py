@@ -212,10 +212,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_parameters": YARN, "max_position_embeddings": 96}, 24),
         ({"rope_parameters": {"full_attention": YARN}, "max_position_embeddings": 96}, 24),
         ({"original_max_position_embeddings": 24, "max_position_embeddings": 96}, 24),
+        ({"rope_parameters": YARN, "max_position_embeddings": 96, "extended_from": {"name": "parent"}}, 96),
         ({"text_config": SimpleNamespace(max_position_embeddings=96)}, 96),
         ({"max_position_embeddings": -1}, None),
         ({}, None),
     ],
 )
-def test_the_training_length_is_the_one_before_any_scaling(config: dict[str, Any], length: int | None) -> None:
+def test_the_training_length_is_the_one_before_any_scaling_that_was_not_trained(
+    config: dict[str, Any], length: int | None
+) -> None:
     assert training_length_tokens(SimpleNamespace(**config)) == length
