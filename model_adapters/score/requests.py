@@ -1,5 +1,6 @@
 """Request types that score: lm-eval's own as `hf` answers them, and those of this project's tasks."""
 
+import functools
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
@@ -7,23 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, request_name
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.scored import (
-    Scored,
-    ScoredWindow,
-    requested_window,
-    rolling_windows,
-    score_texts,
-    scored,
-    window_of,
-)
+from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
+from sbeval.model_adapters.score.batch import ScoredWindows, score_texts
+from sbeval.model_adapters.score.nested import share_windows
+from sbeval.model_adapters.score.prefixes import score_after_prefixes
+from sbeval.model_adapters.score.schedule import score_windows
+from sbeval.model_adapters.score.windows import PlannedWindow, requested_window, rolling_windows, window_of
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.sharing import scored_after_prefixes, share_windows
 from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_facts
 from sbeval.scoring import requests as asked
 from sbeval.scoring.non_finite import NonFiniteError
@@ -55,9 +51,9 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
     def name(group: int) -> str:
         return request_name(requests[members[group][0]])
 
-    def results() -> Generator[Scored, None, None]:
-        yield from scored_after_prefixes(session, [window.load() for window in windows], name=name)
-        yield from scored(session, {group: windows[group] for group in left}, batches=session.batches, name=name)
+    def results() -> ScoredWindows:
+        yield from score_after_prefixes(session, [window.load() for window in windows], name=name)
+        yield from score_windows(session, {group: windows[group] for group in left}, batches=session.batches, name=name)
 
     answers.count_tokens(sum(window.length for window in windows))
     with answers:
@@ -75,7 +71,7 @@ def loglikelihood_rolling(
     """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them, after a lead-in."""
     read = zip(requests, texts, strict=True)
     session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in read)
-    windows: dict[int, ScoredWindow] = {}
+    windows: dict[int, PlannedWindow] = {}
     text_of: list[int] = []
     for index, tokens in enumerate(texts):
         for window in rolling_windows(tokens, lead_in=lead_in, max_length=session.max_length):
@@ -91,7 +87,7 @@ def loglikelihood_rolling(
         return request_name(requests[text_of[number]])
 
     with answers:
-        for number, (run,) in answers.each(scored(session, windows, batches=session.batches, name=name)):
+        for number, (run,) in answers.each(score_windows(session, windows, batches=session.batches, name=name)):
             index = text_of[number]
             totals[index] += run.total
             waiting[index] -= 1
@@ -103,6 +99,7 @@ def loglikelihood_rolling(
 
 def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[asked.TokenLogprobs]:
     """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
+    warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     answers: AnswersOnce[asked.TokenLogprobsRequest, asked.TokenLogprobs]
     answers = AnswersOnce(session, requests, asked.TOKEN_LOGPROBS, asked.TokenLogprobsRequest, quiet=quiet)
     # NaN of a longer window's last tokens may reach all of it
@@ -119,7 +116,7 @@ def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> lis
     windows = {index: requested_window(window.run) for index, window in enumerate(shared)}
     answers.count_tokens(sum(window.length for window in windows.values()))
     with answers:
-        for index, (run,) in answers.each(scored(session, windows, batches=session.own_batches, name=name)):
+        for index, (run,) in answers.each(score_windows(session, windows, batches=session.own_batches, name=name)):
             answers.read(windows[index].length)
             for request, targets in shared[index].members:
                 answers.give(request, asked.TokenLogprobs(run.logprobs[targets].copy()))
@@ -144,9 +141,7 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
         session.meter.add(sum(request.inputs for request in batch))
         return scores
 
-    def again(texts: Sequence[asked.TargetSequence]) -> list[NDArray[np.float32]]:
-        return score_texts(session, texts)
-
+    again = functools.partial(score_texts, session)
     todo = sorted(answers.todo, key=lambda request: -request.inputs)
 
     def batches() -> Generator[tuple[Sequence[asked.TargetLogprobsRequest], list[asked.TargetLogprobs]], None, None]:
@@ -158,9 +153,9 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
             for batch, scores in run_in_batches(
                 todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
             ):
-                if session.real.wants("scored", len(batch), batch[0].inputs):
+                if session.real.wants("one length", len(batch), batch[0].inputs):
                     texts = [_load(request) for request in batch]
-                    if not session.real.stand("scored", texts, [each.logprobs for each in scores], again):
+                    if not session.real.stand("one length", texts, [each.logprobs for each in scores], again):
                         break
                 begun += len(batch)
                 yield batch, scores
@@ -178,6 +173,7 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
 
 def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
     """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
+    warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     if session.rope.extrapolation is not None:
         expected = "Expected a model that attends as it was trained to for attention spans"
         raise UserError(f"{expected}, found extrapolation={session.rope.extrapolation}: remove it from --model_args.")
