@@ -22,7 +22,6 @@ from sbeval.checkpoints.facts import checkpoint_format, refuse_adapter, text_con
 from sbeval.checkpoints.files import check_weights
 from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.checkpoints.values import check_generation
-from sbeval.commands import ranks
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.model_adapters.open.adapters import whole_adapter
@@ -47,6 +46,7 @@ from sbeval.model_adapters.open.weights import (
     warn_of_weights,
 )
 from sbeval.model_adapters.options import AdapterOptions
+from sbeval.processes import ranks
 from sbeval.scoring.non_finite import record_nulls
 
 _OF_CAUSAL_MODELS = ("non_finite", "extrapolation", "thinking_tokens", "template_suffix")

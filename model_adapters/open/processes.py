@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
-from sbeval.commands import ranks
 from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.fingerprint.parts import untested
 from sbeval.model_adapters.batching import share_passes
+from sbeval.processes import ranks
 
 logger = logging.getLogger(__name__)
 

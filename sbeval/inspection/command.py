@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sbeval.commands.ending import evaluation_of, say_next
 from sbeval.errors import UserError, time_text
 from sbeval.hub_names import check_name
+from sbeval.processes.next_step import evaluation_of, say_next
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.settings import Lengths, Limit, Patterns, as_counts, read_value
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sbeval.checkpoints.files import Weights
-from sbeval.commands.ranks import check_environment, is_first_process
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
 from sbeval.keeping.writing import LOCK, alone_in, is_unfinished, set_aside, told, whole_file
+from sbeval.processes.ranks import check_environment, is_first_process
 from sbeval.training.record import OTHER_FOLDER, full_disk_named
 from sbeval.training.trainer import holds_states
 

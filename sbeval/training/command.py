@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from sbeval.commands.ending import EVALUATE, say_next, saying_next_later
-from sbeval.commands.ranks import is_first_process
 from sbeval.corpora.split import Split
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name, local_path
 from sbeval.keeping.writing import whole_file
+from sbeval.processes.next_step import EVALUATE, say_next, saying_next_later
+from sbeval.processes.ranks import is_first_process
 from sbeval.settings import Count, Patterns, Settings, read_value
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
 from sbeval.sweep.execute import run_sweep

@@ -13,7 +13,6 @@ from transformers import set_seed
 
 from sbeval.checkpoints.files import Weights, find_folder
 from sbeval.checkpoints.load import load_checkpoint
-from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
@@ -22,6 +21,7 @@ from sbeval.hub_names import is_hub_id
 from sbeval.models import SbevalConfig
 from sbeval.models.learned_positions import learned_positions
 from sbeval.models.rope import held_rope_frequencies
+from sbeval.processes.ranks import say
 from sbeval.rope_parameters import GLOBAL_LAYERS, parse_rope_scaling, rope_entries
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed

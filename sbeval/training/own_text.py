@@ -15,7 +15,6 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from filelock import FileLock
 
-from sbeval.commands.ranks import say
 from sbeval.corpora import Corpus, Document, corpus_sha256, hub_corpus, hub_text, local_corpus, text_name
 from sbeval.corpora.split import counts_tokens, split_corpus
 from sbeval.corpora.store import batches
@@ -24,6 +23,7 @@ from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import writing_to, written_beside
+from sbeval.processes.ranks import say
 from sbeval.training.arrays import load_arrays
 from sbeval.training.recipe import usual_warmup_steps
 from sbeval.training.tokenizer import save_tokenizer, token_dtype, train_tokenizer

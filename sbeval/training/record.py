@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 from sbeval.fingerprint.parts import installed_version
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, parse_json, read_bytes
 from sbeval.keeping.writing import whole_file
+from sbeval.processes.ending import no_room
 
 OTHER_FOLDER = "choose another --out, with space, that you may write to"
 COMMANDS_FILE = "runs.jsonl"

@@ -11,11 +11,11 @@ import torch
 from transformers import PrinterCallback
 
 from sbeval.checkpoints.quiet import without_bars
-from sbeval.commands.ranks import is_first_process
 from sbeval.corpora.seen import keep_seen
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.keeping.writing import written_beside
+from sbeval.processes.ranks import is_first_process
 from sbeval.training import record
 from sbeval.training.distributed import prepare, process_count, whole_model
 from sbeval.training.losses import Loss, next_token_loss

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from transformers import set_seed
 
-from sbeval.commands.ranks import say
 from sbeval.corpora.tokenizers import load_tokenizer
 from sbeval.errors import UserError
 from sbeval.models import SbevalConfig, SbevalForCausalLM
+from sbeval.processes.ranks import say
 from sbeval.training.arrays import arrays_parts, load_arrays
 from sbeval.training.claim import claimed
 from sbeval.training.losses import next_token_loss

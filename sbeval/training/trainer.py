@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
-from sbeval.commands.ranks import is_first_process
 from sbeval.errors import UserError
 from sbeval.keeping.writing import set_aside
+from sbeval.processes.ranks import is_first_process
 from sbeval.training.distributed import each_batch_for_a_group, process_count, shared_loss, smallest_over_processes
 from sbeval.training.losses import Loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from sbeval.commands.ranks import say
 from sbeval.errors import time_text
+from sbeval.processes.ranks import say
 from sbeval.training.distributed import process_count, smallest_over_processes
 from sbeval.training.record import COMPLETE_MARK, CURVE_FILE
 from sbeval.training.trainer import WindowTrainer, remove_older_states

@@ -10,9 +10,9 @@ from folders import below, room_for, snapshot, unchanged
 from training_problems import save_parent, tiny_extension, tiny_recipe
 
 from sbeval.checkpoints import convert_checkpoint
-from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 from sbeval.keeping.writing import alone_in
+from sbeval.processes.ending import no_room
 from sbeval.training.extend import extend
 from sbeval.training.recipe import RUN_FILES
 from sbeval.training.train import train
