@@ -1,7 +1,7 @@
-"""Long prompts that all processes of a group read together; the process with the request generates alone after that.
+"""Context parallelism: all ranks of a group prefill a prompt together that is longer than a batch.
 
-Prompts longer than a batch are read so. A turn reads at most one prompt of each process, so that no process holds the
-keys and values of two prompts, and all write their answers at the same time.
+The rank with the request then decodes alone. A turn prefills at most one prompt of each rank, so that no rank holds
+the KV cache of two prompts, and all ranks decode at the same time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

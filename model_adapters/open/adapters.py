@@ -21,10 +21,14 @@ _MOST_RANK = 2**16
 def whole_adapter(
     name: str | None, *, allow_unread: Sequence[str] | None = None, report: Report | None = None
 ) -> Iterator[None]:
-    """Refuses a PEFT adapter that lacks weights, or holds some that the model does not read.
+    """Refuses, while `hf` loads a PEFT adapter, one that lacks weights or holds weights that the model does not read.
 
-    peft warns of missing weights, which stay random, and says nothing of others. `allow_unread` are glob patterns of
-    the names that may stay unread; `report` takes them.
+    peft only warns of missing weights, which stay random, and says nothing about unread ones.
+
+    Args:
+        name: the adapter's folder or hub id, None without an adapter.
+        allow_unread: glob patterns of the names that may stay unread.
+        report: called with the unread weights.
 
     Raises:
         UserError: naming the adapter, and the weights that are missing or unread.
@@ -84,7 +88,7 @@ def whole_adapter(
 
 
 def _check_adapter(folder: Path) -> None:
-    """Refuses an adapter of an unknown kind, or of huge matrices, with more rows or columns than any its file holds."""
+    """Refuses an adapter of an unknown type, or with a rank far above the size of every matrix in its file."""
     import peft  # seconds, for those who have an adapter
 
     source = read_json_object(folder / "adapter_config.json", "the configuration of an adapter")
@@ -95,10 +99,10 @@ def _check_adapter(folder: Path) -> None:
     pattern = source.get("rank_pattern")
     patterned = pattern.values() if isinstance(pattern, dict) else ()
     ranks = [source.get("r"), source.get("num_virtual_tokens"), *patterned]
-    asked = max((rank for rank in ranks if fits(rank, int)), default=0)
+    rank = max((rank for rank in ranks if fits(rank, int)), default=0)
     weights = Weights(folder, (_ADAPTER,))
-    held = max((size for name in weights.names() for size in weights.shape(name)), default=0)
-    if asked > max(held, _MOST_RANK):  # below it, a rank may be that of layers which no weight stands for
+    largest = max((size for name in weights.names() for size in weights.shape(name)), default=0)
+    if rank > max(largest, _MOST_RANK):  # below it, a rank may be that of layers which no weight stands for
         expected = f"Expected an adapter whose configuration fits its weights at peft={folder}"
         remedy = "correct adapter_config.json, or copy the adapter again"
-        raise UserError(f"{expected}, found a rank of {asked}, and matrices of at most {held} rows: {remedy}.")
+        raise UserError(f"{expected}, found a rank of {rank}, and matrices of at most {largest} rows: {remedy}.")

@@ -22,10 +22,14 @@ def in_one_sentence(
     given: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
-    """Turns what transformers raises for `what` it cannot load, such as "a tokenizer", into one sentence.
+    """Raises failures of transformers within it as one sentence, with the reason and the remedy.
 
-    `argument` of `--model_args` names it; `given` are the other arguments and `config` are the contents of config.json,
-    which may both ask for what fails.
+    Args:
+        name: the folder or hub id that is loaded, or a model in memory.
+        what: the thing that is loaded, such as "a tokenizer".
+        argument: the argument of `--model_args` that names it.
+        given: the other arguments, which may ask for the feature that fails.
+        config: the contents of config.json, which may ask for it, too.
 
     Raises:
         UserError: `name` is a string and loading it failed, or an argument is unknown.
@@ -51,7 +55,7 @@ def in_one_sentence(
 def _fault(
     name: str, what: str, argument: str, error: Exception, given: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Returns what is wrong where something does not load, and what to do about it."""
+    """Returns the reason why something does not load, and the remedy."""
     said, place = first_line(error), Path(name)
     folder, gguf_file = place / str(given.get("subfolder") or ""), given.get("gguf_file")
     if re.search("attn_implementation|attention implementation|Flash ?Attention", str(error)):
@@ -91,7 +95,7 @@ def _fault(
 
 
 def _other_attention(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Returns how to ask for another attention, wherever the one that fails is asked for."""
+    """Returns how to choose another attention implementation, in config.json or in the arguments."""
     if any(_SAVED_ATTENTION in part for part in _parts(config)):
         return f"take {_SAVED_ATTENTION} out of config.json, which counts before attn_implementation in --model_args"
     if given.get("attn_implementation") is not None:
@@ -102,9 +106,9 @@ def _other_attention(given: Mapping[str, Any], config: Mapping[str, Any]) -> str
 
 
 def _quantisation_instead(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Returns what else to do about a missing package where something asks for weights that are quantised."""
-    if asked := [name for name in _QUANTISING if given.get(name)]:
-        return f", or leave {', '.join(asked)} out of --model_args"
+    """Returns the other remedy for a missing package if arguments or config.json ask for quantised weights."""
+    if arguments := [name for name in _QUANTISING if given.get(name)]:
+        return f", or leave {', '.join(arguments)} out of --model_args"
     if any("quantization_config" in part for part in _parts(config)):
         return ", or take a checkpoint whose weights are not quantised"
     return ""

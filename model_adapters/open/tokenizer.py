@@ -30,8 +30,7 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     """Checks that the model knows every token id, and gives the tokenizer a padding token that it knows.
 
     Raises:
-        UserError: the tokenizer's ordinary tokens have ids beyond the model's embeddings, or its longest input is no
-            number.
+        UserError: ordinary tokens have ids beyond the model's embeddings, or `model_max_length` is no number.
     """
     longest = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool) or not longest > 0:
@@ -49,7 +48,7 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
             "tokenizer this model was trained with as tokenizer=... in --model_args."
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= entries:
-        # padding is masked, and what follows the end of an answer is cut: any token the model knows will do
+        # padding is masked, and answers are cut at their end: any token that the model knows will do
         end = tokenizer.eos_token_id
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
 
@@ -93,14 +92,14 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
 
 
 def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
-    """Says where the token ranges of a task were made with another tokenizer than the model's own."""
-    own = tokenizer_sha256(tokenizer)
-    others = [made_with for made_with in {tokenizer_behind(key) for key in keys} if not own.startswith(made_with)]
-    if others:
+    """Warns if a task's text was tokenized with another tokenizer than the model's; `keys` name its token ranges."""
+    model_hash = tokenizer_sha256(tokenizer)
+    task_hashes = {tokenizer_behind(key) for key in keys}
+    if others := [task_hash for task_hash in task_hashes if not model_hash.startswith(task_hash)]:
         logger.warning(
             "the task's text was cut into tokens by another tokenizer (%s) than the model's (%s): leave tokenizer out "
             "of --metadata, unless they are the same",
-            *(others[0], own[: len(others[0])]),
+            *(others[0], model_hash[: len(others[0])]),
         )
 
 
@@ -178,15 +177,21 @@ def _usual_thinking_end(tokenizer: Any) -> str:
 
 
 def _asks_for_bos(name: str) -> bool:
-    """Whether a saved tokenizer puts BOS before a text, or its settings ask for it, which not every class heeds."""
+    """Whether a saved tokenizer adds BOS to a text, or its settings say so, which some tokenizer classes ignore."""
     with contextlib.suppress(OSError, ValueError):
-        said = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
-        return adds_bos(load_tokenizer(name, local_files_only=True)) if said is None else said is True
+        setting = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
+        return adds_bos(load_tokenizer(name, local_files_only=True)) if setting is None else setting is True
     return False
 
 
 def _check_recorded_tokenizer(folder: Path) -> None:
-    """Compares a folder's tokenizer with what `sbeval train` recorded, which other versions may write differently."""
+    """Compares the hash of a folder's tokenizer with the one that `sbeval train` recorded.
+
+    Other versions of tokenizers may write the same tokenizer differently, so only equal versions are compared.
+
+    Raises:
+        UserError: the hashes differ.
+    """
     try:
         record = read_json_object(folder / "training_record.json", "the record of a training")
         recorded, version = record["tokenizer_sha256"], record["versions"]["tokenizers"]
@@ -194,8 +199,8 @@ def _check_recorded_tokenizer(folder: Path) -> None:
         return
     if version != importlib.metadata.version("tokenizers"):
         return
-    if recorded != (found := tokenizer_sha256(load_tokenizer(folder))):
+    if recorded != (present := tokenizer_sha256(load_tokenizer(folder))):
         raise UserError(
             f"Expected the tokenizer that {folder} was trained with ({str(recorded)[:12]} in training_record.json), "
-            f"found another ({found[:12]}): put the checkpoint's own tokenizer files back."
+            f"found another ({present[:12]}): put the checkpoint's own tokenizer files back."
         )

@@ -6,5 +6,5 @@
 - `batch`: one batch, started on the device and read later
 - `prefixes`: prefixes that inputs share, read once; yields (number, scores)
 - `nested`: windows that begin at the same token, of which the longest is run
-- `context_parallel`: windows that all processes of a group score together; yields (number, scores)
+- `context_parallel`: long windows that all ranks of a group score together; yields (number, scores)
 """

@@ -36,7 +36,7 @@ class RunScores(NamedTuple):
 
 
 class PendingBatch(NamedTuple):
-    """Scores of a batch that a device may still be computing, and the number of targets in each run of each window."""
+    """Scores that a device may still be computing, and the number of targets in each run of each window."""
 
     scores: PendingScores
     run_tokens: list[list[int]]
@@ -56,7 +56,7 @@ def joined(runs: Sequence[RunScores]) -> NDArray[np.float32]:
 
 
 def score_texts(session: Session, texts: Sequence[TargetSequence]) -> list[NDArray[np.float32]]:
-    """Returns the log-probabilities of each text's targets, of texts that are read in one batch without a prefix."""
+    """Scores texts in one batch without a shared prefix, and returns the log-probabilities of each text's targets."""
     longest = max(len(text.inputs_L) for text in texts)
     relayed = session.relay.window() if session.relay else contextlib.nullcontext()
     with relayed, session.autocast(), session.rope.hold(longest):
@@ -68,10 +68,13 @@ def score_texts(session: Session, texts: Sequence[TargetSequence]) -> list[NDArr
 def start_batch(
     session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None, start: Start | None = None
 ) -> PendingBatch:
-    """Starts to score each run of each window, padded here on the right, in one call of the model.
+    """Starts to score windows, padded on the right, in one forward pass.
 
-    A prefix of all inputs, from `TokenScorer.read`, may stand before them. `start` is another method than the scorer's
-    own if other processes score the same batch.
+    Args:
+        session: the session of the model.
+        batch: the windows.
+        after: a prefix of all windows, from `TokenScorer.read`, None without one.
+        start: the method that scores, None for `TokenScorer.start`; another one if several processes score the batch.
     """
     options = {} if after is None else {"after": after}
     pending = _start_texts(session, [as_sequence(window) for window in batch], start or session.scorer.start, **options)

@@ -1,4 +1,4 @@
-"""Windows that are scored by all processes of a group, each of which computes a part of the tokens."""
+"""Context parallelism: all ranks of a group score a long window together, each a part of its tokens."""
 
 import logging
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 def score_together(
     session: Session, scorer: ContextParallelScorer, windows: Windows, long: set[int], name: RequestName
 ) -> ScoredWindows:
-    """Scores the long windows of all processes of a group, one after another, and yields those of this process."""
+    """Scores the long windows of all ranks of a group, one after another, and yields those of this rank."""
     context = scorer.context
     everyone = context.gather_objects([(windows[index].length, index) for index in sorted(long)])
     order = sorted((-length, rank, index) for rank, theirs in enumerate(everyone) for length, index in theirs)

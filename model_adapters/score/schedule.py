@@ -67,10 +67,10 @@ def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, n
             finally:
                 if relay is not None:
                     scorer.chunk_logits = None
-            free_memory()  # that of the batches under way too, for which it waits
+            free_memory()  # waits for started batches and frees their memory, too
 
     def finished() -> list[tuple[int, WindowScores]]:
-        """Waits for the first of the started batches, and takes it away unless the wait is interrupted."""
+        """Waits for the first of the started batches, and removes it unless the wait is interrupted."""
         batch, pending = started[0]
         try:
             with fitting("Expected memory for the scores of a batch, but it ran out: free some."):
@@ -93,7 +93,7 @@ def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, n
             begun = 0
             if order:
                 session.real.begin(again)
-            while begun < len(order):  # anew where a batch was wrong, and its windows are run in another way
+            while begun < len(order):  # a batch that was wrong is scored again in another way
                 limits = session.real.limits(batches, "scoring")
                 for batch in run_in_batches(order[begun:], start, length_tokens=length_of.__getitem__, limits=limits):
                     started.append(batch)
