@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
-    """Returns what computes attention: our implementation's name, or transformers' for softmax attention."""
+    """Returns the name of the attention implementation: ours, or that of transformers for softmax attention."""
     config = text_config(getattr(model, "config", None))
     if (head_dim := _stickbreaking_head_dim(config)) is not None:
         if chosen != "auto":
@@ -113,7 +113,7 @@ def _session_facts(session: Session) -> dict[str, Any]:
 
 
 def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
-    """Returns what configuration, folder and, where it is one of this process, the model tell of a `ModelRecord`."""
+    """Fills the fields of a `ModelRecord` from config.json, the checkpoint's folder and the loaded model."""
     own = getattr(config, "model_type", None) == "sbeval"
     by_name = getattr(config, "_attn_implementation", None) == STICKBREAKING
     recipe, training_seed = _training(folder)
@@ -257,7 +257,7 @@ def _json_ready(value: Any) -> Any:
 
 
 def _read(files: Callable[[], T]) -> T | None:
-    """Returns what is read from files, None if they are gone by now: the run has ended, and its numbers stand."""
+    """Calls a function that reads files; returns None if they are gone, since the numbers of a finished run stand."""
     try:
         return files()
     except OSError:
@@ -275,7 +275,7 @@ def _training(pretrained: str | None) -> tuple[str | None, int | None]:
 
 
 def _tensors_sha256(model: nn.Module) -> str:
-    """Returns a hash over the name, type and values of every parameter and buffer, for a model that is in no folder."""
+    """Returns a hash over the name, dtype and values of every parameter and buffer of a model in memory."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

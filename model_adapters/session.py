@@ -77,26 +77,26 @@ class Tally:
     thinking_tokens: int = 0
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Counts an answer by the facts known of it."""
+        """Counts an answer with its facts, such as `answer_cut`."""
         self.answers += 1
         self.cut += facts.get("answer_cut", 0)
         for name in ("thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + facts.get(name, 0))
 
     def merge(self, other: Self) -> None:
-        """Adds another tally, and says what was cut in it; base models end their answers nowhere."""
+        """Adds another tally and warns of cut answers, except those of base models, which never end their answers."""
         for name in ("answers", "cut", "thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for count, words in (
+        for count, fault in (
             (other.thinking_cut, "asked for before the model had ended its thinking: raise thinking_tokens"),
             (other.thinking_stopped, "asked for again: the model had ended its text without an end of its thinking"),
         ):
             if count:
-                logger.warning("%d of %d answers were %s", count, other.answers, words)
+                logger.warning("%d of %d answers were %s", count, other.answers, fault)
         if other.cut and (self.chat or other.thinking_tokens):
-            words = "%d of %d answers were cut at their budget: raise it with --gen_kwargs max_gen_toks=..."
-            more = "" if other.thinking_tokens else ", or pass thinking_tokens=... for a model that thinks"
-            logger.warning(words + more, other.cut, other.answers)
+            sentence = "%d of %d answers were cut at their budget: raise it with --gen_kwargs max_gen_toks=..."
+            remedy = "" if other.thinking_tokens else ", or pass thinking_tokens=... for a model that thinks"
+            logger.warning(sentence + remedy, other.cut, other.answers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +220,9 @@ class Session:
         return dataclasses.replace(self, cache_hook=cache_hook)
 
     def check_tokens(self, requests: Iterable[tuple[str, Iterable[Sequence[int] | NDArray[Any]]]]) -> None:
-        """Checks, before anything runs, that the model has an embedding for every token of requests and their names.
+        """Checks that the model has an embedding for every token, before any request runs.
+
+        `requests` are names of requests, each with its token sequences.
 
         Raises:
             UserError: a token has no embedding; the message names the request.

@@ -122,7 +122,7 @@ def has_end(opened: Opened, tokens: Sequence[int], stop: Sequence[str]) -> bool:
 
 
 def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
-    """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
+    """Returns the `NoText` for an answer whose logits are NaN or infinite after this many of its tokens."""
     length = prompt_tokens + answer_tokens
     return NoText(
         f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "

@@ -35,7 +35,7 @@ _LIKENESS = 0.7  # of a name that is known to be read nowhere
 
 
 def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None:
-    """Checks what can be checked of a model's arguments before torch is imported: types, names and folder.
+    """Checks the types and names of a model's arguments, and that its folder exists, before torch is imported.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.
@@ -44,10 +44,10 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     AdapterOptions.pop(given)
     check_dtypes(given)
     _check_batch_size(1 if batch_size is None else batch_size)
-    for own in ("device", "batch_size", "max_batch_size"):  # lm-eval gives these to the model beside its arguments
-        if own in given:
-            expected = f"Expected {own} as an option of its own"
-            raise UserError(f"{expected}, found {own}={shown(given[own])} in the model's arguments: use --{own}.")
+    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model itself
+        if option in given:
+            expected = f"Expected {option} as an option of its own"
+            raise UserError(f"{expected}, found {option}={shown(given[option])} in the model's arguments: use --{option}.")
     for key, kind in _OF_HF.items():
         read_value(kind, given.get(key), name=key, source=SOURCE)
     _name_subfolder(given)
@@ -85,7 +85,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
 
 
 def _check_names(given: Mapping[str, Any], folder: Path) -> None:
-    """Refuses names that are nearly an argument, and those that no code of a local checkpoint reads."""
+    """Refuses misspelt arguments, and names that neither `hf` nor the code of a local checkpoint's model reads."""
     known = harness_arguments()
     names = sorted({*known, *AdapterOptions.model_fields})
     for key in (key for key in given if key not in known):
@@ -103,7 +103,7 @@ def _check_names(given: Mapping[str, Any], folder: Path) -> None:
 
 
 def _name_subfolder(arguments: dict[str, Any]) -> None:
-    """Makes text of a subfolder such as that of a training's step, which lm-eval reads as a number."""
+    """Turns a subfolder named by a number, such as a training step, back into text, since lm-eval parses it."""
     if (name := arguments.get("subfolder")) is None:
         return
     if isinstance(name, bool) or not isinstance(name, str | int | float):
@@ -112,7 +112,7 @@ def _name_subfolder(arguments: dict[str, Any]) -> None:
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:
-    """Refuses types of weights that torch has no name for.
+    """Refuses dtypes that torch does not know.
 
     Raises:
         UserError: naming the argument.
@@ -131,8 +131,8 @@ def _check_batch_size(batch_size: Any) -> None:
 
 
 def _check_device(device: Any) -> None:
-    """Refuses a device that torch does not find: lm-eval's model would take another without a word."""
-    # lm-eval names cuda:0 where none is asked for, and without a GPU its model then takes the CPU
+    """Refuses a device that torch does not find: `hf` would silently use another one."""
+    # lm-eval passes cuda:0 by default, and `hf` then uses the CPU where there is no GPU
     if device is None or str(device) in ("cpu", "cuda:0"):
         return
     import torch  # not for what is checked before
@@ -149,9 +149,11 @@ def _check_device(device: Any) -> None:
 
 
 def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -> None:
-    """Checks arguments of `hf` in which it answers a mistake with a traceback or not at all; digits become a number.
+    """Checks arguments of `hf` that it does not check itself or answers with a traceback; parses numbers in place.
 
-    Of the adapter's own `options` it reads those that exclude some.
+    Args:
+        arguments: those of `hf`.
+        options: the adapter's own arguments, some of which exclude arguments of `hf`.
 
     Raises:
         UserError: naming the argument, what it may be and what it is.
@@ -167,7 +169,7 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
         if arguments.get("enable_thinking") not in (None, True):
             expected = "Expected enable_thinking=True beside thinking_tokens"
             raise UserError(f"{expected}, found {shown(arguments['enable_thinking'])}: leave one of them out.")
-        arguments.pop("enable_thinking", None)  # set once the tokenizer is there, which may say what ends it
+        arguments.pop("enable_thinking", None)  # set after loading, when the tokenizer says what ends the thinking
     elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
     shared = [name for name in ("tp_plan", "parallelize") if arguments.get(name)]

@@ -1,4 +1,4 @@
-"""The self-test of a prepared model: rank 0 decides for all ranks in which ways the model is run, and keeps the outcome."""
+"""The self-test of a prepared model: rank 0 decides for all ranks how the model is run, and keeps the outcome."""
 
 import contextlib
 import dataclasses

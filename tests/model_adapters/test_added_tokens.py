@@ -90,6 +90,14 @@ def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     return row[len(prompt) :]
 
 
+def set_add_bos_token(lm: StickBreakingLM, add_bos_token: bool | None) -> None:
+    """Makes a loaded model one that was loaded with this argument."""
+    assert lm.session is not None
+    lm.add_bos_token = add_bos_token
+    lm.opened = dataclasses.replace(lm.opened, add_bos_token=add_bos_token)
+    lm.session = dataclasses.replace(lm.session, opened=lm.opened)
+
+
 ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=3)
 
 
@@ -110,7 +118,7 @@ def test_scores_and_answers_follow_the_prefix_and_the_prompt_alone(
     add_bos_token: bool | None,
 ) -> None:
     tokenizer = templated(lm.tokenizer, prefix, suffix)
-    lm.add_bos_token = add_bos_token
+    set_add_bos_token(lm, add_bos_token)
     bare, whole = (tokenizer.encode(text, add_special_tokens=False) for text in (context, context + continuation))
     before = [] if add_bos_token is False else prefix
     assert added_tokens(tokenizer) == AddedTokens(tuple(prefix), tuple(suffix))
@@ -155,14 +163,14 @@ def test_keeping_the_suffix_gives_the_numbers_of_hf(lm: StickBreakingLM, templat
 
 def test_a_text_that_holds_its_special_tokens_is_read_as_it_is(lm: StickBreakingLM) -> None:
     tokenizer = templated(lm.tokenizer, [0], [1])
-    lm.add_bos_token = None
+    set_add_bos_token(lm, None)
     chat = "<s>Now is better than never.</s>"
     assert encode_prompts(lm.opened, [chat, "never."], quiet=True) == [
         tokenizer.encode(chat, add_special_tokens=False),
         [0, *tokenizer.encode("never.", add_special_tokens=False)],
     ]
     assert TokenCounter(tokenizer).encode([chat, "never."], special_tokens=True) == encode_prompts(
-        lm, [chat, "never."], quiet=True
+        lm.opened, [chat, "never."], quiet=True
     )
     tokenizer = templated(lm.tokenizer, [2, 0], [1])
     chat = "<pad><s>Now is better than never."
@@ -170,7 +178,7 @@ def test_a_text_that_holds_its_special_tokens_is_read_as_it_is(lm: StickBreaking
 
 
 def test_a_context_of_white_space_is_scored_as_none_at_all(lm: StickBreakingLM) -> None:
-    lm.add_bos_token = None
+    set_add_bos_token(lm, None)
     for template in TEMPLATES["adds nothing"], TEMPLATES["EOS alone"]:
         tokenizer = templated(lm.tokenizer, *template)
         targets = tokenizer.encode("  never", add_special_tokens=False)
