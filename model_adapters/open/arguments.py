@@ -46,8 +46,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     _check_batch_size(1 if batch_size is None else batch_size)
     for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model itself
         if option in given:
-            expected = f"Expected {option} as an option of its own"
-            raise UserError(f"{expected}, found {option}={shown(given[option])} in the model's arguments: use --{option}.")
+            expected, found = f"Expected {option} as an option of its own", f"{option}={shown(given[option])}"
+            raise UserError(f"{expected}, found {found} in the model's arguments: use --{option}.")
     for key, kind in _OF_HF.items():
         read_value(kind, given.get(key), name=key, source=SOURCE)
     _name_subfolder(given)
