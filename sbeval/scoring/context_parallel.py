@@ -33,7 +33,7 @@ def join_context(model: nn.Module, degree: int, device: torch.device) -> Context
             "Expected a model of this family with stick-breaking or softmax attention in every layer for "
             f"context_parallel={degree}, found {type(model).__name__}: leave context_parallel out."
         )
-    if any(getattr(module, "looks_back", False) for module in model.modules()):
+    if any(getattr(module, "reads_previous_position", False) for module in model.modules()):
         raise UserError(
             "Expected attention that needs nothing of older tokens but their keys and values for "
             f"context_parallel={degree}, found decay or shifts along the text: leave context_parallel out."

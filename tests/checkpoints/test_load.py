@@ -63,7 +63,7 @@ def test_a_head_that_is_not_the_embedding_of_a_tied_model_is_refused(layout: str
     config, tensors = made[layout]()
     embedding = next(tensor for name, tensor in tensors.items() if "wte" in name or "embeddings" in name)
     load_checkpoint(save(tmp_path, config, {**tensors, "lm_head.weight": embedding.clone()}))
-    with pytest.raises(UserError, match=r"Expected lm_head\.weight to be the embedding"):
+    with pytest.raises(UserError, match=r"lm_head\.weight differs from the embedding"):
         load_checkpoint(save(tmp_path, config, {**tensors, "lm_head.weight": embedding + 1}))
 
 
@@ -108,8 +108,11 @@ def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     [
         ("missing shard", "names 2 shards, of which 1 are missing in .*: model-00002"),
         ("truncated", "truncated"),
-        ("lacks a tensor", "lacks tensors its index names: another.weight"),
-        ("shape", r"should be \[56, 32\] by the configuration, but is \[53, 32\]|should be \[56, 32\]"),
+        ("lacks a tensor", "lacks tensors that its index names: another.weight"),
+        (
+            "shape",
+            r"should have the shape \[56, 32\]",
+        ),
         ("no index", "an index of shards as a JSON object at .*model.safetensors.index.json"),
         ("a tensor missing", r"\.1\.mlp\.(down_proj|c_proj)"),
     ],

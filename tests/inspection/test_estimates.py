@@ -73,7 +73,7 @@ def test_running_some_documents_gives_a_time_for_every_task(text: Path) -> None:
     assert found.preparing_seconds is not None
     assert [one.length_tokens for one in found.needs or ()] == LENGTHS
     said = found.to_text()
-    assert "a measurement on this machine's" in said
+    assert "documents measured on this machine's" in said
     assert time_text(found.duration.seconds) in said
     written = json.loads(json.dumps(found.to_json()))
     assert written["tasks"][0]["tokens"] == found.work[0].tokens

@@ -51,7 +51,7 @@ def test_the_longest_length_is_the_last_that_fits(name: str, gibibytes: int, dev
 def test_a_text_s_keys_take_what_the_adapter_s_slots_do(variant: str, tokens: int) -> None:
     model = small_model(**VARIANTS[variant])
     found = memory.sizes_of(model)
-    if any(getattr(module, "looks_back", False) for module in model.modules()):
+    if any(getattr(module, "reads_previous_position", False) for module in model.modules()):
         # no slots: its cache holds more than keys and values of head_dim
         assert memory.text_bytes(found, tokens) > slot_bytes(model, -(-tokens // 64) * 64)
         return
