@@ -35,7 +35,7 @@ from typing import Any
 import torch
 import transformers
 
-from sbeval.model_adapters.decoding import served
+from sbeval.model_adapters.generate.slots import served
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.prepare.change import Setting
 from sbeval.model_adapters.prepare.changes import flex, mlps, norms, rotations, seen_keys

@@ -98,8 +98,8 @@ def time_theirs(name: str, metadata: dict[str, Any], length: int) -> float:
 @contextlib.contextmanager
 def timed_parts() -> Iterator[dict[str, float]]:
     """Seconds of the parts of runs, and how many prompts were read."""
-    from sbeval.model_adapters.decoding import texts
-    from sbeval.model_adapters.decoding.stepper import Stepper
+    from sbeval.model_adapters.generate import requests
+    from sbeval.model_adapters.generate.slots.stepper import Stepper
     from sbeval.model_adapters.lm import StickBreakingLM
 
     found: dict[str, float] = defaultdict(float)
@@ -125,7 +125,7 @@ def timed_parts() -> Iterator[dict[str, float]]:
     parts = [
         (StickBreakingLM, "__init__", "loading"),
         (StickBreakingLM, "generate_until", "all answers"),
-        (texts, "encode_prompts", "encoding prompts"),
+        (requests, "encode_prompts", "encoding prompts"),
         (Stepper, "start", "reading prompts"),
         (Stepper, "run", "decoding"),
         (Stepper, "capture", "recording"),

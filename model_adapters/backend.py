@@ -209,8 +209,9 @@ class Backend:
     def _inputs(self) -> Parts:
         arguments, inputs = _arguments(self.lm), Parts()
         if all(hasattr(self.lm, name) for name in ("pretrained", "peft", "delta")):  # `hf` and its kin
-            self.lm.arguments = arguments
-            return model_parts(self.lm)
+            source = self.lm.pretrained if isinstance(self.lm.pretrained, str) else None
+            model, tokenizer = (getattr(self.lm, name, None) for name in ("model", "tokenizer"))
+            return model_parts(source, arguments, model=model, tokenizer=tokenizer)
         if hasattr(self.lm, "base_url"):  # what it names as model is the server's
             tokenizer = getattr(self.lm, "tokenizer", None)
             return {"tokenizer": shortened(tokenizer_sha256(tokenizer))} if hasattr(tokenizer, "get_vocab") else {}

@@ -186,7 +186,7 @@ def inspect(arguments: _Arguments = None) -> None:
     """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights."""
 
     def share(*windows: Any, **options: Any) -> Any:
-        return _load("sbeval.model_adapters.sharing", "share_windows")(*windows, **options)
+        return _load("sbeval.model_adapters.score.nested", "share_windows")(*windows, **options)
 
     def test(**model: Any) -> Any:
         model = {"device": _load("sbeval.inspection.memory", "device_here")(), **model}
@@ -207,7 +207,7 @@ def convert(
     """Write a released checkpoint out in this project's form, its tokenizer beside it."""
     _load("sbeval.hub_names", "check_name")(source, "a checkpoint", file="config.json")
     destination = _load("sbeval.hub_names", "local_path")(destination)
-    _load("sbeval.model_adapters.options", "check_dtypes")({"dtype": dtype})
+    _load("sbeval.model_adapters.open.arguments", "check_dtypes")({"dtype": dtype})
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
@@ -274,7 +274,7 @@ def check_run(asked: Any) -> bool:
         raise UserError("Expected --tasks with names of tasks, found none: `lm_eval ls tasks` lists them.")
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
-        _load("sbeval.model_adapters.options", "check_early")(asked.model_args, batch_size=asked.batch_size)
+        _load("sbeval.model_adapters.open.arguments", "check_early")(asked.model_args, batch_size=asked.batch_size)
     _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
     _load("sbeval.tasks.asked", "check_keys")(asked.tasks, asked.metadata.keys() - asked.model_args.keys())
     return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)

@@ -17,7 +17,7 @@ from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError, time_text
 from sbeval.inspection.command import Inspection, inspect
 from sbeval.inspection.work import count_work, encode_with, make_tasks
-from sbeval.model_adapters.sharing import share_windows
+from sbeval.model_adapters.score.nested import share_windows
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import TEXT, english, odd
 

@@ -14,7 +14,7 @@ from sbeval.errors import UserError
 from sbeval.inspection import memory
 from sbeval.inspection.command import inspect
 from sbeval.inspection.description import describe
-from sbeval.model_adapters.decoding.schedule import slot_bytes
+from sbeval.model_adapters.generate.slots.schedule import slot_bytes
 from sbeval.models import SbevalForCausalLM, preset
 from tests.models.small import VARIANTS, small_model
 

@@ -22,8 +22,10 @@ from sbeval.checkpoints import load_checkpoint
 from sbeval.checkpoints.files import Weights, held_bytes
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
-from sbeval.model_adapters.loading import in_one_sentence, in_template
-from sbeval.model_adapters.options import AdapterOptions, check_early, check_shared_arguments
+from sbeval.model_adapters.chat_templates import limited
+from sbeval.model_adapters.open.arguments import check_early, check_shared_arguments
+from sbeval.model_adapters.open.errors import in_one_sentence
+from sbeval.model_adapters.options import AdapterOptions
 from sbeval.sweep.definition import check_checkpoint
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
 from tests.model_adapters.small import copied, instances, likelihoods, load_lm, save_lora, t5
@@ -355,8 +357,8 @@ def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory():
         (inside if first else left).wait(0.2)  # in vain where the threads take turns
         return ""
 
-    second = threading.Thread(target=in_template(write), args=(None, False))
-    in_template(write)(None, True)
+    second = threading.Thread(target=limited(write), args=(None, False))
+    limited(write)(None, True)
     left.set()
     second.join()
     assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -103,7 +103,7 @@ def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint):
 
     lm = load(checkpoint, "rope", extrapolation="self_extend:3:8")
     assert lm.get_model_info()["sbeval"]["extrapolation"] == {"method": "self_extend", "group": 3, "window": 8}
-    assert run_settings(lm)["extrapolation"] == "self_extend:3:8"
+    assert run_settings(lm.session)["extrapolation"] == "self_extend:3:8"
     assert load(checkpoint, "rope").get_model_info()["sbeval"]["extrapolation"] is None
 
 

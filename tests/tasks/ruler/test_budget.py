@@ -15,7 +15,7 @@ from ruler_problems import FILLED, KINDS, TASKS, load_task, prompts
 from tokenizers import processors
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.decoding.texts import encode_prompts
+from sbeval.model_adapters.encoding import encode_prompts
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.tasks.draws import seeded_order, seeded_ranks
 from sbeval.tasks.ruler.drafts import Frame, prompt_text
@@ -127,7 +127,7 @@ def test_a_length_is_the_whole_prompt_as_the_model_reads_it(folder, corpora, nam
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **given, **thinks))
 
     whole = prompts(task, apply_chat_template=True, chat_template=template)
-    lm = SimpleNamespace(tokenizer=tokenizer, add_bos_token=None, options=AdapterOptions())
+    lm: Any = SimpleNamespace(tokenizer=tokenizer, add_bos_token=None, options=AdapterOptions())
     for prompt, instance in zip(whole, task.instances, strict=True):
         prefix, given = task.generator.draft(instance.doc["index"], 2500).answer_prefix, instance.args[1]
         end = {"answer_prefix": "<|assistant|>\n", "thinking_tokens": "<|assistant|>\n<think>\n"}

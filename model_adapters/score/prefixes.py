@@ -1,38 +1,29 @@
-"""Inputs that begin alike, such as questions after the same examples: the shared tokens are read once.
+"""Inputs that share a prefix, such as questions after the same examples: the model reads the prefix once.
 
-The model reads the prefix of a group of inputs once and keeps its keys and values; the rest of each input is then read
-in batches.
-
-In a causal model, the scores of a window's first tokens do not depend on later ones. So of windows that begin at the
-same token only the longest is run, and it has the scores of the shorter ones. If RoPE's frequencies depend on the
-length, this does not hold and such windows are run one by one.
+It keeps the keys and values of the prefix, and then reads the rest of each input of the group in batches.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, free_memory, out_of_memory, run_in_batches
-from sbeval.model_adapters.scored import (
-    LoadedWindow,
-    Name,
-    RunScores,
-    Scores,
-    TokenIds,
-    as_sequence,
+from sbeval.model_adapters.score.batch import (
+    RequestName,
+    ScoredWindows,
+    WindowScores,
     joined,
     score_texts,
     start_batch,
 )
+from sbeval.model_adapters.score.windows import LoadedWindow, TokenIds, as_sequence
 from sbeval.model_adapters.session import Session
 from sbeval.scoring.non_finite import NonFiniteError
-from sbeval.scoring.requests import TargetSequence, TokenLogprobsRequest
 from sbeval.scoring.scorer import Prefix
 
 _BIG_ENDIAN = np.dtype(">u4")
@@ -50,27 +41,27 @@ ON_GPU = Worthwhile(256, 8192)
 
 
 class SharedPrefix(NamedTuple):
-    """Inputs that begin with so many tokens, all of which lie before each input's first scored position."""
+    """The length of a prefix in tokens, and the inputs that begin with it; it ends before their first targets."""
 
     length: int
     members: list[int]
 
 
 def shared_prefixes(
-    inputs: Sequence[Sequence[int] | TokenIds], scored_from: Sequence[int], worthwhile: Worthwhile
+    inputs: Sequence[Sequence[int] | TokenIds], first_targets: Sequence[int], worthwhile: Worthwhile
 ) -> list[SharedPrefix]:
     """Groups inputs by shared prefix, longest prefix first; an input may be in no group.
 
     Inputs are sorted and taken in order; each joins the current group if that saves at least as many tokens. Inputs
-    more than twice as long as the prefix are left out of its group, since they gain little. No token is shared from the
-    position on whose output an input is first scored.
+    more than twice as long as the prefix are left out of its group, since they gain little. `first_targets` are the
+    positions whose outputs predict each input's first target; the prefix ends before them.
     """
     # big-endian bytes sort and compare as tokens do, but faster
     packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
     order = sorted(range(len(inputs)), key=lambda index: packed[index])
     groups: list[SharedPrefix] = []
     for index in order:
-        end = scored_from[index]
+        end = first_targets[index]
         if groups:
             length, members = groups[-1]
             common = min(length, end, _common(packed[members[-1]], packed[index]))
@@ -86,8 +77,8 @@ def shared_prefixes(
     return sorted(kept, key=lambda group: -group.length)
 
 
-def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, name: Name) -> Scores:
-    """Scores windows that share prefixes, and yields each.
+def score_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, name: RequestName) -> ScoredWindows:
+    """Scores windows that share prefixes, and yields each window's number and scores.
 
     Stops early if the model cannot continue from a prefix or memory runs out; run the remaining windows whole.
 
@@ -97,16 +88,15 @@ def scored_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, 
     """
     if session.rope.by_length or not session.self_test.prefixes:
         return
-    scored_from = [len(window.inputs) - max(map(len, window.target_runs)) for window in windows]
+    first_targets = [len(window.inputs) - max(map(len, window.target_runs)) for window in windows]
     worthwhile = ON_CPU if session.device.type == "cpu" else ON_GPU
-    groups = shared_prefixes([window.inputs for window in windows], scored_from, worthwhile)
+    groups = shared_prefixes([window.inputs for window in windows], first_targets, worthwhile)
     session.check_positions(max((len(windows[index].inputs) for group in groups for index in group.members), default=0))
     limits = dataclasses.replace(session.batches, max_tokens=session.own_batches.max_tokens)
 
-    def again(texts: Sequence[TargetSequence]) -> list[NDArray[np.float32]]:
-        return score_texts(session, texts)
+    again = functools.partial(score_texts, session)
 
-    def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> list[list[RunScores]]:
+    def go_on(batch: Sequence[int], length: int, prefix: Prefix) -> list[WindowScores]:
         session.meter.begin()
         rest = [LoadedWindow(windows[index].inputs[length:], windows[index].target_runs) for index in batch]
         with session.rope.hold(len(windows[batch[0]].inputs)):
@@ -155,30 +145,3 @@ def _common(first: bytes, second: bytes) -> int:
     tokens = min(len(first), len(second)) // _BIG_ENDIAN.itemsize
     differ = np.flatnonzero(np.frombuffer(first, np.uint32, tokens) != np.frombuffer(second, np.uint32, tokens))
     return int(differ[0]) if len(differ) else tokens
-
-
-class SharedWindow(NamedTuple):
-    """One window to run for several requests, each with its slice of the window's scores."""
-
-    run: TokenLogprobsRequest
-    members: list[tuple[TokenLogprobsRequest, slice]]
-
-
-def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> list[SharedWindow]:
-    """Returns the windows to run for different requests, in the order of the first of each.
-
-    If `nested`, a longer window's scores may serve a shorter one with the same lead-in and first target.
-    """
-    groups: dict[object, list[TokenLogprobsRequest]] = {}
-    for request in requests:
-        text, _, stop = request.key.rpartition(":")
-        groups.setdefault((text, request.lead_in) if nested and stop else request, []).append(request)
-    return [_shared(group) for group in groups.values()]
-
-
-def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
-    longest = max(group, key=lambda request: request.context_length)
-    first = min(request.context_length - request.scored for request in group)
-    stops = [request.context_length - first for request in group]
-    members = [(request, slice(stop - request.scored, stop)) for request, stop in zip(group, stops, strict=True)]
-    return SharedWindow(longest._replace(scored=longest.context_length - first), members)

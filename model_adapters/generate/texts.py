@@ -1,4 +1,4 @@
-"""Prompts to tokens, and tokens to answers: where stop sequences end them, and the text up to there."""
+"""Tokens to answers: where a stop sequence ends a generated text, and the answer's text up to there."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import numpy as np
 from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_text
 from numpy.typing import NDArray
 
-from sbeval.corpora.tokenizers import added_tokens, encode_together, special_beginnings
 from sbeval.errors import UserError
+from sbeval.model_adapters.open.opened import Opened
 from sbeval.scoring.non_finite import NoText
 
 _MORE_TOKENS = 2  # a stop sequence may be generated in more tokens than it is encoded in
@@ -78,56 +78,6 @@ class Continuation(NamedTuple):
     sound: bool = True
 
 
-def encode_prompts(hf: Any, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens as `encode_texts` does; an empty prompt is the model's prefix token."""
-    return [tokens or [hf.prefix_token_id] for tokens in encode_texts(hf, texts, quiet=quiet)]
-
-
-def encode_texts(hf: Any, texts: Sequence[str], *, beginnings: tuple[str, ...] = (), quiet: bool) -> list[list[int]]:
-    """Returns each text's tokens behind the prefix that the tokenizer or `add_bos_token` adds.
-
-    Text that follows must stand right behind them: the tokenizer's suffix, such as EOS, is dropped unless the adapter's
-    `template_suffix` is "keep". Nothing is added to a text that begins with the tokenizer's prefix or with one of
-    `beginnings`.
-    """
-    specially = (*special_beginnings(hf.tokenizer), *beginnings)
-    begins = [text.startswith(specially) for text in texts]
-    added = added_tokens(hf.tokenizer)
-    encoded: dict[int, list[int]] = {}
-    for has_prefix in (True, False):
-        adds = False if has_prefix else hf.add_bos_token
-        options = {} if adds is None else {"add_special_tokens": adds}
-        chosen = [index for index, begin in enumerate(begins) if begin is has_prefix]
-        tokens = encode_together(hf.tokenizer, [texts[index] for index in chosen], quiet=quiet, **options)
-        if adds is not False and hf.options.template_suffix == "drop":
-            tokens = list(map(added.without_suffix, tokens))
-        encoded.update(zip(chosen, tokens, strict=True))
-    return [encoded[index] for index in range(len(texts))]
-
-
-def added_by_tokenizer(hf: Any) -> dict[str, Any] | None:
-    """Returns what a model's tokenizer adds to a text and where the model reads it, as `ModelRecord` keeps it."""
-    added = added_tokens(hf.tokenizer)
-    if hf.add_bos_token is False or not any(added):
-        return None
-    names = added.to_json(hf.tokenizer)
-    before, behind = (" ".join(names[name]) for name in ("prefix", "suffix"))
-    places = [f"{text} {place} every text" for text, place in ((before, "before"), (behind, "behind")) if text]
-    facts = [f"the tokenizer adds {' and '.join(places)}"]
-    if hf.backend != "causal":
-        facts.append("an encoder-decoder model reads them as in hf")
-        return {**names, "sentence": "; ".join(facts)}
-    if behind and hf.options.template_suffix == "keep":
-        facts.append(f"as in hf, {behind} stands between a prompt and its answer (template_suffix=keep)")
-    elif behind:
-        facts.append(
-            f"{behind} is dropped behind prompts and contexts (template_suffix=keep reads it there, as hf does)"
-        )
-    scored = " and ".join(filter(None, (before, behind)))
-    facts.append(f"loglikelihood_rolling scores {scored} with every text, as lm-eval does")
-    return {**names, "sentence": "; ".join(facts)}
-
-
 def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
     """Returns generated tokens up to the first end token: padding follows while other rows of a batch go on."""
     ends = [ends] if isinstance(ends, int) else list(ends or ())
@@ -149,7 +99,7 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_en
     return answer
 
 
-def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
+def stop_texts(tokenizer: Any, until: Sequence[Any]) -> list[str]:
     """Returns the stop sequences of a request and the text of the end token; null stands for no stop sequence.
 
     Raises:
@@ -160,21 +110,19 @@ def stop_texts(hf: Any, until: Sequence[Any]) -> list[str]:
         if not isinstance(text, str):
             remedy = "put it in quotes in --gen_kwargs or the task"
             raise UserError(f"Expected until to be text, a list of texts or null, found {text!r} in it: {remedy}.")
-    end = hf.eot_token_id
-    eos = None if end is None else hf.tok_decode(end, skip_special_tokens=False)
+    end = tokenizer.eos_token_id
+    eos = None if end is None else tokenizer.decode(end, skip_special_tokens=False)
     stops: list[str] = handle_stop_sequences(given, eos=eos)
     return stops
 
 
-def has_end(hf: Any, tokens: Sequence[int], stop: Sequence[str]) -> bool:
+def has_end(opened: Opened, tokens: Sequence[int], stop: Sequence[str]) -> bool:
     """Whether a continuation ends with an end token, or holds a stop sequence."""
-    ends = hf.model.generation_config.eos_token_id
-    last = tokens[-1] in ([ends] if isinstance(ends, int) else ends or ())
-    return last or any(text in hf.tokenizer.decode(tokens) for text in stop if text)
+    return tokens[-1] in opened.end_token_ids or any(text in opened.tokenizer.decode(tokens) for text in stop if text)
 
 
 def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
-    """Returns what stands for an answer whose logits are NaN or infinite after this many of its tokens."""
+    """Returns the `NoText` for an answer whose logits are NaN or infinite after this many of its tokens."""
     length = prompt_tokens + answer_tokens
     return NoText(
         f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "

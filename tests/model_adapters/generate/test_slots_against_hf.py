@@ -8,10 +8,10 @@ import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
 
-from sbeval.model_adapters.decoding import schedule
-from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.stepper import Stepper
-from tests.model_adapters.decoding.slots import DEVICE, LINES, SETTING, adapter, answers
+from sbeval.model_adapters.generate.slots import schedule
+from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.model_adapters.generate.slots import DEVICE, LINES, SETTING, adapter, answers
 
 
 def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: list[str] = LINES) -> list[str]:
@@ -111,7 +111,9 @@ def test_rope_scaling_holds_for_each_request(scaling, architecture, checkpoint, 
     options = {"rope_scaling": scaling, "training_length": 16}
     found = answers(adapter(folder, **options))
     assert in_slots
-    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: "compared with the other way")
+    monkeypatch.setattr(
+        "sbeval.model_adapters.generate.slots.served.why_not_model", lambda opened: "compared with the other way"
+    )
     assert found == answers(adapter(folder, **options))
     assert found != answers(adapter(folder))
 

@@ -14,10 +14,10 @@ import torch
 
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, SlotLimits, free_memory, out_of_memory
-from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, Written, sliding_windows
-from sbeval.model_adapters.decoding.texts import Continuation, Text
+from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
+from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.stepper import ReadPrompt, Stepper, Written, sliding_windows
+from sbeval.model_adapters.generate.texts import Continuation, Text
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from sbeval.errors import first_line
 from sbeval.model_adapters.answers import Stop
 from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
-from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.schedule import Continuations, Terms, generate
-from sbeval.model_adapters.decoding.stepper import ReadPrompt, Stepper, sliding_windows
-from sbeval.model_adapters.decoding.texts import Continuation, StopSequences, Text, stop_texts
+from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
+from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.schedule import Continuations, Terms, generate
+from sbeval.model_adapters.generate.slots.stepper import ReadPrompt, Stepper, sliding_windows
+from sbeval.model_adapters.generate.texts import Continuation, StopSequences, Text, stop_texts
+from sbeval.model_adapters.open.opened import Opened
 from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.model_adapters.prepare.trial import same_logits
 from sbeval.model_adapters.self_test.outcome import SLOTS
@@ -54,15 +55,15 @@ _NO_ROOM = (
 class GenerationInSlots:
     """Greedy requests, generated side by side in slots."""
 
-    def __init__(self, session: Session, hf: Any) -> None:
-        self._session, self._hf = session, hf
+    def __init__(self, session: Session) -> None:
+        self._session, self._opened = session, session.opened
         self._said: set[str] = set()
 
     def serves(self, setting: Mapping[str, Any]) -> bool:
         """Whether requests with a setting can be generated in slots; if not, the log says why, once."""
         wrong = self._session.self_test.checks.get(SLOTS)
         reason = None if wrong is None or wrong.passed else f"an answer from slots was wrong ({wrong})"
-        reason = reason or why_not_setting(self._hf.model, setting) or self._against_model
+        reason = reason or why_not_setting(self._opened.model, setting) or self._against_model
         if reason is not None and reason not in self._said:
             self._said.add(reason)
             logger.warning("generating with transformers' own loop, which is slower: %s", reason)
@@ -73,14 +74,14 @@ class GenerationInSlots:
         if self._session.rope.extrapolation is not None:
             return f"slots keep rotated keys, and extrapolation={self._session.rope.extrapolation} rotates keys again"
         with self._session.rope.hold(1):
-            return why_not_model(self._hf)
+            return why_not_model(self._opened)
 
     @functools.cached_property
     def _fused_blocks(self) -> FusedBlocks | None:
         if self._session.device.type != "cuda":
             return None
         with self._session.rope.hold(1):
-            return fused_blocks(self._hf.model, self._hf.tokenizer)
+            return fused_blocks(self._opened.model, self._opened.tokenizer)
 
     @functools.cached_property
     def _recording(self) -> Recording:
@@ -88,9 +89,10 @@ class GenerationInSlots:
 
     @functools.cached_property
     def _drafts(self) -> int:
-        drafts = min(self._session.draft_tokens, most_drafts(self._hf.model))
-        if drafts < self._session.draft_tokens:
-            logger.warning("draft_tokens=%d: steps of this model take %d", self._session.draft_tokens, drafts)
+        passed = self._opened.options.draft_tokens
+        drafts = min(passed, most_drafts(self._opened.model))
+        if drafts < passed:
+            logger.warning("draft_tokens=%d: steps of this model take %d", passed, drafts)
         return drafts
 
     def generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Checked:
@@ -115,7 +117,7 @@ class GenerationInSlots:
                 with self._session.rope.hold(prompt.length_tokens):
                     stands = real.slot_stands(
                         (prompt.tokens, written.tokens),
-                        not_early=end_tokens(self._hf.model),
+                        not_early=self._opened.end_token_ids,
                         fewest=prompt.setting.get("min_new_tokens") or 0,
                     )
                 if not stands:
@@ -132,11 +134,11 @@ class GenerationInSlots:
                 told = stop
 
     def _generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
-        session, hf = self._session, self._hf
-        ends = end_tokens(hf.model)
+        session, model, tokenizer = self._session, self._opened.model, self._opened.tokenizer
+        ends = self._opened.end_token_ids
         terms = Terms(
             # lm-eval also stops at the tokenizer's end of text, which a generation config need not name
-            end_tokens=ends if hf.eot_token_id is None else [*ends, hf.eot_token_id],
+            end_tokens=ends if tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id],
             not_early=ends,
             limits=session.slots,
             recording=self._recording,
@@ -146,7 +148,7 @@ class GenerationInSlots:
         )
         session.meter.begin()
         written = {repr(prompt.setting["until"]): prompt.setting["until"] for prompt in prompts}
-        stops = {name: StopSequences(hf.tokenizer, stop_texts(hf, until)) for name, until in written.items()}
+        stops = {name: StopSequences(tokenizer, stop_texts(tokenizer, until)) for name, until in written.items()}
         texts = [
             Text(
                 key=prompt.index,
@@ -164,13 +166,7 @@ class GenerationInSlots:
             alike.setdefault(frequencies(text.length_tokens), []).append(text)
         for group in alike.values():
             with session.rope.hold(group[0].length_tokens):
-                yield from generate(hf.model, group, terms)
-
-
-def end_tokens(model: Any) -> list[int]:
-    """Returns the tokens at which a model's generation config ends an answer."""
-    ends = model.generation_config.eos_token_id
-    return [ends] if isinstance(ends, int) else list(ends or ())
+                yield from generate(model, group, terms)
 
 
 def greedy_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,17 +190,17 @@ def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
     return f"the model's generation config sets {', '.join(more)}" if more else None
 
 
-def why_not_model(hf: Any) -> str | None:
-    """Returns why a model cannot generate in slots, None if it can; the answer is found by trying.
+def why_not_model(opened: Opened) -> str | None:
+    """Returns why a model cannot generate in slots, None if it can; the model is tried.
 
     Raises:
         DoesNotFit: memory does not suffice for trying.
     """
-    model = hf.model
+    model = opened.model
     name = type(model).__name__
     if hasattr(model, "peft_config"):
         return "the model has an adapter of PEFT"
-    if hf.mixed_precision_dtype is not None:
+    if opened.mixed_precision_dtype is not None:
         return "the model runs in mixed precision"
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.device != model.device for tensor in tensors) or any(hasattr(m, "_hf_hook") for m in model.modules()):
@@ -217,7 +213,7 @@ def why_not_model(hf: Any) -> str | None:
     if sliding_windows(model) is None:
         return f"{name} caches more than keys and values"
     try:
-        same = _same_as_whole(model, hf.tokenizer, None)
+        same = _same_as_whole(model, opened.tokenizer, None)
     except Exception as error:  # compilers and other models' code raise anything, and transformers' loop remains
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error

@@ -1,5 +1,6 @@
-"""Request types that score: lm-eval's own as `hf` answers them, and those of this project's tasks."""
+"""Request types that score: from requests to answers, for lm-eval's own types and those of this project's tasks."""
 
+import functools
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
@@ -7,26 +8,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, request_name
 from sbeval.model_adapters.batching import run_in_batches
-from sbeval.model_adapters.scored import (
-    Scored,
-    ScoredWindow,
-    requested_window,
-    rolling_windows,
-    score_texts,
-    scored,
-    window_of,
-)
+from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
+from sbeval.model_adapters.score.batch import ScoredWindows, score_texts
+from sbeval.model_adapters.score.nested import share_windows
+from sbeval.model_adapters.score.prefixes import score_after_prefixes
+from sbeval.model_adapters.score.schedule import score_windows
+from sbeval.model_adapters.score.windows import PlannedWindow, requested_window, rolling_windows, window_of
 from sbeval.model_adapters.session import Session
-from sbeval.model_adapters.sharing import scored_after_prefixes, share_windows
 from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_facts
-from sbeval.scoring import requests as asked
 from sbeval.scoring.non_finite import NonFiniteError
+from sbeval.scoring.requests import (
+    ATTENTION_SPAN,
+    TARGET_LOGPROBS,
+    TOKEN_LOGPROBS,
+    AttentionSpanRequest,
+    TargetLogprobs,
+    TargetLogprobsRequest,
+    TargetSequence,
+    TokenLogprobs,
+    TokenLogprobsRequest,
+    resolve_sequence,
+)
 from sbeval.scoring.spans import attention_spans
 
 logger = logging.getLogger(__name__)
@@ -38,8 +45,10 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
     `pairs` are the tokens of each request's context and continuation.
     """
     if session.thinking is not None and session.tally.chat:
-        words = "continuations are scored right behind prompts in which the model is told to think"
-        logger.warning("%s: leave thinking_tokens out for tasks that score answers", words)
+        logger.warning(
+            "continuations are scored right behind prompts that tell the model to think: leave thinking_tokens out for "
+            "tasks that score answers"
+        )
     session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
     contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
     arguments = dict(enumerate(request.args for request in requests))
@@ -55,9 +64,9 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
     def name(group: int) -> str:
         return request_name(requests[members[group][0]])
 
-    def results() -> Generator[Scored, None, None]:
-        yield from scored_after_prefixes(session, [window.load() for window in windows], name=name)
-        yield from scored(session, {group: windows[group] for group in left}, batches=session.batches, name=name)
+    def results() -> ScoredWindows:
+        yield from score_after_prefixes(session, [window.load() for window in windows], name=name)
+        yield from score_windows(session, {group: windows[group] for group in left}, batches=session.batches, name=name)
 
     answers.count_tokens(sum(window.length for window in windows))
     with answers:
@@ -72,10 +81,13 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
 def loglikelihood_rolling(
     session: Session, requests: Instances, texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
-    """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them, after a lead-in."""
+    """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them.
+
+    `texts` are the tokens of each request's text; `lead_in` is the token before the first of them.
+    """
     read = zip(requests, texts, strict=True)
     session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in read)
-    windows: dict[int, ScoredWindow] = {}
+    windows: dict[int, PlannedWindow] = {}
     text_of: list[int] = []
     for index, tokens in enumerate(texts):
         for window in rolling_windows(tokens, lead_in=lead_in, max_length=session.max_length):
@@ -91,7 +103,7 @@ def loglikelihood_rolling(
         return request_name(requests[text_of[number]])
 
     with answers:
-        for number, (run,) in answers.each(scored(session, windows, batches=session.batches, name=name)):
+        for number, (run,) in answers.each(score_windows(session, windows, batches=session.batches, name=name)):
             index = text_of[number]
             totals[index] += run.total
             waiting[index] -= 1
@@ -101,10 +113,11 @@ def loglikelihood_rolling(
     return totals
 
 
-def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[asked.TokenLogprobs]:
+def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TokenLogprobs]:
     """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
-    answers: AnswersOnce[asked.TokenLogprobsRequest, asked.TokenLogprobs]
-    answers = AnswersOnce(session, requests, asked.TOKEN_LOGPROBS, asked.TokenLogprobsRequest, quiet=quiet)
+    warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
+    answers: AnswersOnce[TokenLogprobsRequest, TokenLogprobs]
+    answers = AnswersOnce(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, quiet=quiet)
     # NaN of a longer window's last tokens may reach all of it
     alone = session.rope.by_length or session.scorer.non_finite == "null"
     shared = share_windows(answers.todo, nested=not alone)
@@ -119,21 +132,21 @@ def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> lis
     windows = {index: requested_window(window.run) for index, window in enumerate(shared)}
     answers.count_tokens(sum(window.length for window in windows.values()))
     with answers:
-        for index, (run,) in answers.each(scored(session, windows, batches=session.own_batches, name=name)):
+        for index, (run,) in answers.each(score_windows(session, windows, batches=session.own_batches, name=name)):
             answers.read(windows[index].length)
             for request, targets in shared[index].members:
-                answers.give(request, asked.TokenLogprobs(run.logprobs[targets].copy()))
+                answers.give(request, TokenLogprobs(run.logprobs[targets].copy()))
     return answers.in_order()
 
 
-def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[asked.TargetLogprobs]:
+def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TargetLogprobs]:
     """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
-    answers: AnswersOnce[asked.TargetLogprobsRequest, asked.TargetLogprobs]
-    answers = AnswersOnce(session, requests, asked.TARGET_LOGPROBS, asked.TargetLogprobsRequest, quiet=quiet)
+    answers: AnswersOnce[TargetLogprobsRequest, TargetLogprobs]
+    answers = AnswersOnce(session, requests, TARGET_LOGPROBS, TargetLogprobsRequest, quiet=quiet)
     session.check_positions(max((request.inputs for request in answers.todo), default=0))
     session.check_tokens((answers.names[request], _load(request)[::2]) for request in answers.todo)
 
-    def score(batch: Sequence[asked.TargetLogprobsRequest]) -> list[asked.TargetLogprobs]:
+    def score(batch: Sequence[TargetLogprobsRequest]) -> list[TargetLogprobs]:
         session.meter.begin()
         loaded = [_load(request) for request in batch]
         with session.rope.hold(batch[0].inputs):
@@ -144,23 +157,21 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
         session.meter.add(sum(request.inputs for request in batch))
         return scores
 
-    def again(texts: Sequence[asked.TargetSequence]) -> list[NDArray[np.float32]]:
-        return score_texts(session, texts)
-
+    again = functools.partial(score_texts, session)
     todo = sorted(answers.todo, key=lambda request: -request.inputs)
 
-    def batches() -> Generator[tuple[Sequence[asked.TargetLogprobsRequest], list[asked.TargetLogprobs]], None, None]:
+    def batches() -> Generator[tuple[Sequence[TargetLogprobsRequest], list[TargetLogprobs]], None, None]:
         begun = 0
         if todo:
             session.real.begin(again)
-        while begun < len(todo):  # anew where a batch was wrong, and its sequences are run in another way
+        while begun < len(todo):  # a batch that was wrong is scored again in another way
             limits = session.real.limits(session.own_batches, "scoring")
             for batch, scores in run_in_batches(
                 todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
             ):
-                if session.real.wants("scored", len(batch), batch[0].inputs):
+                if session.real.wants("one length", len(batch), batch[0].inputs):
                     texts = [_load(request) for request in batch]
-                    if not session.real.stand("scored", texts, [each.logprobs for each in scores], again):
+                    if not session.real.stand("one length", texts, [each.logprobs for each in scores], again):
                         break
                 begun += len(batch)
                 yield batch, scores
@@ -178,16 +189,17 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
 
 def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
     """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
+    warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     if session.rope.extrapolation is not None:
         expected = "Expected a model that attends as it was trained to for attention spans"
         raise UserError(f"{expected}, found extrapolation={session.rope.extrapolation}: remove it from --model_args.")
     scorer = session.scorer
-    answers: AnswersOnce[asked.AttentionSpanRequest, list[list[Any]]]
-    answers = AnswersOnce(session, requests, asked.ATTENTION_SPAN, asked.AttentionSpanRequest, quiet=quiet)
+    answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
+    answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)
     session.check_positions(max((request.context_length for request in answers.todo), default=0))
     session.check_tokens((answers.names[request], [resolve_tokens(request.key)]) for request in answers.todo)
 
-    def looked_at() -> Generator[tuple[asked.AttentionSpanRequest, list[list[Any]]], None, None]:
+    def spans() -> Generator[tuple[AttentionSpanRequest, list[list[Any]]], None, None]:
         for request in answers.todo:
             session.meter.begin()
             tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(session.device)
@@ -201,20 +213,20 @@ def attention_span(session: Session, requests: Instances, *, quiet: bool) -> lis
 
     answers.count_tokens(sum(request.context_length for request in answers.todo))
     with answers:
-        for request, rows in answers.each(looked_at()):
+        for request, rows in answers.each(spans()):
             answers.read(request.context_length)
             answers.give(request, rows)
     return answers.in_order()
 
 
-def _load(request: asked.TargetLogprobsRequest) -> asked.TargetSequence:
-    sequence = asked.resolve_sequence(request.key)
+def _load(request: TargetLogprobsRequest) -> TargetSequence:
+    sequence = resolve_sequence(request.key)
     if len(sequence.inputs_L) != request.inputs or not len(sequence.targets_T):
         raise ValueError(f"{request} does not fit the {len(sequence.inputs_L)} inputs its key names")
     return sequence
 
 
-def _score_batch(session: Session, batch: Sequence[asked.TargetSequence]) -> list[asked.TargetLogprobs]:
+def _score_batch(session: Session, batch: Sequence[TargetSequence]) -> list[TargetLogprobs]:
     scores = session.scorer.score(
         torch.from_numpy(np.stack([sequence.inputs_L for sequence in batch])).to(session.device),
         torch.from_numpy(np.repeat(np.arange(len(batch)), [len(sequence.targets_T) for sequence in batch])),
@@ -223,4 +235,4 @@ def _score_batch(session: Session, batch: Sequence[asked.TargetSequence]) -> lis
     )
     ends = np.cumsum([len(sequence.targets_T) for sequence in batch])[:-1]
     logprobs, greedy = np.split(scores.logprobs.numpy(), ends), np.split(scores.greedy.numpy(), ends)
-    return [asked.TargetLogprobs(*pair) for pair in zip(logprobs, greedy, strict=True)]
+    return [TargetLogprobs(*pair) for pair in zip(logprobs, greedy, strict=True)]

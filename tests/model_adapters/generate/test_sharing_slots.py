@@ -10,9 +10,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbeval.model_adapters.decoding import schedule
-from sbeval.model_adapters.decoding.stepper import Stepper
-from tests.model_adapters.decoding.slots import DEVICE, LINES, adapter, answers
+from sbeval.model_adapters.generate.slots import schedule
+from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.model_adapters.generate.slots import DEVICE, LINES, adapter, answers
 from tests.model_adapters.small import ARCHITECTURES, generated, instances
 
 
@@ -90,7 +90,7 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(check
 
     monkeypatch.setattr(Stepper, "start", too_large)
     monkeypatch.setattr(Stepper, "run", without_memory)
-    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.generate.slots.served.why_not_model", lambda opened: None)
     in_slots.clear()
     assert answers(lm) == expected
     assert (in_slots, sorted(given)) == ([4, 2], sorted(expected))
@@ -123,7 +123,7 @@ def test_memory_that_runs_out_in_a_step_costs_no_token(after, architecture, draf
                 raise torch.OutOfMemoryError
         return logits(self, token_BT)
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.generate.slots.served.why_not_model", lambda opened: None)
     monkeypatch.setattr(Stepper, "_logits", too_large)
     assert answers(lm, setting) == expected
     assert steps
@@ -143,7 +143,7 @@ def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(checkpoin
             raise torch.OutOfMemoryError
         return logits(self, token_BT)
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.generate.slots.served.why_not_model", lambda opened: None)
     monkeypatch.setattr(schedule, "STEPS_BETWEEN_LOOKS", 1)
     monkeypatch.setattr(Stepper, "_logits", too_large)
     in_slots.clear()
@@ -225,7 +225,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
             if shape[0] * shape[1] > 11:
                 raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: None)
+    monkeypatch.setattr("sbeval.model_adapters.generate.slots.served.why_not_model", lambda opened: None)
     hook = lm.model.base_model.register_forward_pre_hook(little_memory, with_kwargs=True)
     with caplog.at_level(logging.WARNING):
         assert answers(lm) == expected

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sbeval.model_adapters.decoding.stepper import Stepper
+from sbeval.model_adapters.generate.slots.stepper import Stepper
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from accelerate.hooks import attach_align_device_hook_on_blocks
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.batching import DoesNotFit
-from sbeval.model_adapters.decoding.served import most_drafts
-from sbeval.model_adapters.decoding.stepper import Stepper
+from sbeval.model_adapters.generate.slots.served import most_drafts
+from sbeval.model_adapters.generate.slots.stepper import Stepper
 from sbeval.model_adapters.lm import StickBreakingLM
-from tests.model_adapters.decoding.slots import LINES
-from tests.model_adapters.decoding.slots import answers as answers_of
+from tests.model_adapters.generate.slots import LINES
+from tests.model_adapters.generate.slots import answers as answers_of
 from tests.model_adapters.small import Checkpoints, load_lm, save_lora
 from tests.models.small import small_model
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.transformers_attention import attending_to
+from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
+from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.transformers_attention import attending_to
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.rope import RopeFrequencies
 from sbeval.models.slots import SlotCache

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
-from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.served import GenerationInSlots, fused_blocks
-from sbeval.model_adapters.decoding.stepper import Stepper
-from tests.model_adapters.decoding.slots import DEVICE, LINES, adapter, answers
+from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
+from sbeval.model_adapters.generate.slots.served import GenerationInSlots, fused_blocks
+from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.model_adapters.generate.slots import DEVICE, LINES, adapter, answers
 from tests.model_adapters.prepare.faster import make_faster
 from tests.models.small import VARIANTS, small_model
 

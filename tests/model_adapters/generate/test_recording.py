@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from sbeval.model_adapters.batching import DoesNotFit
-from sbeval.model_adapters.decoding import recording, schedule
-from sbeval.model_adapters.decoding.stepper import Stepper
-from tests.model_adapters.decoding.slots import LINES
+from sbeval.model_adapters.generate.slots import recording, schedule
+from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.model_adapters.generate.slots import LINES
 from tests.model_adapters.small import Checkpoints, generated, load_lm
 
 Fail = Callable[[Exception, int], None]

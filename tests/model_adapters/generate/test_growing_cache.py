@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from sbeval.attention.impl.triton import decode as triton_decode
-from sbeval.model_adapters.decoding import growing_cache as module
-from sbeval.model_adapters.decoding.growing_cache import (
+from sbeval.model_adapters.generate import growing_cache as module
+from sbeval.model_adapters.generate.growing_cache import (
     MOST_NEW_TOKENS,
     GrowingLayer,
     growing_cache,
@@ -97,7 +97,7 @@ def test_generation_uses_it_and_gives_the_tokens_of_transformers_own_cache(archi
         assert layer.keys.shape[-2] == 8
         assert layer.keys.untyped_storage().nbytes() > layer.keys.nbytes
     found = generated(lm, requests)
-    monkeypatch.setattr("sbeval.model_adapters.generation.growing_cache", lambda *_: None)
+    monkeypatch.setattr("sbeval.model_adapters.generate.batches.growing_cache", lambda *_: None)
     assert found == generated(lm, requests)
 
 
@@ -109,7 +109,7 @@ def test_beams_and_samples_are_those_of_transformers_own_cache(checkpoint, monke
         for change in (False, True):
             with monkeypatch.context() as patch:
                 if change:
-                    patch.setattr("sbeval.model_adapters.generation.growing_cache", lambda *_: None)
+                    patch.setattr("sbeval.model_adapters.generate.batches.growing_cache", lambda *_: None)
                 transformers.set_seed(0)
                 texts.append(generated(lm, requests))
         assert texts[0] == texts[1]
@@ -133,7 +133,9 @@ def test_decoding_runs_the_decode_kernel_on_the_cache_as_it_lies(checkpoint, mon
         calls.append((q.shape[2], k.is_contiguous(), seq_start is not None))
         return own(q, k, v, scale, current, seq_start, *args, **kwargs)
 
-    monkeypatch.setattr("sbeval.model_adapters.decoding.served.why_not_model", lambda hf: "this is another loop")
+    monkeypatch.setattr(
+        "sbeval.model_adapters.generate.slots.served.why_not_model", lambda opened: "this is another loop"
+    )
     monkeypatch.setattr(triton_decode, "FEWEST_KEYS", 16)  # so that short prompts will do
     monkeypatch.setattr("sbeval.attention.impl.triton.function.decode", watched)
     texts = []

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.decoding.texts import StopSequences
+from sbeval.model_adapters.generate.texts import StopSequences
+from sbeval.model_adapters.open.opened import Opened
 
-_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "</thought>")
 _BETWEEN = "\n\n"
 _JOINED_TOKENS = 2
 """Room for what texts take more in tokens of their own than in those of the whole."""
@@ -41,24 +41,22 @@ class Thinking:
     tokenizer: Any
 
     @classmethod
-    def of(cls, hf: Any, tokens: int) -> Self:
-        """Returns the thinking of a loaded Hugging Face model of lm-eval, which is told to think, and where that ends.
+    def of(cls, opened: Opened, tokens: int) -> Self:
+        """Returns the thinking of a loaded model.
+
+        Args:
+            opened: a model whose `think_end_token` is known.
+            tokens: most tokens of the thinking.
 
         Raises:
-            UserError: nothing says what ends it, or the tokens are too few for that end.
+            UserError: the tokens are too few for the end of the thinking.
         """
-        tokenizer = hf.tokenizer
-        hf.chat_template_args = {**hf.chat_template_args, "enable_thinking": True}
-        hf.think_end_token = named = hf.think_end_token or _think_end(tokenizer)
-        end = tokenizer.decode([named]) if isinstance(named, int) else str(named)
-        special = (n for n, token in tokenizer.added_tokens_decoder.items() if token.special and token.content == end)
-        hf.think_end_token = next(special, named)  # by its number, since texts of answers leave special tokens out
+        tokenizer, end = opened.tokenizer, _text_of(opened.tokenizer, opened.think_end_token)
         closing = _behind(tokenizer, f"\n{end}{_BETWEEN}")
         if tokens <= (least := len(closing) + _JOINED_TOKENS):
             expected = f"Expected thinking_tokens above {least}, what its end {end} takes"
             raise UserError(f"{expected}, found {tokens}: raise it, or leave it out and pass enable_thinking=false.")
-        ends = hf.model.generation_config.eos_token_id
-        ends = {hf.eot_token_id, *([ends] if isinstance(ends, int) else ends or ())}
+        ends = {tokenizer.eos_token_id, *opened.end_token_ids}
         return cls(tokens=tokens, end=end, closing=closing, end_tokens=ends, tokenizer=tokenizer)
 
     def setting(self, setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,17 +97,9 @@ def _behind(tokenizer: Any, text: str) -> list[int]:
     return list(encode(text)) if text else []
 
 
-def _think_end(tokenizer: Any) -> str:
-    """Returns the text that ends the thinking of a model, as its chat template or its tokenizer has it.
-
-    Raises:
-        UserError: it is none of those that models use.
-    """
-    vocabulary, templates = tokenizer.get_vocab(), str(tokenizer.chat_template)
-    for end in _ENDS:
-        if end in vocabulary or end in templates:
-            return end
-    raise UserError(
-        f"Expected the end of the model's thinking beside thinking_tokens, found none of {', '.join(_ENDS)} in its "
-        "chat template and its tokenizer: name it with think_end_token=... in --model_args."
-    )
+def _text_of(tokenizer: Any, end: str | int | None) -> str:
+    """Returns the text that ends the thinking."""
+    if not isinstance(end, int):
+        return str(end)
+    special = tokenizer.added_tokens_decoder.get(end)
+    return str(special.content if special is not None else tokenizer.decode([end]))
