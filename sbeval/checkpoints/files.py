@@ -1,6 +1,7 @@
 """The files of a checkpoint: found, checked to be whole, and read one tensor at a time."""
 
 import contextlib
+import logging
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +20,19 @@ from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id, local_path
 
-_SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
-_PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+logger = logging.getLogger(__name__)
+# in the order in which transformers looks for them
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _MOST_LABELS = 2**20
 _OF_WEIGHTS = ("weight", "proj", "bias")
 _MASKS = (".attn.bias", "attention.bias", "attention_bias")
 _MOST_DIMENSIONS = 3
+_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
+# adapters, Mistral's own format, and variants such as model.fp16.safetensors, which a user asks for by name
+_OF_OTHERS = re.compile(
+    r"adapter_model|consolidated|(model|pytorch_model)(-\d+-of-\d+)?\.\w+(-\d+-of-\d+)?\.(safetensors|bin)$"
+)
 _FLOATING_POINT = re.compile(r"(F|FLOAT)(16|32|64)$")  # not of a byte, which stand beside their scales
 
 
@@ -78,13 +86,13 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
         UserError: a file is missing or damaged, an index is none, or the configuration asks for more than the files
             can hold.
     """
-    for name in (*_SAFETENSORS[::-1], *_PICKLES[::-1]):
+    for name in (*_SAFETENSORS, *_PICKLES):
         if (folder / name).is_file():
             config = config or read_config(folder)
             try:
                 weights = Weights(folder)
             except UserError:
-                if name != _PICKLES[1]:
+                if name != _PICKLES[0]:
                     raise
                 size = (folder / name).stat().st_size
                 check_sizes(config, tensors=size, weight_bytes=size)
@@ -96,7 +104,7 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
 def held_bytes(folder: Path) -> int:
     """Returns the size of the files in a folder that may hold weights, and of the shards that an index names."""
     files = {*folder.glob("*")}
-    for name in (_SAFETENSORS[0], _PICKLES[0]):
+    for name in (_SAFETENSORS[1], _PICKLES[1]):
         if (folder / name).is_file():
             with contextlib.suppress(UserError):  # who reads it says what is wrong with it
                 files |= {folder / shard for shard in _shards(folder / name)}
@@ -120,6 +128,7 @@ class Weights:
         self._taken: set[str] = set()
         for name in files:
             if (folder / name).is_file():
+                self._source = name
                 self._open(folder / name)
                 return
         raise UserError(f"Expected model.safetensors, pytorch_model.bin or an index of shards in {folder}, found none")
@@ -165,7 +174,9 @@ class Weights:
         """Refuses a configuration that asks for more than the files can hold, or does not say how they are quantised.
 
         Masks of attention and positions may be whole numbers or truth values in any checkpoint; weights would be cast.
+        Shards that nothing reads are refused too, other files that nothing reads are named in the log.
         """
+        self._check_unread_files()
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
         whole = () if names_quantisation(config) else {name for name in self._kinds if not self.is_floating_point(name)}
@@ -176,6 +187,26 @@ class Weights:
                 f"whole numbers or truth values in {some(cast)}; save the checkpoint again, with its "
                 "quantization_config if it has one"
             )
+
+    def _check_unread_files(self) -> None:
+        found = self.folder.glob("pytorch_model*.bin" if self._pickled else "*.safetensors")
+        unread = sorted(path for path in {*found} - {*self._file_of.values()} if not _OF_OTHERS.match(path.name))
+        for path in unread:
+            if _SHARD.fullmatch(path.name) and (further := self._missing_from(path)):
+                raise UserError(
+                    f"Expected {self._source} in {self.folder} to hold or name every tensor, found {path.name} with "
+                    f"others ({some(further)}): mend the index of the shards, or move that file to another folder."
+                )
+        if unread:
+            names = some(path.name for path in unread)
+            logger.warning("%s in %s: not read, since %s stands for all weights", names, self.folder, self._source)
+
+    def _missing_from(self, path: Path) -> list[str]:
+        """Returns the tensors of another file that these weights lack."""
+        try:
+            return [name for name in Weights(self.folder, (path.name,)).names() if name not in self]
+        except UserError:  # a damaged file is not read either
+            return []
 
     def all_in_floating_point(self) -> bool:
         """Returns whether every tensor has numbers in floating point of two bytes or more."""
