@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.metadata
-import shlex
 import signal
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sbeval import report_options
-from sbeval.commands.ending import EVALUATE, AskedToEnd, say_next
+from sbeval.commands.ending import EVALUATE, AskedToEnd, evaluation_of_folder, say_next
 from sbeval.errors import UserError
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -210,7 +209,7 @@ def convert(
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
-    say_next(EVALUATE.format(shlex.quote(str(destination))))
+    say_next(evaluation_of_folder(destination))
 
 
 @app.command()

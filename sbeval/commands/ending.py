@@ -1,6 +1,7 @@
 """How a command ends: a sentence for what a user can mend, a signal's exit code, silence where nobody reads."""
 
 import contextlib
+import json
 import logging
 import os
 import shlex
@@ -41,15 +42,25 @@ def evaluation_of(
 ) -> str:
     """Returns the command line that evaluates a checkpoint, with the given options in place of `EVALUATE`'s.
 
-    `model_args` are pairs as in "dtype=bfloat16,max_length=4096".
+    `model_args` are pairs such as "dtype=bfloat16,max_length=4096", or a JSON object.
     """
     arguments = f"pretrained={checkpoint}" + (f",{model_args}" if model_args else "")
+    if model_args and model_args.lstrip().startswith("{"):
+        arguments = json.dumps({"pretrained": checkpoint, **json.loads(model_args)})
     if not tasks:
-        return EVALUATE.format(shlex.quote(arguments.removeprefix("pretrained=")))
+        return EVALUATE.replace("pretrained={}", shlex.quote(arguments))
     given = [("--model_args", arguments), ("--tasks", tasks), ("--metadata", metadata)]
     given.append(("--limit", None if limit is None else f"{limit:g}"))
     options = [f"{name} {shlex.quote(value)}" for name, value in given if value]
     return f"sbeval run {' '.join(options)} --output_path results"
+
+
+def evaluation_of_folder(folder: Path) -> str:
+    """Returns what evaluates a checkpoint just written; where it has no tokenizer, a user first saves one."""
+    from sbeval.corpora.tokenizers import has_tokenizer_files  # whose package --help does without
+
+    command = EVALUATE.format(shlex.quote(str(folder)))
+    return command if has_tokenizer_files(folder) else f"save the files of its tokenizer in {folder}, then {command}"
 
 
 class AskedToEnd(SystemExit):

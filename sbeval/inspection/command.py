@@ -74,10 +74,8 @@ def inspect_command(
         if answer.description.format is None:
             raise typer.Exit(1)
         if not as_json:
-            patterns = ":".join(_allow_unread(model_args))
-            is_json = (model_args or "").lstrip().startswith("{")
-            given = (f"allow_unread={patterns}" if patterns else None) if is_json else model_args
-            say_next(evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=given, limit=limit))
+            step = evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=model_args, limit=limit)
+            say_next(f"mend what is missing or wrong, then {step}" if answer.description.problems else step)
 
     app(list(arguments), prog_name="sbeval inspect")
 
@@ -164,7 +162,15 @@ def inspect(
         read_value(Limit, limit, name="--limit")
     if tasks is None and measure:
         raise UserError("Expected --tasks with --measure, found none: name the tasks to estimate.")
-    description = describe(checkpoint, dtype=dtype, kv_expand=kv_expand, allow_unread=_allow_unread(model_args))
+    given = _parsed(model_args)
+    source = given.get("tokenizer")
+    description = describe(
+        checkpoint,
+        dtype=dtype,
+        kv_expand=kv_expand,
+        allow_unread=_allow_unread(given),
+        tokenizer_source=None if source is None else str(source),
+    )
     run = None
     if tasks is not None:
         run = _asked({"pretrained": checkpoint, "dtype": dtype}, model_args, tasks, metadata)
@@ -205,15 +211,14 @@ def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadat
 
 
 def _parsed(model_args: str | None) -> dict[str, Any]:
-    from lm_eval.utils import simple_parse_args_string  # whose import --help is printed without
+    from sbeval.commands.options import read_mapping  # as above
 
-    arguments: dict[str, Any] = simple_parse_args_string(model_args or "")
-    return arguments
+    return read_mapping(model_args or "", "--model_args")
 
 
-def _allow_unread(model_args: str | None) -> tuple[str, ...]:
+def _allow_unread(model_args: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the tensors that a run with these arguments of the model may leave unread."""
-    patterns = _parsed(model_args).get("allow_unread")
+    patterns = model_args.get("allow_unread")
     return read_value(Patterns | None, patterns, name="allow_unread", source="--model_args") or ()
 
 

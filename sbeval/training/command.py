@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from sbeval.commands.ending import EVALUATE, say_next, saying_next_later
+from sbeval.commands.ending import evaluation_of_folder, say_next, saying_next_later
 from sbeval.commands.ranks import is_first_process
 from sbeval.corpora.split import Split
 from sbeval.corpora.tokenizers import load_tokenizer
@@ -171,7 +171,7 @@ def _check_parent_and_text(extension: Extension) -> None:
 
 def _say_next(checkpoint: Path | None) -> None:
     if checkpoint is not None:
-        say_next(EVALUATE.format(shlex.quote(str(checkpoint))))
+        say_next(evaluation_of_folder(checkpoint))
 
 
 def _check_text_options(options: argparse.Namespace) -> None:
