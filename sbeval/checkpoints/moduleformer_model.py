@@ -185,6 +185,8 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Runs the blocks on tokens [B, L]; `attention_mask` may pad on the left."""
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
         if self.config.use_cache if use_cache is None else use_cache:
             past_key_values = DynamicCache(config=self.config) if past_key_values is None else past_key_values
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0

@@ -91,6 +91,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
                 [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Without a cache or padding.
             kwargs: what transformers passes to every model; not used.
         """
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
         if kwargs.get("output_attentions"):
             raise UserError("attention weights are never held, so output_attentions is not supported; remove it")
         if (input_ids is None) == (inputs_embeds is None):
@@ -203,6 +205,8 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         the Trainer's `num_items_in_batch`. Logits are those of `logits_to_keep` last positions, or of these positions;
         0 means all.
         """
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
