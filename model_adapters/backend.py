@@ -27,7 +27,7 @@ from sbeval.corpora.tokenizers import added_tokens
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import Parts, installed_version, named, shortened, versions
-from sbeval.fingerprint.tasks import KEPT_IN
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS
 from sbeval.hub_names import local_path
 from sbeval.model_adapters.record import gpu_facts, kernels_in_use, model_facts, model_parts
 from sbeval.results.records import USERINFO, ModelRecord, recorded_command
@@ -42,7 +42,7 @@ _ENGINES = ("vllm", "sglang", "tensorrt_llm", "onnxruntime")
 _LOADED = ("pretrained", "model_path")
 _CHECKPOINTS = (*_LOADED, "model", "tokenizer", "tokenizer_path", "lora_local_path")
 # arguments that no sum over given tokens depends on: how many prompts at once, where, and how a server is reached
-_APART = KEPT_IN | {
+_APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("tokenizer", "use_fast_tokenizer", "add_bos_token", "prefix_token_id", "max_length", "truncation"),
     *("think_end_token", "enable_thinking", "chat_template_args", "max_gen_toks", "num_concurrent", "max_retries"),

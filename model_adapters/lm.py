@@ -25,7 +25,6 @@ from sbeval.checkpoints.facts import checkpoint_format, refuse_adapter
 from sbeval.checkpoints.files import check_weights
 from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.checkpoints.values import check_generation
-from sbeval.commands import ranks
 from sbeval.corpora.tokenizers import special_beginnings
 from sbeval.errors import UserError, first_line, log_visibly
 from sbeval.hub_names import local_path
@@ -39,6 +38,7 @@ from sbeval.model_adapters.prepare.prepared import Prepared, prepare
 from sbeval.model_adapters.record import model_record, run_settings, stamp
 from sbeval.model_adapters.self_test.testing import tested
 from sbeval.model_adapters.session import Session
+from sbeval.processes import ranks
 from sbeval.scoring.non_finite import FiniteWatch, record_nulls
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TargetLogprobs, TokenLogprobs
 

@@ -26,7 +26,7 @@ from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import Parts, changes, named, short_sha256, shortened, versions
-from sbeval.fingerprint.tasks import KEPT_IN
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.decoding.texts import added_by_tokenizer
 from sbeval.model_adapters.loading import in_one_sentence
@@ -36,7 +36,7 @@ from sbeval.results.records import ModelRecord, recorded_command
 STAMP_KEY = "sbeval:settings"
 _INPUTS = "inputs"
 # arguments that answers do not depend on, or that have a setting or an input of their own
-APART = KEPT_IN | {
+APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("trust_remote_code", "tokenizer", "revision", "subfolder", "dtype"),
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),

@@ -11,7 +11,6 @@ import torch
 from lm_eval.api.model import CacheHook
 from numpy.typing import NDArray
 
-from sbeval.commands import ranks
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
 from sbeval.model_adapters.decoding.thinking import Thinking
@@ -21,6 +20,7 @@ from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.self_test.outcome import Outcome
 from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.models.learned_positions import learned_positions
+from sbeval.processes import ranks
 from sbeval.scoring.context_parallel import ContextParallelScorer, join_context
 from sbeval.scoring.scorer import TokenScorer
 

@@ -12,7 +12,8 @@
 - `keeping`: how what is kept is written, held, found again and told apart
 - `fingerprint`: what a number depends on, by content, and which part of it has changed
 - `training`: training of small models, and context extension
-- `commands`: the command `sbeval`, and how it ends
+- `processes`: how the processes of a command start and end
+- `commands`: the command `sbeval` and its sub-commands
 - `sweep`: many checkpoints, one process and one results file a run
 - `demo`: two small checkpoints, and what is evaluated with them
 - `paper`: the paper's published values

@@ -1,6 +1,6 @@
 """Starts the command: `sbeval`, and `python -m sbeval`, which launchers such as `accelerate launch` need."""
 
-from sbeval.commands.ending import told_in_one_sentence
+from sbeval.processes.ending import told_in_one_sentence
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ some modules are completed right after they have been executed:
   `sb` counts the answers that a response cache gives too.
 - `lm_eval.models.api_models` names the extra to install where its packages are missing, and logs the beginning of a
   server's answer rather than megabytes.
+- `lm_eval.models.gguf` checks each answer of a llama.cpp server before it reads it.
 - `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
 - `lm_eval.loggers.utils` asks git for the commit without git's complaint where there is no repository.
 - transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
@@ -209,6 +210,10 @@ def _log_beginnings(record: Any) -> bool:
     return True
 
 
+def _guard_gguf(gguf: ModuleType) -> None:
+    importlib.import_module(GUARDED).guard_gguf(gguf.GGUFLM)
+
+
 def _refuse_models(evaluator: ModuleType) -> None:
     original = evaluator.simple_evaluate
     signature = inspect.signature(original)
@@ -305,6 +310,7 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
     "lm_eval._cli.harness": _check_runs,
     "lm_eval.api.model": _complete_models,
     "lm_eval.models.api_models": _complete_api_models,
+    "lm_eval.models.gguf": _guard_gguf,
     "lm_eval.tasks.manager": _complete_task_manager,
     "lm_eval.evaluator": _refuse_models,
     "lm_eval.loggers.utils": _ask_git_quietly,

@@ -27,8 +27,8 @@ REPORT_ARROWS = {
 }
 # within the core, a room imports those before it, at its top and in its functions
 CORE_ROOMS = (
-    *("attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint", "commands"),
-    *("sweep", "demo", "inspection", "training", "paper"),
+    *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint"),
+    *("commands", "sweep", "demo", "inspection", "training", "paper"),
 )
 MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin"}
 PREPARE = [name for name in MODULES if name.startswith("sbeval.model_adapters.prepare")]

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbeval.commands import ranks
 from sbeval.errors import first_line
 from sbeval.model_adapters.prepare.change import Change, Setting, Undo
 from sbeval.model_adapters.prepare.sample import sample_tokens
+from sbeval.processes import ranks
 from sbeval.scoring.body import no_cache
 from sbeval.scoring.rounding import least, rounded_anew, shares_apart
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from sbeval.checkpoints.quiet import quiet_transformers
-from sbeval.commands import ranks
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.parts import installed_version, short_sha256
 from sbeval.foreign_files import read_json_object
@@ -26,6 +25,7 @@ from sbeval.model_adapters.self_test.measured import EAGER, TOKENS, Measured, No
 from sbeval.model_adapters.self_test.outcome import NOT_NEEDED, Outcome, fastest
 from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.model_adapters.session import Session
+from sbeval.processes import ranks
 
 # a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")

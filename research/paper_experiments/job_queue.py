@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sbeval.commands.ending import raising_when_asked_to_end
+from sbeval.processes.signals import raising_when_asked_to_end
 from sbeval.sweep.attempt import Child, end, start
 
 POLL_SECONDS = 0.1

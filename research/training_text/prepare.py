@@ -23,11 +23,11 @@ from pydantic import Field
 from research.training_text.corpus import DOCUMENT_SEPARATOR, SourceFile, collect, download
 from research.training_text.decontamination import SPAN_TOKENS, SpanIndex, near_duplicates
 from research.training_text.tokenised import encode_all
-from sbeval.commands.ending import told_in_one_sentence
 from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
 from sbeval.keeping.writing import set_aside, whole_file
+from sbeval.processes.ending import told_in_one_sentence
 from sbeval.settings import Count, Names, Number, Settings
 from sbeval.training.tokenizer import Tokens, train_tokenizer
 

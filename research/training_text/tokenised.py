@@ -18,9 +18,9 @@ import numpy as np
 
 from research.training_text.corpus import DOCUMENT_SEPARATOR
 from research.training_text.recall_text import RecallWriter
-from sbeval.commands.ending import told_in_one_sentence
 from sbeval.errors import UserError
 from sbeval.keeping.writing import is_new, set_aside, written_beside
+from sbeval.processes.ending import told_in_one_sentence
 from sbeval.training.tokenizer import END_OF_TEXT, Tokens, save_tokenizer, token_dtype
 
 RECALL_BATCH_WINDOWS = 2048

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sbeval import report_options
-from sbeval.commands.ending import EVALUATE, AskedToEnd, evaluation_of_folder, say_next
 from sbeval.errors import UserError
+from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, say_next
+from sbeval.processes.signals import AskedToEnd
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 # for commands whose options are somebody else's
@@ -97,7 +98,7 @@ def sweep(
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def launch(arguments: _Arguments = None) -> None:
     """Start run, train or extend in several processes: options of `accelerate launch`, then the command."""
-    _load("sbeval.commands.launch", "launch")(arguments or ["--help"])
+    _load("sbeval.processes.launch", "launch")(arguments or ["--help"])
 
 
 @app.command()

@@ -18,11 +18,12 @@ from urllib.parse import quote
 from lm_eval._cli import HarnessCLI
 
 from sbeval import plugin
-from sbeval.commands import ranks
-from sbeval.commands.ending import say_next, told_in_one_sentence
 from sbeval.commands.options import Asked, asked, check_options, metadata_of, options_told, parse, with_configuration
 from sbeval.errors import UserError
 from sbeval.keeping.writing import writing_to
+from sbeval.processes import ranks
+from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.next_step import say_next
 from sbeval.results.saving import saved_whole
 from sbeval.results.terminal import compact_table
 from sbeval.settings import Settings, described

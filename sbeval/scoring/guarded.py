@@ -14,7 +14,7 @@ from lm_eval.api.registry import model_registry
 
 from sbeval.errors import UserError, first_line, shown
 from sbeval.results.records import USERINFO
-from sbeval.scoring.returned import Asked, WrongAnswerError, check_scores, check_texts
+from sbeval.scoring.returned import Asked, WrongAnswerError, check_echo, check_scores, check_texts
 
 SCORE_READERS = ("parse_logprobs", "_parse_logprobs")
 """lm-eval's methods that read log-probabilities, of servers and of engines."""
@@ -35,11 +35,39 @@ def guard(lm: Any) -> None:
         lm.amodel_call = functools.partial(_awaited, lm.amodel_call)
 
 
-def backend_name(lm: Any) -> str:
-    """Returns lm-eval's name of a model, with the address of a server, without a key in it."""
-    names: list[str] = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
+def guard_gguf(kind: type[Any]) -> None:
+    """Checks every answer that lm-eval's model `gguf` reads, before it reads it.
+
+    That model passes over an answer without log-probabilities, and gives the next answer to the request.
+    """
+    original = kind.gguf_completion
+
+    @functools.wraps(original)
+    def gguf_completion(self: Any, context: str, continuation: str | None = None, **rest: Any) -> Any:
+        backend = backend_name(self, "gguf")
+        try:
+            body = original(self, context, continuation, **rest)
+        except RuntimeError as error:  # after its last try; the log holds the server's own reason
+            remedy = "start the server, or use one that scores prompts (echo), as vLLM's does and llama.cpp's does not"
+            raise WrongAnswerError(f"Expected an answer from {backend}, found none ({error}): {remedy}.") from error
+        with _one_sentence(backend, body):
+            if continuation is not None:
+                check_echo(body, context + continuation, len(context), backend)
+            else:
+                check_texts(body, 1, backend)
+        return body
+
+    kind.gguf_completion = gguf_completion
+
+
+def backend_name(lm: Any, name: str | None = None) -> str:
+    """Returns lm-eval's name of a model, with the address of a server, without a key in it.
+
+    lm-eval knows some models by several names; `name` is the one to use, None the first.
+    """
+    names: list[str] = [of for of, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
     address = USERINFO.sub("", str(getattr(lm, "base_url", None) or ""))
-    return names[0] + (f" at {address}" if address else "")
+    return (name or names[0]) + (f" at {address}" if address else "")
 
 
 def _definer(lm: Any, method: str) -> str:

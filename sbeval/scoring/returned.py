@@ -10,8 +10,9 @@ it:
 - The best alternative is at least as probable as the token. Two numbers for one token are equal.
 - Tokens or texts that the server repeats are those of the prompt.
 
-`check_texts` does the same for generated texts. Three shapes are known: completions as OpenAI's API has them, SGLang's
-own, and vLLM's in this process. An answer of another shape is left to lm-eval.
+`check_echo` does the same for a prompt that was sent as text, and `check_texts` for generated texts. Three shapes are
+known: completions of OpenAI's API, SGLang's own, and vLLM's in this process. lm-eval reads an answer of another shape
+as it is.
 """
 
 import functools
@@ -27,6 +28,7 @@ ROUNDING_NATS = 0.01
 LEAST_NATS = -9900.0
 """From here down a number stands for minus infinity: OpenAI's API and vLLM write -9999, in bf16 -9984."""
 _LEAST_ZEROS = 4
+_ECHO = "use a server that scores prompts (echo), as vLLM's does and llama.cpp's does not"
 _SAME_NATS = 1e-4  # a server may round the numbers of the alternatives apart from those of the prompt
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _SPACES = " \t\r\n▁ĠĊ"
@@ -102,6 +104,40 @@ def check_scores(outputs: Any, asked: Asked) -> None:
             raise OtherPromptError(f"{said}, found {reason}", prompt)
         if reason := _impossible(answer, scored_from, asked.tokenizer):
             raise WrongAnswerError(f"{said}, found {reason}", prompt)
+
+
+def check_echo(output: Any, prompt: str, scored_from: int, backend: str) -> None:
+    """Refuses an answer with log-probabilities that cannot be right to a text, as lm-eval's model `gguf` sends it.
+
+    No tokenizer is known there: that the whole text was read is seen by the places of its tokens (`text_offset`).
+
+    Args:
+        output: body of the server's answer.
+        prompt: the text with its continuation.
+        scored_from: characters before the continuation.
+        backend: lm-eval's name of the model, with the address of a server.
+
+    Raises:
+        WrongAnswerError: naming what was expected and found, and the remedy.
+    """
+    asked = Asked(backend, [[]], [0], of_completions=True)
+    said = f"Expected {backend} to tell the log-probabilities of the tokens of a prompt"
+    choices = _choices(output, backend, 1)
+    told = None if choices is None else choices[0].get("logprobs")
+    if choices is None or not isinstance(told, Mapping):
+        raise WrongAnswerError(f"{said}, found {shown(output)}; {_ECHO}")
+    columns = [told.get(name) for name in ("text_offset", "tokens", "token_logprobs", "top_logprobs")]
+    if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) > 2 for column in columns):
+        raise WrongAnswerError(f"{said}, found {shown(told)}; {_ECHO}")
+    offsets = columns[0] or []
+    if not all(_is_number(offset) for offset in offsets) or offsets != sorted(offsets):
+        raise WrongAnswerError(f"{said}, found places that are not in order ({shown(offsets)})")
+    if offsets[-1] < len(prompt):
+        found = f"those of {offsets[-1]} of its {len(prompt)} characters"
+        raise WrongAnswerError(f"{said}, found {found}; start it with room for longer ones")
+    first = next(place for place, offset in enumerate(offsets) if offset >= min(scored_from, offsets[-1]))
+    if reason := _impossible(_of_completions(choices[0], None, asked), first, None):
+        raise WrongAnswerError(f"{said}, found {reason}")
 
 
 def check_texts(outputs: Any, prompts: int | None, backend: str) -> None:
@@ -269,10 +305,7 @@ def _impossible(answer: _Answer, scored_from: int, tokenizer: Any) -> str:
                 "and check its weights"
             )
     if len(logprobs) > _LEAST_ZEROS and not any(logprobs[1:]):
-        return (
-            "that all are exactly 0, which is no model's answer; use a server that scores prompts (echo), as vLLM's "
-            "does and llama.cpp's does not"
-        )
+        return f"that all are exactly 0, which is no model's answer; {_ECHO}"
     if best is None or len(best) != len(logprobs):
         found = "none" if best is None else str(len(best))
         return f"{found} of the most probable tokens (top_logprobs) for {len(logprobs)} tokens"

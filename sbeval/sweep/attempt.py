@@ -17,9 +17,9 @@ from typing import IO, Any, Literal, NamedTuple
 import yaml
 from filelock import FileLock, Timeout
 
-from sbeval.commands.ending import raising_when_asked_to_end
 from sbeval.errors import UserError
 from sbeval.keeping.writing import LOCK, set_aside, whole_file
+from sbeval.processes.signals import raising_when_asked_to_end
 from sbeval.sweep.definition import PlannedRun
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sbeval.commands.ending import say_next
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.keeping.writing import LOCK, told
+from sbeval.processes.next_step import say_next
 from sbeval.sweep.attempt import Outcome, alone_in, attempt, refusal
 from sbeval.sweep.definition import PlannedRun, Sweep, check_checkpoint, plan
 from sbeval.sweep.results import in_the_way, other_settings, what_is_missing

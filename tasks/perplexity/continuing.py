@@ -14,7 +14,7 @@ from sbeval.corpora import corpus_sha256
 from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.fingerprint.parts import changes, versions
-from sbeval.fingerprint.tasks import KEPT_IN
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object
 from sbeval.hub_names import local_path
 from sbeval.results.intervals import MINIMUM_CLUSTERS
@@ -25,7 +25,7 @@ from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.options import MOST_TARGETS, PerplexityOptions
 
 _PROTOCOL = "fixed_target"
-_NO_SETTING = KEPT_IN | {
+_NO_SETTING = CACHE_ARGUMENTS | {
     *("pretrained", "tokenizer", "peft", "delta", "revision", "subfolder", "max_length", "dtype"),
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("trust_remote_code", "context_parallel", "tp_plan"),

@@ -83,7 +83,7 @@ SENTENCES = {
     "report models -o out": "found none",
     "demo --text nope": "Expected text at data_path 'nope', found nothing there",
     "train no_such_recipe": "no recipe file at no_such_recipe",
-    "train demo_rope --data nope": "Expected token arrays in nope, found no tokens.npy",
+    "train demo_rope --data nope": "nope holds no token arrays: tokens.npy is missing",
     "train --text nope": "found nothing at 'nope'",
     f"train --text {CHECKPOINT}/config.json --tokenizer no/such/tokenizer": "Expected a tokenizer at",
     "train --text text.txt --tokenizer nope": "Expected a tokenizer at 'nope', found no such folder",
@@ -140,9 +140,9 @@ LATER = {
     f"{RUN} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",
     f"run --tasks negative.yaml --model_args pretrained={CHECKPOINT}": "Unknown config shape: keys=['seed']",
-    f"inspect {CHECKPOINT} --tasks negative.yaml": "Expected tasks that lm-eval can load, found: Unknown config shape",
-    f"inspect {CHECKPOINT} --tasks 2": "Expected tasks that lm-eval can load",
-    f"inspect {CHECKPOINT} --tasks ~nobodyxx/a": "Expected tasks that lm-eval can load, found: Could not",
+    f"inspect {CHECKPOINT} --tasks negative.yaml": "lm-eval cannot load --tasks: Unknown config shape",
+    f"inspect {CHECKPOINT} --tasks 2": "lm-eval cannot load --tasks",
+    f"inspect {CHECKPOINT} --tasks ~nobodyxx/a": "lm-eval cannot load --tasks: Could not",
     f"{RUN} sb_stdlib --log_samples": "Specify --output_path",
 }
 # one process for all, since starting it is most of what a refusal takes

@@ -373,7 +373,7 @@ def test_an_input_that_cannot_be_read_is_one_sentence(inputs, capsys):
         (inputs / "ckpt/tokenizer.model").symlink_to("/proc/self/mem")
     else:
         (inputs / "ckpt/tokenizer.model").chmod(0)
-    assert "Expected to read what the run depends on" in said(inputs, capsys)
+    assert "which the run depends on, cannot be read" in said(inputs, capsys)
 
 
 def test_a_hub_model_is_complete_also_without_its_revision(inputs, capsys):

@@ -12,13 +12,13 @@ from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 
 from sbeval.__main__ import main
-from sbeval.commands.ending import evaluation_of_folder
 from sbeval.commands.options import asked, parse
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError, time_text
 from sbeval.inspection.command import Inspection, inspect
 from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.sharing import share_windows
+from sbeval.processes.next_step import evaluation_of_folder
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import TEXT, english, odd
 
@@ -74,7 +74,7 @@ def test_running_some_documents_gives_a_time_for_every_task(text: Path) -> None:
     assert found.preparing_seconds is not None
     assert [one.length_tokens for one in found.needs or ()] == LENGTHS
     said = found.to_text()
-    assert "a measurement on this machine's" in said
+    assert "documents measured on this machine's" in said
     assert time_text(found.duration.seconds) in said
     written = json.loads(json.dumps(found.to_json()))
     assert written["tasks"][0]["tokens"] == found.work[0].tokens

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from folders import room_for, snapshot
 
-from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder, keep_table, read_table
 from sbeval.keeping.writing import alone_in, set_aside, whole_file, written_beside
+from sbeval.processes.ending import no_room
 
 WRITER = """
 import sys, time

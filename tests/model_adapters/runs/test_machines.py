@@ -19,9 +19,9 @@ from ranks import run_ranks, sbeval, start
 from torch import distributed
 from torch.distributed import TCPStore
 
-from sbeval.commands import ranks
-from sbeval.commands.launch import launch
 from sbeval.errors import UserError
+from sbeval.processes import ranks
+from sbeval.processes.launch import launch
 from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 

@@ -10,8 +10,8 @@ from result_files import CURVES, model_record, perplexity_task, write_run
 from typer.testing import CliRunner
 
 from sbeval.commands.cli import app
-from sbeval.commands.ending import no_room
 from sbeval.errors import UserError
+from sbeval.processes.ending import no_room
 from sbeval.reports import build_report, check_output_folder
 from sbeval.reports.write.exports import MANIFEST
 

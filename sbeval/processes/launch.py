@@ -12,9 +12,9 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from sbeval.commands.ending import AskedToEnd
-from sbeval.commands.ranks import LAUNCHED, tell_machines
 from sbeval.errors import UserError, first_line
+from sbeval.processes.ranks import LAUNCHED, tell_machines
+from sbeval.processes.signals import AskedToEnd
 
 _COMMANDS = ("run", "train", "extend")
 

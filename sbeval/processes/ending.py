@@ -1,23 +1,19 @@
-"""How a command ends: a sentence for what a user can mend, a signal's exit code, silence where nobody reads."""
+"""How the body of a command ends: one sentence for a user's mistake, a signal's exit code, silence on a closed pipe."""
 
 import contextlib
-import json
 import logging
 import os
-import shlex
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
-from sbeval.commands import ranks
 from sbeval.errors import UserError, first_line, log_visibly, shown, visible, visible_in_colour
+from sbeval.processes import ranks
+from sbeval.processes.signals import AskedToEnd, raising_when_asked_to_end
 
-_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # the operating system's words, SQLite's, and those of torch's writer, which a short write surprises at a file's end
 _NO_ROOM = (
     *("No space left", "Disk quota exceeded", "File too large", "database or disk is full"),
@@ -32,69 +28,6 @@ _NO_MEMORY = (
     "can't start new thread",
 )
 _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urllib3", "aiohttp")
-_said_later = False
-
-EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
-"""What a checkpoint just made can be tried with: a task that needs no data of its own."""
-
-
-def evaluation_of(
-    checkpoint: str,
-    *,
-    tasks: str | None = None,
-    metadata: str | None = None,
-    model_args: str | None = None,
-    limit: float | None = None,
-) -> str:
-    """Returns the command line that evaluates a checkpoint, with the given options in place of `EVALUATE`'s.
-
-    `model_args` are pairs such as "dtype=bfloat16,max_length=4096", or a JSON object.
-    """
-    arguments = f"pretrained={checkpoint}" + (f",{model_args}" if model_args else "")
-    if model_args and model_args.lstrip().startswith("{"):
-        arguments = json.dumps({"pretrained": checkpoint, **json.loads(model_args)})
-    if not tasks:
-        return EVALUATE.replace("pretrained={}", shlex.quote(arguments))
-    given = [("--model_args", arguments), ("--tasks", tasks), ("--metadata", metadata)]
-    given.append(("--limit", None if limit is None else f"{limit:g}"))
-    options = [f"{name} {shlex.quote(value)}" for name, value in given if value]
-    return f"sbeval run {' '.join(options)} --output_path results"
-
-
-def evaluation_of_folder(folder: Path) -> str:
-    """Returns what evaluates a checkpoint just written; where it has no tokenizer, a user first saves one."""
-    from sbeval.corpora.tokenizers import has_tokenizer_files  # whose package --help does without
-
-    command = EVALUATE.format(shlex.quote(str(folder)))
-    return command if has_tokenizer_files(folder) else f"save the files of its tokenizer in {folder}, then {command}"
-
-
-class AskedToEnd(SystemExit):
-    """This process was asked to end; the exit code is the one a shell gives for the signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.signal = signal.Signals(number)
-
-    def __str__(self) -> str:
-        return f"Ended by {self.signal.name}; the same command can be run again."
-
-
-def say_next(step: str) -> None:
-    """Prints, as a command's last line, what to do next; the first of several processes does so alone."""
-    if not _said_later:
-        ranks.say(f"Next: {step}")
-
-
-@contextlib.contextmanager
-def saying_next_later() -> Iterator[None]:
-    """Within it `say_next` prints nothing: the command goes on, and prints its last line at its own end."""
-    global _said_later
-    before, _said_later = _said_later, True
-    try:
-        yield
-    finally:
-        _said_later = before
 
 
 @contextlib.contextmanager
@@ -128,28 +61,6 @@ def told_in_one_sentence() -> Iterator[None]:
         raise SystemExit(1) from None
     finally:
         _silence_closed_pipes()
-
-
-@contextlib.contextmanager
-def raising_when_asked_to_end() -> Iterator[None]:
-    """Turns signals whose default ends this process at once into `AskedToEnd`; only a main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        raise AskedToEnd(number)
-
-    # a signal that is ignored, as under nohup, stays ignored
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    before = {number: handler for number, handler in before.items() if handler in _DEFAULTS}
-    for number in before:
-        signal.signal(number, asked)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

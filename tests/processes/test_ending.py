@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from sbeval.commands.ending import told_in_one_sentence
 from sbeval.errors import log_visibly
+from sbeval.processes.ending import told_in_one_sentence
 
 BODY = """
 import os, signal, sys, time
-from sbeval.commands.ending import told_in_one_sentence
+from sbeval.processes.ending import told_in_one_sentence
 from sbeval.errors import UserError
 try:
     with told_in_one_sentence():
@@ -193,7 +193,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 
 def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None:
-    for module in ("sbeval.errors", "sbeval.plugin", "sbeval.commands.ending", "typer"):
+    for module in ("sbeval.errors", "sbeval.plugin", "sbeval.processes.ending", "typer"):
         # a line for each module that has been imported
         command = [sys.executable, "-X", "importtime", "-m", "sbeval", "tasks"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
