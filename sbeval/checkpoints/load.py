@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -24,11 +25,15 @@ from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread
 from sbeval.checkpoints.values import names_quantisation
 from sbeval.errors import UserError, first_line, raised_here, shown
+from sbeval.fingerprint.parts import installed_version
 from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
+OLDEST_TRANSFORMERS_OF_FP8 = (5, 17)
+"""transformers 5.16 looks up the expert-parallel plan of every model with fp8 weights, and fails if there is none."""
+
 _ALIGNMENT_BYTES = 64  # alignment of PyTorch's CPU allocator
 
 
@@ -287,6 +292,8 @@ def check_quantisation(config: Any, folder: Path) -> None:
     owner = next((candidate for candidate in configs if hasattr(candidate, "quantization_config")), None)
     if owner is None or not isinstance(quantization := owner.quantization_config, Mapping):
         return
+    if quantization.get("quant_method") == "fp8":
+        _check_transformers_of_fp8(installed_version("transformers"))
     try:
         AutoQuantizationConfig.from_dict(dict(quantization))
     except Exception as error:  # each quantisation method raises its own errors
@@ -301,6 +308,15 @@ def check_quantisation(config: Any, folder: Path) -> None:
             f"transformers cannot read the quantisation quant_method={shown(quantization.get('quant_method'))} here "
             f"({first_line(error)}); install its package, or use weights that are not quantised"
         ) from error
+
+
+def _check_transformers_of_fp8(installed: str | None) -> None:
+    if installed is not None and Version(installed).release < OLDEST_TRANSFORMERS_OF_FP8:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_FP8))
+        raise UserError(
+            f"Expected transformers {oldest} or newer for weights in fp8, found {installed}, which cannot load them: "
+            "upgrade transformers, or take weights that are not quantised."
+        )
 
 
 def from_transformers(

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.metadata
-import shlex
 import signal
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import typer
 
 from sbeval import report_options
 from sbeval.errors import UserError
-from sbeval.processes.next_step import EVALUATE, say_next
+from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, say_next
 from sbeval.processes.signals import AskedToEnd
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -211,7 +210,7 @@ def convert(
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
-    say_next(EVALUATE.format(shlex.quote(str(destination))))
+    say_next(evaluation_of_folder(destination))
 
 
 @app.command()

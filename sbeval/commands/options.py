@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 from lm_eval._cli import HarnessCLI
+from lm_eval._cli.utils import key_val_to_dict, try_parse_json
 
 from sbeval import plugin
 from sbeval.checkpoints.facts import longest_input_tokens
@@ -153,6 +154,19 @@ def metadata_of(said: Mapping[str, Any]) -> dict[str, Any]:
     return dict(read(given) if isinstance(given, str) else given)
 
 
+def read_mapping(text: str, name: str) -> dict[str, Any]:
+    """Reads the value of an option such as --model_args as `sbeval run` does: pairs, or a JSON object.
+
+    Raises:
+        UserError: it is neither; `name` is the option in the message.
+    """
+    try:
+        parsed = try_parse_json(text)
+        return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
+    except ValueError as error:
+        raise UserError(f"Expected {name} as key=value,... or a JSON object, found {text!r} ({error}).") from None
+
+
 @contextlib.contextmanager
 def options_told() -> Iterator[None]:
     """Says in one sentence what lm-eval, or a tracker that it starts, finds wrong with its options.
@@ -175,7 +189,18 @@ def options_told() -> Iterator[None]:
         if isinstance(error, MemoryError) or not (refused or any(map(reads_options.match, places))):
             raise
         logging.getLogger("lm_eval.sbeval").debug("lm-eval does not take the options", exc_info=True)
-        raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
+        option = _option_read(error)
+        expected = f"{option} as lm-eval reads it" if option else "options as lm-eval reads them"
+        raise UserError(f"Expected {expected}, found: {first_line(error)}; correct that.") from error
+
+
+def _option_read(error: Exception) -> str | None:
+    """Returns the option whose value was read as the error was raised, as the user wrote it: `--metadata`, `-M`."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        action = frame.f_locals.get("self")
+        if isinstance(action, argparse.Action) and action.option_strings:  # `run` itself is one without
+            return str(frame.f_locals.get("option_string") or action.option_strings[-1])
+    return None
 
 
 def with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,14 @@ _NO_ROOM = (
     *("No space left", "Disk quota exceeded", "File too large", "database or disk is full"),
     *("inline_container.cc", "PytorchStreamWriter failed"),
 )
-# of an allocator, of the loader of a library, and of a thread
-_NO_MEMORY = ("annot allocate memory", "an't allocate memory", "failed to map segment", "can't start new thread")
+# of the allocators of the machine and of a GPU, of the loader of a library, and of a thread
+_NO_MEMORY = (
+    " out of memory.",
+    "annot allocate memory",
+    "an't allocate memory",
+    "failed to map segment",
+    "can't start new thread",
+)
 _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urllib3", "aiohttp")
 
 

@@ -36,7 +36,10 @@ def sweep_from_command(
         lengths = read_value(_LengthsOption, lengths, name="--context-lengths")
     checkpoints = tuple(SweepCheckpoint(pretrained=path) for path in arguments)
     given["output"] = given.get("output") or f"results/{suite}"
-    given |= {name: _mapping(given[name], name) for name in ("model_args", "metadata") if name in given}
+    if mappings := [name for name in ("model_args", "metadata") if name in given]:
+        from sbeval.commands.options import read_mapping  # it is lm-eval, which takes seconds
+
+        given |= {name: read_mapping(given[name], f"--{name.replace('_', '-')}") for name in mappings}
     return Sweep(checkpoints=checkpoints, follow=follow, runs=suite_runs(suite, lengths), **given)
 
 
@@ -97,15 +100,3 @@ def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | N
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise UserError(f"Expected {names} with --suite only, found {arguments[0]}: write it into that file.")
     return load_sweep(Path(arguments[0]), follow)
-
-
-def _mapping(text: str, name: str) -> dict[str, Any]:
-    from lm_eval._cli.utils import key_val_to_dict, try_parse_json  # lm-eval takes seconds
-
-    try:
-        parsed = try_parse_json(text)
-        return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
-    except ValueError as error:
-        raise UserError(
-            f"Expected --{name.replace('_', '-')} as key=value,... or a JSON object, found {text!r} ({error})."
-        ) from None

@@ -75,6 +75,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         (r"'\udcff'.encode()", r"names of files in UTF-8, found b'\xff'"),
         (r"'a \ud800 b'.encode()", r"that UTF-8 can hold, found half a surrogate pair in 'a \ud800 b'"),
         ("raise MemoryError", "more memory for this command"),
+        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB.')", "more memory for this command"),
         ("raise ImportError('x.so: failed to map segment from shared object')", "more memory for this command"),
         (
             "import tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
