@@ -152,7 +152,7 @@ def random_checkpoint(tokenizer: str, size: str, dtype: str, folder: str) -> str
 
 def end_to_end(arguments: argparse.Namespace, model: str) -> None:
     """Prints one row a run: of each task, or of all together."""
-    from sbeval.commands.run import run
+    from sbeval.harness.run import run
 
     lengths = [int(length) for length in arguments.lengths.split(",")]
     own = {"context_lengths": lengths, "num_samples": arguments.samples or 50}

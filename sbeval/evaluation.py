@@ -20,7 +20,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.errors import UserError, shown
 from sbeval.settings import Count, Flag, read_value
 
@@ -92,7 +92,7 @@ def evaluate(
     arguments = {**(model_args or {}), "tokenizer": copy.deepcopy(tokenizer)}
     asked = {**(metadata or {}), **arguments} | ({} if lengths is None else {"context_lengths": lengths})
     with _left_as_it_was(model), tempfile.TemporaryDirectory() as folder:
-        lm = get_model(plugin.MODEL_NAME)(model, **arguments)
+        lm = get_model(registered.MODEL_NAME)(model, **arguments)
         run_tasks(lm, names, output=folder, metadata=asked, limit=limit, **_NO_SEEDS)
         results = _reports("build").load_results(folder)
     (by_length,) = _reports("publish").curves_of(results).values() or ({},)
@@ -106,8 +106,8 @@ def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mappin
     """
     tracker = EvaluationTracker(output_path=output)
     # lm-eval's own fourteen thousand task names take seconds to read and are seldom needed
-    more = not all(task.startswith(plugin.TASK_PREFIX) for task in tasks)
-    manager = TaskManager(include_path=str(plugin.tasks_folder()), include_defaults=more, metadata=dict(metadata))
+    more = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
+    manager = TaskManager(include_path=str(registered.tasks_folder()), include_defaults=more, metadata=dict(metadata))
     asked |= {"tasks": tasks, "log_samples": True, "metadata": metadata, "task_manager": manager}
     evaluated = simple_evaluate(model, **asked, evaluation_tracker=tracker)
     samples = evaluated.pop("samples")

@@ -28,9 +28,9 @@ REPORT_ARROWS = {
 # within the core, a room imports those before it, at its top and in its functions
 CORE_ROOMS = (
     *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint"),
-    *("commands", "sweep", "demo", "inspection", "training", "paper"),
+    *("harness", "sweep", "demo", "inspection", "training", "paper", "commands"),
 )
-MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin"}
+MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin", "sbeval.registered"}
 PREPARE = [name for name in MODULES if name.startswith("sbeval.model_adapters.prepare")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 

@@ -55,9 +55,9 @@ def run(arguments: _Arguments = None) -> None:
     """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
     if not arguments or {"-h", "--help"} & {*arguments}:
         of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.commands.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
+        print(_load("sbeval.harness.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
-    _load("sbeval.commands.run", "run")(arguments, check_run, find_finished)
+    _load("sbeval.harness.run", "run")(arguments, check_run, find_finished)
 
 
 @app.command()
@@ -84,7 +84,7 @@ def sweep(
     settings = _load("sbeval.sweep.command", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
-        check_run(_load("sbeval.commands.options", "asked")(config))
+        check_run(_load("sbeval.harness.options", "asked")(config))
 
     go = functools.partial(
         _load("sbeval.sweep.execute", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
@@ -258,7 +258,7 @@ def extend(arguments: _Arguments = None) -> None:
 @app.command()
 def tasks() -> None:
     """Print the folder of the packaged tasks, for lm-eval's --include_path."""
-    print(_load("sbeval.plugin", "tasks_folder")())
+    print(_load("sbeval.registered", "tasks_folder")())
 
 
 @app.command()

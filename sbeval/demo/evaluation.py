@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.results.saving import saved_whole
@@ -112,15 +112,14 @@ def model_args(checkpoint: Path) -> dict[str, Any]:
 
 
 def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: str, device: str) -> None:
-    plugin.install()
-    from lm_eval.utils import setup_logging  # lm-eval comes after the plugin, which completes it
+    from lm_eval.utils import setup_logging  # takes seconds to import, which checking the options does without
 
     from sbeval.evaluation import run_tasks  # as above
 
     setup_logging("WARNING")
     chosen = model_args(checkpoint)
     metadata, asked = {**chosen, **_metadata(task, text)}, {"device": device, "limit": task.blocks}
-    run_tasks(plugin.MODEL_NAME, [task.name], output=output, metadata=metadata, model_args=chosen, **asked)
+    run_tasks(registered.MODEL_NAME, [task.name], output=output, metadata=metadata, model_args=chosen, **asked)
 
 
 def command(checkpoint: Path, task: DemoTask, text: Path | None, device: str) -> list[str]:

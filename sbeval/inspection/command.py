@@ -197,7 +197,7 @@ def inspect(
 def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
     """Returns what `sbeval run` would read from the same options."""
     # it is lm-eval, whose import --help is printed without
-    from sbeval.commands.options import asked, parse
+    from sbeval.harness.options import asked, parse
 
     arguments = json.dumps({**model, **_parsed(model_args)})
     options = ["--tasks", tasks, "--model_args", arguments]

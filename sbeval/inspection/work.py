@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.corpora.tokenizers import encode_together, load_tokenizer
 from sbeval.errors import UserError, first_line, raised_here
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TokenLogprobsRequest
@@ -87,12 +87,10 @@ def make_tasks(
     Raises:
         UserError: what a task finds wrong with its options or its text.
     """
-    plugin.install()
-    # after the plugin, which completes them
     from lm_eval.evaluator_utils import get_sample_size
-    from lm_eval.tasks import TaskManager  # as above
+    from lm_eval.tasks import TaskManager
 
-    places = [*folders, str(plugin.tasks_folder())]
+    places = [*folders, str(registered.tasks_folder())]
     manager = TaskManager(include_path=places, include_defaults=not packaged, metadata=dict(metadata))
     try:
         tasks: dict[str, Any] = manager.load(list(names))["tasks"]
@@ -162,7 +160,7 @@ def measure(
 
     The shortest requests are run before, since the first ones of a process compile kernels; a run pays that once too.
     """
-    from lm_eval.api.registry import get_model  # after the plugin, which registers `sb`
+    from lm_eval.api.registry import get_model  # takes a second to import
 
     started = time.perf_counter()
     others = {"batch_size": "auto", "max_batch_size": None, "device": device}

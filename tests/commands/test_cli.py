@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fresh_process import run, run_code
 
-from sbeval.commands.options import parse
 from sbeval.errors import UserError
-from sbeval.plugin import tasks_folder
+from sbeval.harness.options import parse
+from sbeval.registered import tasks_folder
 from sbeval.settings import described
 from sbeval.tasks import asked as task_asked
 from sbeval.tasks import metadata as task_metadata

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from sbeval.commands.options import asked, parse
+from sbeval.harness.options import asked, parse
 from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
 from sbeval.models import SbevalConfig
 from sbeval.sweep.command import load_sweep

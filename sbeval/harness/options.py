@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 
 from lm_eval._cli import HarnessCLI
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_json_object, read_yaml
@@ -113,10 +113,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options |= with_configuration(options)
     check_options(options)
     if not chosen.model:
-        chosen.model = plugin.MODEL_NAME
+        chosen.model = registered.MODEL_NAME
     if options.get("output_path"):
         chosen.log_samples = True
-    if chosen.model == plugin.MODEL_NAME:
+    if chosen.model == registered.MODEL_NAME:
         _make_room(chosen)
         options.setdefault("batch_size", "auto")
     return chosen
@@ -129,7 +129,7 @@ def asked(said: Mapping[str, Any]) -> Asked:
     model_args = read(arguments) if isinstance(arguments, str) else arguments
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
     return Asked(
-        model=str(said.get("model") or plugin.MODEL_NAME),
+        model=str(said.get("model") or registered.MODEL_NAME),
         model_args=model_args,
         tasks=[
             name
