@@ -60,12 +60,14 @@ def visible_in_colour(text: str) -> str:
 
 def log_visibly() -> None:
     """Has no line of the log, and no warning, act on a terminal from here on; a second call does nothing."""
-    make, show = logging.getLogRecordFactory(), warnings.formatwarning
+    make = logging.getLogRecordFactory()
+    show = warnings.formatwarning
 
     def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         with contextlib.suppress(Exception):  # logging says what is wrong with a message
-            record.msg, record.args = visible(record.getMessage()), ()
+            record.msg = visible(record.getMessage())
+            record.args = ()
             if record.exc_info:
                 record.exc_text = visible("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
         return record

@@ -150,7 +150,8 @@ class LengthsCallback(TrainerCallback):
         self.every_steps = read_value(Count, every_steps, name="every_steps", source="LengthsCallback")
         self.raise_errors = read_value(Flag, raise_errors, name="raise_errors", source="LengthsCallback")
         self.curves: dict[int, Curve] = {}
-        self._trainer, self._tokenizer = trainer, cast(Any, tokenizer or trainer.processing_class)
+        self._trainer = trainer
+        self._tokenizer = cast(Any, tokenizer or trainer.processing_class)
         if self._tokenizer is None:
             raise UserError("Expected a tokenizer, found none, nor one that the Trainer has: give it to one of them.")
         self._asked: dict[str, Any] = {
@@ -205,7 +206,8 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
     changed = {id(holder): vars(holder) for pair in both for holder in pair if hasattr(holder, "__dict__")}.values()
     kept = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in changed]
     parts = [(module, dict(module._modules)) for module in model.modules()]
-    numbers, local_rank = random.getstate(), os.environ.get("LOCAL_RANK")
+    numbers = random.getstate()
+    local_rank = os.environ.get("LOCAL_RANK")
     log = logging.getLogger("lm_eval.models.huggingface")
     log.addFilter(_is_about_files)
     try:

@@ -96,7 +96,8 @@ def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
     """
     if looks_like_path(name):
         return None
-    folder, revision = hub_folder(name, kind), revision or "main"
+    folder = hub_folder(name, kind)
+    revision = revision or "main"
     try:
         if (folder / "snapshots" / revision).is_dir():
             return revision

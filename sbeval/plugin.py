@@ -179,7 +179,8 @@ def _complete_api_models(api: ModuleType) -> None:
 def _log_beginnings(record: Any) -> bool:
     message = record.getMessage()  # which may hold all that a server answered
     if len(message) > MOST_LOGGED_CHARACTERS:
-        record.msg, record.args = f"{message[:MOST_LOGGED_CHARACTERS]} ...", ()
+        record.msg = f"{message[:MOST_LOGGED_CHARACTERS]} ..."
+        record.args = ()
     return True
 
 

@@ -20,8 +20,15 @@ from sbeval.tasks.ruler.qa import task_questions
 from sbeval.tasks.ruler.texts import SENTENCE_RULE, Missing, MissingCorpus, load_essays
 
 OPTIONS: tuple[type[RulerOptions], ...] = (
-    *(NiahOptions, VtOptions, CweOptions, FweOptions, QaOptions),
-    *(ManyShotOptions, recall.AssociationOptions, recall.TurnsOptions, recall.LongBenchOptions),
+    NiahOptions,
+    VtOptions,
+    CweOptions,
+    FweOptions,
+    QaOptions,
+    ManyShotOptions,
+    recall.AssociationOptions,
+    recall.TurnsOptions,
+    recall.LongBenchOptions,
 )
 
 _HELP: tuple[tuple[str, type[TaskOptions]], ...] = (

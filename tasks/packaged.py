@@ -86,7 +86,8 @@ def check_model(model: object, asked: Iterable[str], class_of: Callable[[str], o
     ours = {name: of for name, of in named(asked) if of and of.get("output_type") != _ANSWERED_BY_ALL}
     if not ours or model == "sb":
         return
-    shown, kind = model if isinstance(model, str) else type(model).__name__, model
+    shown = model if isinstance(model, str) else type(model).__name__
+    kind = model
     with contextlib.suppress(Exception):  # whatever an engine's package raises, lm-eval is about to raise again
         kind = class_of(model) if isinstance(model, str) else model
     chats = {of.__name__ for of in (kind if isinstance(kind, type) else type(kind)).__mro__} & _CHATS
@@ -116,7 +117,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _members(member: str | Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
-    name, settings = "", definitions().get(member) if isinstance(member, str) else member
+    name = ""
+    settings = definitions().get(member) if isinstance(member, str) else member
     if isinstance(member, str):
         name = member
     elif not isinstance(member.get("task"), list):  # a member with settings of its own

@@ -10,9 +10,17 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
 
 _OF_LOADING = (
-    *("modeling_utils.py", "configuration_utils.py", "modeling_gguf_pytorch_utils.py", "core_model_loading.py"),
-    *("utils/hub.py", "utils/quantization_config.py", "integrations/accelerate.py", "integrations/peft.py"),
-    *("models/auto/auto_factory.py", "models/auto/configuration_auto.py", "generation/configuration_utils.py"),
+    "modeling_utils.py",
+    "configuration_utils.py",
+    "modeling_gguf_pytorch_utils.py",
+    "core_model_loading.py",
+    "utils/hub.py",
+    "utils/quantization_config.py",
+    "integrations/accelerate.py",
+    "integrations/peft.py",
+    "models/auto/auto_factory.py",
+    "models/auto/configuration_auto.py",
+    "generation/configuration_utils.py",
 )
 """Sources of transformers that read the arguments which every model takes."""
 

@@ -144,7 +144,8 @@ class Weights:
                     names = set(file.keys())
                     for name in names:
                         tensor = file.get_slice(name)
-                        self._kinds[name], self._shapes[name] = tensor.get_dtype(), tuple(tensor.get_shape())
+                        self._kinds[name] = tensor.get_dtype()
+                        self._shapes[name] = tuple(tensor.get_shape())
             else:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):

@@ -82,7 +82,9 @@ def _shared_fields(given: ConfigValues) -> dict[str, Any]:
 
 def fla_names(config: SbevalConfig) -> Names:
     """Returns fla's names and shapes of a plain transformer by this family's names."""
-    width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    width = config.hidden_size
+    inner = config.intermediate_size
+    head_dim = config.head_dim
     key_width = config.num_key_value_heads * head_dim
     names: Names = {
         "model.embed_tokens.weight": ("model.embeddings.weight", (config.vocab_size, width)),
@@ -121,7 +123,10 @@ def _add_fox_fields(fields: dict[str, Any], given: ConfigValues, model_type: str
         fields["sliding_window"] = given.count("window_size", default=None)
         return "none", FOX_SOFTMAX
     gates = given.one_of("fgate_type", ("full", "bias_only", "fixed", "none"), "full")
-    fields["attention"] = "forgetting" if gates != "none" else "rope" if rotates else "nope"
+    if gates != "none":
+        fields["attention"] = "forgetting"
+    else:
+        fields["attention"] = "rope" if rotates else "nope"
     fields["qk_norm_per_head"] &= not given.get("qk_norm_share_param_across_head", bool, False)
     given.one_of("ogate_act", ("sigmoid",) if fields["attention_gate"] else ("sigmoid", "silu"), "sigmoid")
     for ours, theirs in (("output_norm", "output_norm"), ("key_shift", "k_shift"), ("value_shift", "v_shift")):
@@ -130,8 +135,11 @@ def _add_fox_fields(fields: dict[str, Any], given: ConfigValues, model_type: str
 
 
 def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -> dict[str, Tensor]:
-    names, fox = fla_names(config), model_type in _FOX_TYPES
-    width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    names = fla_names(config)
+    fox = model_type in _FOX_TYPES
+    width = config.hidden_size
+    inner = config.intermediate_size
+    heads = config.num_attention_heads
     shared_rows: dict[str, Tensor] = {}
     for layer in range(config.num_hidden_layers):
         ours, theirs = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.attn"
@@ -149,11 +157,11 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
         if config.output_norm:
             names[f"{ours}.output_norm.weight"] = (f"{theirs}.output_norm.weight", (width,))
         if gates == "full":
-            gate = "fgate_proj" if fox else "f_proj"
-            names[f"{ours}.forget_gate.weight"] = (f"{theirs}.{gate}.weight", (heads, width))
-        if gates != "none":
-            gate = f"{theirs}.fgate_bias" if gates != "full" else f"{theirs}.{'fgate' if fox else 'f'}_proj.bias"
-            names[f"{ours}.forget_gate.bias"] = (gate, (heads,))
+            gate = f"{theirs}.fgate_proj" if fox else f"{theirs}.f_proj"
+            names[f"{ours}.forget_gate.weight"] = (f"{gate}.weight", (heads, width))
+            names[f"{ours}.forget_gate.bias"] = (f"{gate}.bias", (heads,))
+        elif gates != "none":
+            names[f"{ours}.forget_gate.bias"] = (f"{theirs}.fgate_bias", (heads,))
         if fox:
             # one map, of which the gate has the first rows
             mlp = f"model.layers.{layer}.mlp"

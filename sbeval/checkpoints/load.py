@@ -243,10 +243,12 @@ def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> No
     """
     if not (held := held_bytes(folder)):  # of the hub, or of another kind
         return
-    asked, model_type = 0, ""
+    asked = 0
+    model_type = ""
     with contextlib.suppress(Exception), quiet_transformers(), torch.device("meta"):  # loading says what is wrong
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        model_type, held = config.model_type, held * (8 if names_quantisation(config.to_dict()) else 1)
+        model_type = config.model_type
+        held = held * (8 if names_quantisation(config.to_dict()) else 1)
         model = auto_class.from_config(config, trust_remote_code=trust_remote_code)
         asked = sum(weight.numel() for weight in model.parameters())
     if asked > held:

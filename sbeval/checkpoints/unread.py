@@ -145,7 +145,8 @@ def settle_unread(
     said = {"reader": f"{type(model).__name__} with its configuration", "place": name, "mend": mend}
     if (weights := _weights(folder)) is None:
         return allowed_among(left, allow_unread, **said)
-    names, owned = _renamed(model, weights.names()), model.state_dict().keys()
+    names = _renamed(model, weights.names())
+    owned = model.state_dict().keys()
     # a name that comes of several tensors, such as one for all experts, stands for them
     refused = {stored for stored, renamed in names.items() if renamed in left and renamed not in owned}
     refused |= left - {names[stored] for stored in refused}
@@ -155,7 +156,8 @@ def settle_unread(
         harmless = {stored for stored in refused if {stored, names.get(stored)} & buffers}
         harmless |= {stored for stored in refused - harmless if stored in weights and _is_mask(weights, stored)}
         harmless |= _of_other_models(model, refused - harmless, weights.names(), folder, trust_remote_code)
-        refused, declared = refused - harmless, declared | harmless
+        refused = refused - harmless
+        declared = declared | harmless
     allowed = allowed_among(refused, allow_unread, **said)
     return dataclasses.replace(allowed, declared=tuple(sorted(declared)))
 
@@ -220,7 +222,8 @@ def _of_other_models(
         return set()
     found: set[str] = set()
     for other in _declared_models(model, folder, trust_remote_code):
-        owned, renamed = other.state_dict().keys(), _renamed(other, stored)
+        owned = other.state_dict().keys()
+        renamed = _renamed(other, stored)
         found |= {name for name in names if renamed.get(name) in owned}
     return found | _of_token_prediction(model, names, stored)
 

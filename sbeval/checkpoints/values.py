@@ -139,7 +139,8 @@ def check_generation(config: Any, embeddings: int) -> None:
     """
     for kind, names in _OF_GENERATION.items():
         for name in names.split():
-            value, expected = getattr(config, name, None), kind_text(kind)
+            value = getattr(config, name, None)
+            expected = kind_text(kind)
             if kind == int | None and isinstance(value, float) and value.is_integer():
                 setattr(config, name, value := int(value))
             if fits(value, kind):

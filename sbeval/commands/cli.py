@@ -139,7 +139,11 @@ def report(
             raise typer.Exit(code)
         return
     if fail_if_worse or least_effect is not None or gate is not None:
-        option = "--fail-if-worse" if fail_if_worse else "--gate" if gate is not None else "--least-effect"
+        option = "--least-effect"
+        if fail_if_worse:
+            option = "--fail-if-worse"
+        elif gate is not None:
+            option = "--gate"
         raise UserError(f"Expected --compare A B with {option}, found it alone: name the two to compare.")
     if not paths:
         raise UserError("Expected results files or folders that hold some, found none: name at least one.")

@@ -50,7 +50,8 @@ def count_words(text: str) -> int:
     """
     if not text:
         return 1
-    count, before = 0, " "
+    count = 0
+    before = " "
     for start in range(0, len(text), _COUNTED_TOGETHER):
         piece = text[start : start + _COUNTED_TOGETHER]
         count += len(piece.split()) - (not before.isspace() and not piece[0].isspace())

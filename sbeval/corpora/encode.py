@@ -79,7 +79,8 @@ def encode_documents(documents: list[Document], tokenizer: Any, layout: Layout) 
             ids, spans = next(together)
             if special != layout.special_tokens:
                 again = tokenizer(document.text, add_special_tokens=False, **options)
-                ids, spans = again["input_ids"], again["offset_mapping"] if tokenizer.is_fast else None
+                ids = again["input_ids"]
+                spans = again["offset_mapping"] if tokenizer.is_fast else None
             pieces = iter([DocumentTokens.of(ids, spans)])
         rows.append(_row(document, pieces, layout.separator))
     return rows
@@ -92,11 +93,15 @@ def _starts_with_prefix(text: str, tokenizer: Any) -> bool:
 
 
 def _row(document: Document, pieces: Iterator[DocumentTokens], separator: tuple[int, ...]) -> EncodedDocument:
-    ids, words, sizes = [], [], []
-    known, before = True, 0
+    ids = []
+    words = []
+    sizes = []
+    known = True
+    before = 0
     pending = next(pieces, None)
     while pending is not None:
-        piece, pending = pending, next(pieces, None)
+        piece = pending
+        pending = next(pieces, None)
         ids.append(piece.ids)
         known = known and piece.ends is not None
         if piece.ends is None or not len(piece.ids):
@@ -124,7 +129,8 @@ def _row(document: Document, pieces: Iterator[DocumentTokens], separator: tuple[
 def words_and_bytes_before(text: str, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns runs of white space that begin before each end, and UTF-8 bytes before it, int64 [n] each."""
     if text.isascii():
-        spaces, sizes_before = _SPACE_TABLE[np.frombuffer(text.encode("ascii"), np.uint8)], ends
+        spaces = _SPACE_TABLE[np.frombuffer(text.encode("ascii"), np.uint8)]
+        sizes_before = ends
     else:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         spaces = _SPACE_TABLE[np.minimum(points, len(_SPACE_TABLE) - 1)]
@@ -178,5 +184,6 @@ def _joint(before: DocumentTokens, after: DocumentTokens, middle: int) -> tuple[
         if np.array_equal(before.ids[here], after.ids[there]) and np.array_equal(ends[here], others[there]):
             return left, right
         step = int(ends[left]) - int(others[right])
-        left, right = left + (step <= 0), right + (step >= 0)
+        left = left + (step <= 0)
+        right = right + (step >= 0)
     return None

@@ -60,7 +60,8 @@ def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str,
     """Yields file and line, and the texts of two fields, of the objects in a .jsonl file or a folder of them."""
     if not path.exists():
         raise UserError(f"Expected pairs at {str(path)!r}, found nothing there: check the path.")
-    empty, remedy = True, f'write one {{"{first}": "...", "{second}": "..."}} a line'
+    empty = True
+    remedy = f'write one {{"{first}": "...", "{second}": "..."}} a line'
     for file in _folder_files(path) if path.is_dir() else [path]:
         base = file.relative_to(path).as_posix() if path.is_dir() else file.name
         for number, line in _lines(file):
@@ -169,7 +170,11 @@ def _jsonl_text(line: bytes, file: Path, number: int, text_field: str, remedy: s
             f"Expected JSON in UTF-8 in line {number} of {str(file)!r}, found something else: write one JSON value a "
             "line."
         ) from None
-    text = value.get(text_field) if isinstance(value, dict) else value if remedy is None else None
+    text = None
+    if isinstance(value, dict):
+        text = value.get(text_field)
+    elif remedy is None:
+        text = value
     remedy = remedy or 'name the field that holds the text with --metadata \'{"text_field": "..."}\''
     if not isinstance(text, str):
         raise UserError(

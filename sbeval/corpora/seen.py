@@ -24,7 +24,9 @@ LEAST_SPANS = 3
 FILES = "training_text-*.u64"
 _LEAST_SHARE = 0.5
 _AT_ONCE_TOKENS = 1 << 24
-_ODD, _BASE, _SHIFT = np.uint64(0x9E3779B97F4A7C15), 0xD6E8FEB86659FD93, np.uint64(32)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_BASE = 0xD6E8FEB86659FD93
+_SHIFT = np.uint64(32)
 _LIMIT = np.uint64(2**64 // SAMPLED_ONE_IN)
 
 
@@ -49,12 +51,14 @@ def keep_seen(
 
     `stretches` are [T] tokens each, in any order.
     """
-    gathered, count = [np.empty(0, np.uint64) if parent is None else _read(_file(parent, tokenizer_sha256))], 0
+    gathered = [np.empty(0, np.uint64) if parent is None else _read(_file(parent, tokenizer_sha256))]
+    count = 0
     for stretch in stretches:
         for hashes in _in_pieces(stretch):
             gathered.append(hashes)
             if (count := count + len(hashes)) >= MOST_SPANS:
-                gathered, count = [_smallest(gathered)], 0
+                gathered = [_smallest(gathered)]
+                count = 0
     _smallest(gathered).astype("<u8").tofile(_file(folder, tokenizer_sha256))
 
 

@@ -85,13 +85,17 @@ def _between(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
 
 def _by_tokens(text: str, tokens: int, tokenizer: Any) -> Iterator[str]:
     """Yields pieces that add up to the text, of which a part at a time is encoded: offsets take much memory."""
-    start, characters = 0, _CHARACTERS
+    start = 0
+    characters = _CHARACTERS
     while start < len(text):
         some = text[start : start + characters]
         spans = tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
         cuts = [begin for begin, _ in spans[tokens::tokens]]
         is_last = start + len(some) == len(text)
-        for first, last in itertools.pairwise([0, *cuts, *([len(some)] if is_last else [])]):
+        if is_last:
+            cuts.append(len(some))
+        for first, last in itertools.pairwise([0, *cuts]):
             yield some[first:last]
-        read = len(some) if is_last else cuts[-1] if cuts else 0
-        start, characters = start + read, _CHARACTERS if read else 2 * characters
+        read = cuts[-1] if cuts else 0
+        start = start + read
+        characters = _CHARACTERS if read else 2 * characters

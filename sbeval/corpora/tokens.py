@@ -137,11 +137,13 @@ class TokenizedCorpus:
         document = self.document_at(start)
         while start < stop:
             end = min(stop, int(self.starts[document + 1]))
-            within, nll_nats = nll_nats[: end - start], nll_nats[end - start :]
+            within = nll_nats[: end - start]
+            nll_nats = nll_nats[end - start :]
             if end > start:
                 words, size = (counts.share(document, start, end) for counts in (self._words, self._bytes))
                 sums.append(TargetSums(document, float(within.sum()), end - start, words, size))
-            start, document = end, document + 1
+            start = end
+            document = document + 1
         return sums
 
 

@@ -118,7 +118,8 @@ def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: s
 
     setup_logging("WARNING")
     chosen = model_args(checkpoint)
-    metadata, asked = {**chosen, **_metadata(task, text)}, {"device": device, "limit": task.blocks}
+    metadata = {**chosen, **_metadata(task, text)}
+    asked = {"device": device, "limit": task.blocks}
     run_tasks(registered.MODEL_NAME, [task.name], output=output, metadata=metadata, model_args=chosen, **asked)
 
 

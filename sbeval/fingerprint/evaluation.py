@@ -39,7 +39,8 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
     """
     arguments = config.get("model_args") or {}
     parts = versions()
-    revision, subfolder = arguments.get("revision"), str(arguments.get("subfolder") or "")
+    revision = arguments.get("revision")
+    subfolder = str(arguments.get("subfolder") or "")
 
     def read(given: Any, name: str, key: str) -> Any:
         """Adds the parts of what a value names; returns the value, without the place of what is local."""

@@ -18,14 +18,41 @@ from sbeval.keeping.hashes import file_sha256
 
 # arguments that name data
 DATA = (
-    *("data_path", "dataset", "essays", "squad", "hotpot"),
-    *("trec", "banking77", "clinc150", "nlu", "examples_file"),
+    "data_path",
+    "dataset",
+    "essays",
+    "squad",
+    "hotpot",
+    "trec",
+    "banking77",
+    "clinc150",
+    "nlu",
+    "examples_file",
 )
 _OF_A_TASK = ("dataset_path", "data_dir", "data_files", *DATA)
 """Keys of a task whose values are paths, also if they are bare words."""
 _BUILDERS = (
-    *("csv", "json", "pandas", "parquet", "arrow", "text", "conll", "xml", "hdf5", "eval", "lance", "tsfile"),
-    *("iceberg", "webdataset", "vortex", "mmcif", "pdb", "genbank", "fasta", "fastq", "harbor"),
+    "csv",
+    "json",
+    "pandas",
+    "parquet",
+    "arrow",
+    "text",
+    "conll",
+    "xml",
+    "hdf5",
+    "eval",
+    "lance",
+    "tsfile",
+    "iceberg",
+    "webdataset",
+    "vortex",
+    "mmcif",
+    "pdb",
+    "genbank",
+    "fasta",
+    "fastq",
+    "harbor",
     *(f"{kind}folder" for kind in ("image", "audio", "video", "mesh", "pdf", "nifti")),
 )
 """What datasets takes for readers of its own as a `dataset_path`, before it looks for a folder."""
@@ -66,7 +93,8 @@ def task_parts(
     """
     below = [] if folder is None else list(visible_files(folder))
     definitions = {file.resolve(): _definition(file) for file in below if file.suffix in _YAML}
-    wanted, defining = {name for task in tasks for name in task.split(",")}, set[Path]()
+    wanted = {name for task in tasks for name in task.split(",")}
+    defining = set[Path]()
     given = {file.resolve() for name in wanted for file in _yaml_files(name)}
     while True:
         definitions |= {file: _definition(file) for file in given - definitions.keys() if file.is_file()}

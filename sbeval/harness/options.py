@@ -125,7 +125,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def asked(said: Mapping[str, Any]) -> Asked:
     """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
     read = importlib.import_module("lm_eval.utils").simple_parse_args_string  # whose import --help does without
-    arguments, metadata = said.get("model_args") or {}, metadata_of(said)
+    arguments = said.get("model_args") or {}
+    metadata = metadata_of(said)
     model_args = read(arguments) if isinstance(arguments, str) else arguments
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
     return Asked(

@@ -206,7 +206,9 @@ def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
 
 def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
     """Returns what scoring a batch of model inputs, of which so many are targets, takes at most beside the weights."""
-    width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
+    width = sizes.hidden_size
+    query = sizes.heads * sizes.head_dim
+    key = sizes.key_value_heads * sizes.head_dim
     in_attention = 2 * width + 3 * query + 3 * key  # projected, rotated, and what attention returns
     inner = 3 if sizes.gated else 2
     # a token stands before each of its experts, and what they return before it is summed

@@ -166,12 +166,14 @@ def measure(
     others = {"batch_size": "auto", "max_batch_size": None, "device": device}
     lm = get_model("sb").create_from_arg_obj(dict(arguments), others)
     loading = time.perf_counter() - started
-    model_seconds, ran = {}, 0
+    model_seconds = {}
+    ran = 0
     started = time.perf_counter()
     for name, task in tasks.items():
         count = functools.partial(count_work, name, encode=encode, share=share)
         chosen = _sample(task.instances, SAMPLE_TOKENS[device], count)
-        whole, sample = count(task.instances), count(chosen)
+        whole = count(task.instances)
+        sample = count(chosen)
         kinds = _by_type(chosen).values()
         shortest = [min(of_kind, key=lambda instance: count([instance]).tokens) for of_kind in kinds]
         first = _seconds(lm, shortest)

@@ -142,7 +142,8 @@ def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
     folder = folder.resolve()
     with contextlib.ExitStack() as stack:
         with told(folder):
-            appears, was_new = not folder.exists(), is_new(folder)
+            appears = not folder.exists()
+            was_new = is_new(folder)
             parent = folder.parent if appears else folder
             parent.mkdir(parents=True, exist_ok=True)
             _remove_left(folder)  # also where the folder itself has appeared since

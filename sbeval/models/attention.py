@@ -51,7 +51,8 @@ class StickBreakingMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
-        heads, options = (q_BHQD, k_BGKD, v_BGKD), self._options()
+        heads = (q_BHQD, k_BGKD, v_BGKD)
+        options = self._options()
         if self.context_parallel is not None and self.context_parallel.active:
             output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(*heads, **options)
         else:
@@ -95,7 +96,9 @@ class SoftmaxMixer(nn.Module):
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
         """Returns [B, H, Q, D]."""
-        heads, context, places = (q_BHQD, k_BGKD, v_BGKD), self.context_parallel, positions.position_ids
+        heads = (q_BHQD, k_BGKD, v_BGKD)
+        context = self.context_parallel
+        places = positions.position_ids
         options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window, "bias": self.bias}
         if context is not None and context.active:
 
@@ -145,7 +148,9 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_dim
-        width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        width = config.hidden_size
+        heads = config.num_attention_heads
+        groups = config.num_key_value_heads
         query_width, key_width = heads * config.head_dim, groups * config.head_dim
         qkv_bias = "qkv" in config.bias
         self.q_proj = nn.Linear(width, query_width, bias=qkv_bias)

@@ -89,7 +89,8 @@ def flex_causal_attention(
     `score_mod` and `block_mask`, for which None stands for `causal_blocks`, are of `whole_blocks(L)` positions;
     `attention` is `flex_with_options` compiled, None takes it as it is, which holds all pairs.
     """
-    length, added = q_BHLD.shape[2], whole_blocks(q_BHLD.shape[2]) - q_BHLD.shape[2]
+    length = q_BHLD.shape[2]
+    added = whole_blocks(q_BHLD.shape[2]) - q_BHLD.shape[2]
     if added:  # newer than every query whose output is kept
         q_BHLD, k_BGLD, v_BGLD = (_padded(x, added) for x in (q_BHLD, k_BGLD, v_BGLD))
     windowed = sliding_window < length
@@ -183,7 +184,9 @@ def suits_flex(q_BHQD: Tensor, k_BGKD: Tensor, *others: Tensor) -> bool:
 
     `others` are what the result depends on besides: the values and the parameters of a bias.
     """
-    queries, keys, head_dim = q_BHQD.shape[2], k_BGKD.shape[2], q_BHQD.shape[3]
+    queries = q_BHQD.shape[2]
+    keys = k_BGKD.shape[2]
+    head_dim = q_BHQD.shape[3]
     kept = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQD, k_BGKD, *others))
     fits = q_BHQD.dtype != torch.float64 and _SMALLEST_HEAD_DIM <= head_dim <= _LARGEST_HEAD_DIM
     tracing = torch.compiler.is_compiling()

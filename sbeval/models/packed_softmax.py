@@ -49,7 +49,8 @@ class VarlenAttention(OptionalKernel):
         sliding_window: int | None,
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None where it does not run."""
-        groups, longest = q_1HTD.shape[1] // k_1GTD.shape[1], max(lengths)
+        groups = q_1HTD.shape[1] // k_1GTD.shape[1]
+        longest = max(lengths)
         # its window counts the keys left of the query, without the query's own
         seen = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
 

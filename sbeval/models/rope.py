@@ -98,9 +98,12 @@ def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
         from sbeval.models.kernels.rotary import rotate_in_one_pass
 
         return rotate_in_one_pass(x_BHLD, cos_B1LF[:, 0], sin_B1LF[:, 0])
-    pairs, dtype = cos_B1LF.shape[-1], x_BHLD.dtype
+    pairs = cos_B1LF.shape[-1]
+    dtype = x_BHLD.dtype
     # bf16 times fp32 is computed in fp32: the inputs need no copy in that type
-    first_BHLF, second_BHLF, rest = x_BHLD[..., :pairs], x_BHLD[..., pairs : 2 * pairs], x_BHLD[..., 2 * pairs :]
+    first_BHLF = x_BHLD[..., :pairs]
+    second_BHLF = x_BHLD[..., pairs : 2 * pairs]
+    rest = x_BHLD[..., 2 * pairs :]
     turned_BHLF = (first_BHLF * cos_B1LF - second_BHLF * sin_B1LF).to(dtype)
     return torch.cat([turned_BHLF, (second_BHLF * cos_B1LF + first_BHLF * sin_B1LF).to(dtype), rest], dim=-1)
 
@@ -143,7 +146,8 @@ def held_rope_frequencies(
             if hasattr(module, "held_rope_frequencies") and module.config.rope_parameters is not None:
                 original = {"original_length_tokens": original_length_tokens}
                 scaled = module.rope_frequencies_for(length_tokens, scaling, **original)
-                of_module, changed = [scaled], {"held_rope_frequencies": scaled}
+                of_module = [scaled]
+                changed = {"held_rope_frequencies": scaled}
             elif hasattr(module, "rope_type") and hasattr(module, "config"):
                 of_module, changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
             else:
@@ -168,7 +172,8 @@ def _scaled_module(
         return [frequencies], changed
     if scaling is not None and GLOBAL_LAYERS not in module.rope_type:
         raise _not_known(module, scaling)
-    found, kinds = [], dict(module.rope_type)
+    found = []
+    kinds = dict(module.rope_type)
     attributes: dict[str, Any] = {}
     for layer_type in module.rope_type:
         of_type = scaling if layer_type == GLOBAL_LAYERS else None

@@ -242,7 +242,8 @@ class _Watch:
         return None
 
     def _look(self) -> None:
-        published, answered = -1, time.monotonic()
+        published = -1
+        answered = time.monotonic()
         while True:
             ready, _, _ = select.select([self._ended], [], [], _LOOK_SECONDS)
             numbers = {*os.read(self._ended, 16)} if ready else set()

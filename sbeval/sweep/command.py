@@ -50,7 +50,8 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     Raises:
         UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
     """
-    values, source = read_yaml(path, "a sweep file"), path.name
+    values = read_yaml(path, "a sweep file")
+    source = path.name
     known = {*Sweep.model_fields, "suite", "context_lengths"}
     if unknown := [key for key in values if key not in known]:
         raise UserError(unknown_key(unknown[0], known, place="the sweep", source=source))

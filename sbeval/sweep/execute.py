@@ -49,7 +49,8 @@ def run_sweep(
         raise UserError(f"Expected --run to name a run of the sweep, found {only!r}: name one of {names}.")
     numbers = {str(run): number for number, run in enumerate(runs, start=1)}
     failures: list[Failure] = []
-    complete, to_run = 0, []
+    complete = 0
+    to_run = []
 
     def say(run: PlannedRun, text: str) -> None:
         print(f"[{numbers[str(run)]}/{len(runs)}] {run}: {text}", flush=True)

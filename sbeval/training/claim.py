@@ -61,7 +61,8 @@ def claimed(
 def _ended_before(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> bool:
     """Whether the run's checkpoint stands there; raises a `UserError` where the folder is not the run's."""
     held = _names(out)  # before the record: what another process of this run writes from now on is its own
-    recorded, wanted = _recorded(out / "run.json"), json.loads(json.dumps(identity))
+    recorded = _recorded(out / "run.json")
+    wanted = json.loads(json.dumps(identity))
     if recorded is not None and "inputs" not in recorded:
         wanted.pop("inputs", None)
     if recorded == wanted:
@@ -130,7 +131,8 @@ def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: s
     """Names of the settings in which two runs differ, those within others as `optimization.learning_rate`."""
     names = []
     for key in sorted(recorded.keys() | wanted.keys()):
-        before, now = recorded.get(key), wanted.get(key)
+        before = recorded.get(key)
+        now = wanted.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
             names += _differing(before, now, f"{prefix}{key}.")
         elif before != now:

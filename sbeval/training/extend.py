@@ -172,7 +172,9 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
     (separator,) = separator_ids(tokenizer, None)
     if (source / "tokens.npy").is_file():
         arrays = load_arrays(source)
-        if (theirs := tokenizer_sha256(load_tokenizer(arrays.tokenizer))) != (ours := tokenizer_sha256(tokenizer)):
+        ours = tokenizer_sha256(tokenizer)
+        theirs = tokenizer_sha256(load_tokenizer(arrays.tokenizer))
+        if theirs != ours:
             raise UserError(
                 f"Expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "
                 f"{source}; tokenise the text again or give the text itself"

@@ -84,7 +84,8 @@ def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Te
     total = torch.zeros((), device=window_tokens.device)
     for members in [*buckets.values(), *[[]] * (passes - batches)]:
         # a pass without a segment runs one token, whose loss counts nothing
-        rows, width = max(1, len(members)), max((segment.stop - segment.start for segment in members), default=1)
+        rows = max(1, len(members))
+        width = max((segment.stop - segment.start for segment in members), default=1)
         inputs = window_tokens.new_full((rows, width), separator)
         targets = window_tokens.new_full((rows, width), -100)
         for index, (row, start, stop) in enumerate(members):

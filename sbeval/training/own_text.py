@@ -134,7 +134,8 @@ def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     sections = {key: mapping.get(key) for key in ("model", "data", "optimization")}
     model, data, optimization = (settings if isinstance(settings, dict) else {} for settings in sections.values())
-    length, batch = model.get("training_length_tokens"), optimization.get("batch_tokens")
+    length = model.get("training_length_tokens")
+    batch = optimization.get("batch_tokens")
     kept_out = data.get("validation_tokens", 0)
     if not all(isinstance(size, int) for size in (length, batch, kept_out)) or not length or not batch:
         return {}  # the recipe's reader says what is wrong with them

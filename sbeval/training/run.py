@@ -99,7 +99,8 @@ class TrainingRun:
         def note(step: int) -> None:
             record.write_lines(self.out / record.COMMANDS_FILE, [*earlier, self._this_command(first_step, step)])
 
-        kind, batch_tokens = type(model), optimization.batch_tokens
+        kind = type(model)
+        batch_tokens = optimization.batch_tokens
         watch = RunWatch(self.out, note, batch_tokens=batch_tokens, started=self.started, max_seconds=self.max_seconds)
         shared = {"context_parallel": self.context_parallel}
         trainer = WindowTrainer(
@@ -122,7 +123,8 @@ class TrainingRun:
         if (bad_step := trainer.bad_step()) is not None:
             kept, again = "no state had been saved before", ""
             if good := last_complete_state(self.out / "states"):
-                kept, again = f"the last good state is kept in {good}", " with another --out"
+                kept = f"the last good state is kept in {good}"
+                again = " with another --out"
             raise UserError(
                 f"Expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; {kept}: lower "
                 f"the learning rate and start again{again}"

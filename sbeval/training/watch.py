@@ -39,7 +39,8 @@ class RunWatch(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Notes where and when this command's first step begins, and says how many there are."""
-        self._first_step, self._first_step_at = state.global_step, time.monotonic()
+        self._first_step = state.global_step
+        self._first_step_at = time.monotonic()
         tokens = self._batch_tokens
         say(
             f"steps {state.global_step + 1} to {state.max_steps} of {tokens:,} tokens each, "

@@ -25,8 +25,13 @@ _POSITIONS = ("rope", "nope", "alibi", "learned_absolute")
 _INTERLEAVED_SINCE = ("embedding_init_method", "use_depth_scaled_init")
 # what must be alike in all layers, by the names of this family, and what a message calls it
 _OF_MIXERS = (
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_multiplier", "sliding_window"),
-    *("exclusive_self_attention", "attention_gate"),
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "attention_multiplier",
+    "sliding_window",
+    "exclusive_self_attention",
+    "attention_gate",
 )
 _OF_MIXTURES = ("shared_expert_gating", "normalize_expert_weights", "balanced_experts")
 _TOLD = {
@@ -173,7 +178,8 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
     config.get(name, dict[str, Any], None)
     theta = float(values.get("rope_theta", float, theta))
     kind = values.get("rope_type", str, None) or values.get("type", str, None)
-    factor, original = values.get("factor", float, None), values.count("original_max_position_embeddings", default=None)
+    factor = values.get("factor", float, None)
+    original = values.count("original_max_position_embeddings", default=None)
     values.refuse_unread(ignored.DOLOMITE_YARN)
     if kind in (None, "default") and factor is None:
         return {"rope_type": "default", "rope_theta": theta}

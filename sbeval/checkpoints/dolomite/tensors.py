@@ -54,7 +54,12 @@ def read_dolomite(
     if source.has_head_norm not in (None, has_norm):
         held = "tensors of that name" if has_norm else "none"
         raise UserError(f"Expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {held}")
-    remainder = "none" if not source.has_remainder else "head_bias" if has_head_bias else "value"
+    if not source.has_remainder:
+        remainder = "none"
+    elif has_head_bias:
+        remainder = "head_bias"
+    else:
+        remainder = "value"
     modules = [(f"{layer}.{mixer}", f"{layer}.{name}") for layer, name in zip(layers, mlp_names, strict=True)]
     config = SbevalConfig(
         bias=_biases(source, weights, modules),
@@ -65,7 +70,8 @@ def read_dolomite(
     tiled = _is_tiled(source, generation, kv_expand)
     tensors = _model_tensors(config, weights)
     for layer, name in enumerate(layers):
-        own, place = config.of_layer(layer), f"model.layers.{layer}"
+        own = config.of_layer(layer)
+        place = f"model.layers.{layer}"
         for ours, theirs in (("input_norm", "ln_1"), ("post_attention_norm", "ln_2")):
             tensors.update(_norm(config, weights, f"{name}.{theirs}", f"{place}.{ours}"))
         order_H = _head_order(own, tiled=tiled and layer in stickbreaking)
@@ -153,8 +159,11 @@ def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
 
 
 def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_H: Tensor) -> dict[str, Tensor]:
-    heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    width, per_group = heads * head_dim, heads // groups
+    heads = config.num_attention_heads
+    groups = config.num_key_value_heads
+    head_dim = config.head_dim
+    width = heads * head_dim
+    per_group = heads // groups
     rows = (heads * (1 + config.attention_gate) + 2 * groups) * head_dim
     tensors: dict[str, Tensor] = {}
     for part in ("weight", "bias") if "qkv" in config.bias else ("weight",):
@@ -184,7 +193,8 @@ def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: 
     Raises:
         UserError: a tensor is missing or misshapen.
     """
-    hidden, names = config.hidden_size, (f"{name}.c_fc", f"{name}.c_proj")
+    hidden = config.hidden_size
+    names = (f"{name}.c_fc", f"{name}.c_proj")
     if mlp.num_experts is None:
         return _maps(config, weights, names, (mlp.intermediate_size,), interleaved=mlp.interleaved)
     tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.num_experts, hidden))}
@@ -207,7 +217,8 @@ def _maps(
     *experts, width = sizes
     first, last = names
     gated = config.activation in GATED_ACTIVATIONS
-    inner, hidden = width * (2 if gated else 1), config.hidden_size
+    inner = width * (2 if gated else 1)
+    hidden = config.hidden_size
     tensors = {"down_proj.weight": weights.take(f"{last}.weight", (*experts, hidden, width))}
     if "mlp" in config.bias:
         tensors["down_proj.bias"] = weights.take(f"{last}.bias", (*experts, hidden))

@@ -93,7 +93,8 @@ def _in_blocks(
 
     `zones` are given with their queries and keys; positions are int64 on the CPU.
     """
-    (batch, heads, queries, size), device = zones[0][1].shape, v_BGKD.device
+    (batch, heads, queries, size) = zones[0][1].shape
+    device = v_BGKD.device
     groups, keys = v_BGKD.shape[1:3]
     budget = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
     rows = max(1, min(queries, budget // (batch * heads * keys)))
@@ -102,9 +103,12 @@ def _in_blocks(
     outputs = []
     for top in range(0, queries, rows):
         position_BR = position_BQ[:, top : top + rows].clamp_min(0)  # padding sees a key too, or it would be NaN
-        logits, seen, columns = [], [], []
+        logits = []
+        seen = []
+        columns = []
         for zone, q_BHQD, k_BGKD in zones:
-            first_BR, stop_BR = zone.first(position_BR), zone.stop(position_BR)
+            first_BR = zone.first(position_BR)
+            stop_BR = zone.stop(position_BR)
             some_BR = first_BR < stop_BR
             if not bool(some_BR.any()):
                 continue
@@ -129,7 +133,8 @@ def _in_blocks(
 
 def zone_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
     """Which blocks of 128 x 128 pairs hold keys from `first` to before `stop` (int32), in full or in part."""
-    first, stop = first_Q.view(-1, flex.BLOCK_TOKENS), stop_Q.view(-1, flex.BLOCK_TOKENS)
+    first = first_Q.view(-1, flex.BLOCK_TOKENS)
+    stop = stop_Q.view(-1, flex.BLOCK_TOKENS)
     begin = torch.arange(0, len(first_Q), flex.BLOCK_TOKENS, device=first_Q.device)
     full = (first.amax(1)[:, None] <= begin) & (stop.amin(1)[:, None] >= begin + flex.BLOCK_TOKENS)
     some = (first.amin(1)[:, None] < begin + flex.BLOCK_TOKENS) & (stop.amax(1)[:, None] > begin)
@@ -151,7 +156,8 @@ def flex_with_sums(
 ) -> tuple[Tensor, Tensor]:
     """FlexAttention of a length of whole blocks, with the log-sum-exp [B, H, L] of each query's logits."""
     options: Any = {"IS_DIVISIBLE": True}  # which it cannot find out for a length of any number
-    heads, sums = (q_BHLD, k_BGLD, v_BGLD), AuxRequest(lse=True)
+    heads = (q_BHLD, k_BGLD, v_BGLD)
+    sums = AuxRequest(lse=True)
     output, others = flex_attention(
         *heads, None, block_mask, scale, enable_gqa, kernel_options=options, return_aux=sums
     )

@@ -60,7 +60,8 @@ def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
 
     arXiv 2401.01325, algorithm 1.
     """
-    shift, older = window - window // group, _oldest_of(window)
+    shift = window - window // group
+    older = _oldest_of(window)
     return (
         _as_they_are(older),
         Zone(
