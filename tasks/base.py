@@ -24,11 +24,13 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     `keep_record`. lm-eval accepts no output type but its own four, so one is named; the requests carry their own.
 
     Attributes:
+        task_record: facts of this run, set by `keep_record`; written as JSON by `dump_config`.
         reads_null: a metric without an answer is NaN here, and those of other lengths stay what they are.
         fixed: configuration that no YAML changes.
     """
 
     VERSION = 1
+    task_record: TaskRecord
     reads_null: ClassVar = True
     fixed: ClassVar[Mapping[str, Any]] = {"output_type": "loglikelihood_rolling", "num_fewshot": 0}
 
@@ -41,11 +43,16 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         self.dataset = {"test": datasets.Dataset.from_list([dict(document) for document in documents])}
 
     def keep_record(self, record: TaskRecord, tokenizer: Any) -> None:
-        """Puts the facts of this run into the results file, and a tokenizer's name in place of the object."""
+        """Keeps the facts of this run for the results file, and a tokenizer's name in place of the object."""
         metadata = self.config.metadata
         if tokenizer is not None and not isinstance(metadata.get("tokenizer", ""), str):
             metadata["tokenizer"] = str(tokenizer.name_or_path)
-        metadata["sbeval"] = record.to_json()
+        self.task_record = record
+
+    def dump_config(self) -> dict[str, Any]:
+        """Returns the configuration that lm-eval writes into the results file, with the record in its metadata."""
+        config: dict[str, Any] = dict(super().dump_config())
+        return {**config, "metadata": {**config["metadata"], "sbeval": self.task_record.to_json()}}
 
     def chosen_samples(self, given: Mapping[str, Any]) -> Numbered:
         """Returns number and document of the samples that this process runs, at least one, as lm-eval selects them.
