@@ -23,7 +23,7 @@ from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame, Generator
 from sbeval.tasks.ruler.niah import NeedleGenerator, NiahGenerator, VtGenerator
 from sbeval.tasks.ruler.qa import QaGenerator
-from sbeval.tasks.ruler.task import Fits, RulerTask, string_match_part
+from sbeval.tasks.ruler.task import RulerTask, SizesByLength, string_match_part
 from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
 from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter
 
@@ -83,7 +83,7 @@ class ForcedNiahTask(NiahTask):
             raise UserError(f"{name} scores one answer; leave num_needle_q and num_needle_v at 1.")
         return generator
 
-    def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
+    def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
         """Makes two requests for each length: with the needle's value, and with another one in its place."""
         generator = self.generator
         sequences: list[TargetSequence] = []
@@ -92,7 +92,7 @@ class ForcedNiahTask(NiahTask):
             rng = seeded_random(self.config.task, self.options.seed, doc["index"], "another value")
             other = generator.other_value(doc["index"], value, rng)
             needle = generator.value_in_needle(value)
-            for prompt in self.prompts(doc["index"], fits, frame):
+            for prompt in self.prompts(doc["index"], sizes, frame):
                 if prompt.count(needle) != 1:
                     raise UserError(f"Expected the value {value} once in the prompt, found {prompt.count(needle)}.")
                 replaced = prompt.replace(needle, generator.value_in_needle(other))
