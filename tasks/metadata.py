@@ -37,6 +37,8 @@ def doublings(first: int, last: int) -> tuple[int, ...]:
 class TaskOptions(Settings):
     """Options of every task here."""
 
+    title: ClassVar[str] = "every sb_ task"
+    """Heading of these options in the help."""
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Fields that the task's name decides, so that no option changes them."""
     default_lengths: ClassVar[tuple[int, ...]]
@@ -100,6 +102,8 @@ class TaskOptions(Settings):
 
 class SampleOptions(TaskOptions):
     """Options of tasks that draw their samples."""
+
+    title = "tasks that draw samples: RULER, recall, copying"
 
     num_samples: Counted = Field(default=500, description="Samples at each length.")
     seed: WholeNumber = Field(default=SAMPLES_SEED, description="Seed of all draws.")

@@ -54,6 +54,7 @@ class PerplexityTask(BaseTask):
     beside: ClassVar[tuple[str, ...]] = ()
     default_context = "stream"
 
+    options_class = PerplexityOptions
     options: PerplexityOptions
     corpus: TokenizedCorpus
     lead_in: LeadIn

@@ -6,7 +6,7 @@ loses its middle, and every question is asked a second time without its text.
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jinja2
 import numpy as np
@@ -108,9 +108,16 @@ class LongBenchGenerator(Generator):
 class LongBenchTask(LabelTask):
     """Questions of one stratum of LongBench v2, with the text and without it."""
 
+    options_class = LongBenchOptions
     generator_class = LongBenchGenerator
     metrics: ClassVar = {**LabelTask.metrics, "retrieval_gain": True}
     cue: ClassVar = _CUE
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the questions and returns the data set's name, hash and source."""
+        _, digest, source = load_questions(options.longbench2)
+        return "longbench2", digest, source
 
     def prompts(self, index: int, sizes: SizesByLength, frame: Frame) -> list[str]:
         """Adds the same question without its text behind every prompt."""

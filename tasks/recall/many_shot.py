@@ -200,4 +200,11 @@ class LabelTask(RulerTask):
 class ManyShotTask(LabelTask):
     """Many-shot classification."""
 
+    options_class = ManyShotOptions
     generator_class = ManyShotGenerator
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the labelled texts and returns their name, hash and source."""
+        labelled = task_labelled(options)
+        return options.examples, labelled.sha256, labelled.source

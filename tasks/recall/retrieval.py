@@ -150,12 +150,23 @@ def _turn(request: str, reply: str) -> str:
 class AssociationTask(NiahTask):
     """A needle that shares no word with its question, by generation; the answer holds the name."""
 
+    options_class = AssociationOptions
     generator_class = AssociationGenerator
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Returns the facts of the haystack, with the hash of the user's associations."""
+        name, digest, source = super().corpus_facts(options)
+        if options.associations:
+            associated = f"associations {associations(options.associations)[1][:16]}"
+            source = f"{source}, {associated}" if source else associated
+        return name, digest, source
 
 
 class TurnsTask(NiahTask):
     """The reply to the n-th of several same-looking requests, by generation; scored as OpenAI-MRCR is."""
 
+    options_class = TurnsOptions
     generator_class = TurnsGenerator
 
     def score(self, answer: str, references: Sequence[str]) -> float:

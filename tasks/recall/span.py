@@ -30,6 +30,8 @@ class SpanTask(BaseTask):
     first token, entropy in nats], averaged over blocks), and means over all heads, see `MEANS`.
     """
 
+    options_class = SpanOptions
+
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Tokenises the corpus and spreads blocks over it."""
         name = str(self.config.task)

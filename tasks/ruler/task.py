@@ -13,13 +13,12 @@ from lm_eval.api.task import ConfigurableTask
 
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
-from sbeval.scoring.non_finite import NoText
 from sbeval.scoring.requests import Answer
-from sbeval.tasks.asked import corpus_facts, read_options
 from sbeval.tasks.base import BaseTask, Numbered
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
 from sbeval.tasks.ruler.options import RulerOptions
 from sbeval.tasks.ruler.sizes import PromptSize, SampleSizes, needs_at_least
+from sbeval.tasks.ruler.texts import SENTENCE_RULE, load_essays
 from sbeval.tasks.ruler.wording import lm_eval_version
 from sbeval.tasks.tokens import TokenCounter, load_counter
 
@@ -53,6 +52,7 @@ class RulerTask(BaseTask):
     """
 
     fixed: ClassVar = {"output_type": "generate_until"}
+    options_class: ClassVar[type[RulerOptions]]
     generator_class: ClassVar[type[Generator]]
     family: ClassVar[str] = "ruler"
     metrics: ClassVar[Mapping[str, bool]] = {"score": True}
@@ -63,11 +63,32 @@ class RulerTask(BaseTask):
         if self.OUTPUT_TYPE == "generate_until":
             self._filters = [FilterEnsemble(name="none", filters=[ParsedAnswer])]
 
+    @classmethod
+    def read_options(cls, task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> RulerOptions:
+        """Returns the options of a task from `metadata.ruler` in its YAML and, on top, the user's.
+
+        Raises:
+            UserError: the YAML holds a key that is no option of this class, or an option cannot be.
+        """
+        settings = definition["ruler"]
+        if not settings.keys() <= cls.options_class.model_fields.keys():
+            expected = f"Expected metadata.ruler of {task} to hold the options of one kind of task"
+            raise UserError(f"{expected}, found {', '.join(settings)}: begin with the YAML of a packaged task.")
+        return cls.options_class.of_task(task, metadata, settings)
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the essays of a haystack and returns their name, hash and source, None for other haystacks."""
+        if getattr(options, "type_haystack", None) != "essay":
+            return None, None, None
+        essays = load_essays(options.essays)
+        return "essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}"
+
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads options and tokenizer and lists the samples."""
         name = str(self.config.task)
         metadata = self.config.metadata
-        self.options = read_options(name, metadata["ruler"], metadata)
+        self.options = self.read_options(name, metadata, metadata)
         generates = self.OUTPUT_TYPE == "generate_until"
         self.thinking_tokens = self.options.thinking_tokens if generates else None
         if not (generates or self.options.answer_prefix):
@@ -87,7 +108,7 @@ class RulerTask(BaseTask):
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
-        corpus, corpus_sha256, corpus_detail = corpus_facts(self.options)
+        corpus, corpus_sha256, corpus_detail = self.corpus_facts(self.options)
         return TaskRecord(
             family=self.family,
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
@@ -174,7 +195,7 @@ class RulerTask(BaseTask):
                 "depths": getattr(self.options, "depths", None),
                 "seed": self.options.seed,
                 "scripts": self.options.scripts,
-                "corpus": corpus_facts(self.options)[1:],
+                "corpus": self.corpus_facts(self.options)[1:],
                 "tokenizer": self.counter.sha256,
             },
         )
@@ -206,6 +227,8 @@ class RulerTask(BaseTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
+        from sbeval.scoring.non_finite import NoText  # imports torch, and options are checked without
+
         references = doc["references"]
         scores: dict[str, float] = {}
         for length, answer in zip(doc["lengths"], results, strict=True):
