@@ -173,7 +173,7 @@ def _metric_name(rule: "Rule", scores: SampleScores) -> str:
     names = list(dict.fromkeys((context_metric(metric) or (metric,))[0] for metric, _ in scores.scores))
     usual = [name for name in _USUAL_METRICS if name in names]
     if not usual and len(names) != 1:
-        raise UserError(f"Expected a metric for {rule.task}, found none: name one of {', '.join(names)}.")
+        raise UserError.expected(f"a metric for {rule.task}", found="none", remedy=f"name one of {', '.join(names)}")
     return (usual or names)[0]
 
 

@@ -11,7 +11,7 @@ import traceback
 import unicodedata
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 ENCODING = (
     "Expected a tokenizer that can encode the text, found one whose library gives up ({}): mend its tokenizer.json, "
@@ -31,6 +31,11 @@ class UserError(ValueError):
     The message is one clear sentence: what was expected, what was found, what to do. `sbeval` commands print the
     message alone and exit with code 1; under plain `lm_eval` the registration plugin does the same.
     """
+
+    @classmethod
+    def expected(cls, expected: str, *, found: object, remedy: str) -> Self:
+        """Makes the error `Expected <expected>, found <found>: <remedy>.`."""
+        return cls(f"Expected {expected}, found {found}: {remedy}.")
 
     def __str__(self) -> str:
         return _cut(super().__str__(), _LONGEST_CHARACTERS)

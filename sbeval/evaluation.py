@@ -236,8 +236,8 @@ def _checked(tasks: str | Sequence[str], limit: Any, metadata: Any, model_args: 
     if limit is not None:
         read_value(Count, limit, name="limit", source="evaluate")
     if given := sorted({"pretrained", "tokenizer"} & {*(model_args or {})}):
-        raise UserError(
-            f"Expected settings alone in model_args, found {given[0]}: the model and tokenizer are in memory."
+        raise UserError.expected(
+            "settings alone in model_args", found=given[0], remedy="the model and tokenizer are in memory"
         )
     packaged = importlib.import_module("sbeval.tasks.packaged")
     asked = [tasks] if isinstance(tasks, str) else list(tasks)

@@ -127,4 +127,4 @@ def _check_shared(place: str, options: Mapping[str, Any]) -> None:
         read_value(Split, options["split"], name="split", source="--metadata")
     text = options.get("data_path")
     if isinstance(text, str) and not local_path(text).exists():
-        raise UserError(f"Expected text at data_path {text!r}, found nothing there: check the path.")
+        raise UserError.expected(f"text at data_path {text!r}", found="nothing there", remedy="check the path")

@@ -115,8 +115,8 @@ class SampleOptions(TaskOptions):
         longest = max(options.context_lengths or cls.default_lengths)
         for name in sorted(cls.model_fields.keys() - _NOT_IN_A_SAMPLE):
             if isinstance(value := getattr(options, name), int) and value > longest:
-                raise UserError(
-                    f"Expected {name} of {task} within {longest} tokens of context, found {value}: lower it."
+                raise UserError.expected(
+                    f"{name} of {task} within {longest} tokens of context", found=value, remedy="lower it"
                 )
         return options
 

@@ -91,7 +91,7 @@ def sweep(
     )
     following = settings.follow is not None
     if following and only is not None:
-        raise UserError("Expected --run or a training to follow, found both: leave one out.")
+        raise UserError.expected("--run or a training to follow", found="both", remedy="leave one out")
     if _load("sbeval.sweep.follow", "follow")(settings, go, once=dry_run) if following else go(settings):
         raise typer.Exit(1)
 
@@ -144,9 +144,9 @@ def report(
             option = "--fail-if-worse"
         elif gate is not None:
             option = "--gate"
-        raise UserError(f"Expected --compare A B with {option}, found it alone: name the two to compare.")
+        raise UserError.expected(f"--compare A B with {option}", found="it alone", remedy="name the two to compare")
     if not paths:
-        raise UserError("Expected results files or folders that hold some, found none: name at least one.")
+        raise UserError.expected("results files or folders that hold some", found="none", remedy="name at least one")
 
     def build() -> Path:
         shown: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "within_nats": within}
@@ -275,7 +275,7 @@ def check_run(asked: Any) -> bool:
     """Refuses a run that cannot start, before torch is imported; returns whether lm-eval's own tasks are needed."""
     _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
     if not asked.tasks:
-        raise UserError("Expected --tasks with names of tasks, found none: `lm_eval ls tasks` lists them.")
+        raise UserError.expected("--tasks with names of tasks", found="none", remedy="`lm_eval ls tasks` lists them")
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
         _load("sbeval.model_adapters.options", "check_early")(asked.model_args, batch_size=asked.batch_size)
@@ -301,7 +301,7 @@ def _pairs(given: list[str], option: str) -> dict[str, str]:
     for pair in given:
         left, equals, right = pair.partition("=")
         if not (left and equals and right):
-            raise UserError(f"Expected {option}, found {pair!r}: write both names with = between them.")
+            raise UserError.expected(option, found=f"{pair!r}", remedy="write both names with = between them")
         pairs[left] = right
     return pairs
 

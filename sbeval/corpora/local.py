@@ -38,7 +38,7 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
     Line ends stay as they are. A byte order mark in front of a text is left out, which `Corpus.changes` tells.
     """
     if not path.exists():
-        raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")
+        raise UserError.expected(f"text at data_path {str(path)!r}", found="nothing there", remedy="check the path")
 
     changes: Changes = {}
 
@@ -59,7 +59,7 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
 def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str, str]]:
     """Yields file and line, and the texts of two fields, of the objects in a .jsonl file or a folder of them."""
     if not path.exists():
-        raise UserError(f"Expected pairs at {str(path)!r}, found nothing there: check the path.")
+        raise UserError.expected(f"pairs at {str(path)!r}", found="nothing there", remedy="check the path")
     empty = True
     remedy = f'write one {{"{first}": "...", "{second}": "..."}} a line'
     for file in _folder_files(path) if path.is_dir() else [path]:
@@ -73,7 +73,7 @@ def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str,
             empty = False
             yield f"{base}:{number}", before, behind
     if empty:
-        raise UserError(f"Expected pairs in {str(path)!r}, found none: {remedy}.")
+        raise UserError.expected(f"pairs in {str(path)!r}", found="none", remedy=remedy)
 
 
 def text_name(path: Path) -> str:

@@ -44,8 +44,8 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
     except Exception as error:  # a broken file is answered with any class, bare Exception among them
         without_files = Path(source).is_dir() and not options.get("subfolder") and not has_tokenizer_files(Path(source))
         reason = "of its files, such as tokenizer.json" if without_files else f"that loads ({first_line(error)})"
-        raise UserError(
-            f"Expected a tokenizer at {str(source)!r}, found none {reason}: give a folder or hub id that holds one."
+        raise UserError.expected(
+            f"a tokenizer at {str(source)!r}", found=f"none {reason}", remedy="give a folder or hub id that holds one"
         ) from error
     tokenizer.init_kwargs.pop("local_files_only", None)  # saved, it would make a file differ by HF_HUB_OFFLINE
     return tokenizer

@@ -199,7 +199,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     if options.get("limit") is not None:
         read_value(Limit, options["limit"], name="--limit")
         if options.get("samples"):
-            raise UserError("Expected --samples or --limit, found both: leave one out.")
+            raise UserError.expected("--samples or --limit", found="both", remedy="leave one out")
     samples = options.get("samples") or {}
     if not isinstance(samples, Mapping):
         samples = _samples(str(samples))
@@ -209,12 +209,12 @@ def check_options(options: Mapping[str, Any]) -> None:
     seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
     for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
         if isinstance(seed, int) and not least <= seed < 2**bits:
-            raise UserError(
-                f"Expected a seed of {package} from {least} to {2**bits - 1}, found {shown(seed)}: correct --seed."
+            raise UserError.expected(
+                f"a seed of {package} from {least} to {2**bits - 1}", found=shown(seed), remedy="correct --seed"
             )
     local_path(str(options.get("output_path") or ""))
     if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
-        raise UserError(f"Expected --verbosity such as INFO or ERROR, found {shown(level)}: correct it.")
+        raise UserError.expected("--verbosity such as INFO or ERROR", found=shown(level), remedy="correct it")
     if options.get("check_integrity"):
         raise UserError(
             "Expected a run without --check_integrity, found it: its tests lie beside lm-eval's source, and know none "
@@ -222,7 +222,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         )
     for package in ("wandb", "trackio"):
         if options.get(f"{package}_args") and importlib.util.find_spec(package) is None:
-            raise UserError(f"Expected the package {package} for --{package}_args, found none: install it.")
+            raise UserError.expected(f"the package {package} for --{package}_args", found="none", remedy="install it")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -186,4 +186,4 @@ def check_response_cache(name: str | None) -> None:
     except sqlite3.Error as error:
         raise UserError(f"Expected a response cache at {file}, found: {error}; {other}.") from error
     if tables - {"unnamed"}:
-        raise UserError(f"Expected a response cache at {file}, found a database of something else: {other}.")
+        raise UserError.expected(f"a response cache at {file}", found="a database of something else", remedy=other)

@@ -163,7 +163,7 @@ def inspect(
     if limit is not None:
         read_value(Limit, limit, name="--limit")
     if tasks is None and measure:
-        raise UserError("Expected --tasks with --measure, found none: name the tasks to estimate.")
+        raise UserError.expected("--tasks with --measure", found="none", remedy="name the tasks to estimate")
     description = describe(checkpoint, dtype=dtype, kv_expand=kv_expand, allow_unread=_allow_unread(model_args))
     run = None
     if tasks is not None:

@@ -150,7 +150,7 @@ def _pieces(kind: str, arguments: Sequence[Any], encode: Encode, share: ShareWin
         return [Piece(kind, *pair) for pair in zip(lengths, budgets, strict=True)]
     if kind in ("loglikelihood", "loglikelihood_rolling"):
         return [Piece(kind, length) for length in encode(["".join(texts[:2]) for texts in arguments])]
-    raise UserError(f"Expected requests whose tokens can be counted, found {kind}: leave its task out.")
+    raise UserError.expected("requests whose tokens can be counted", found=kind, remedy="leave its task out")
 
 
 def measure(

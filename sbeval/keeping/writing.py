@@ -220,8 +220,8 @@ def alone_in(path: Path) -> Iterator[None]:
     with lock_tried(path, without_locks=True) as is_held:
         if not is_held:
             folder = path if path.is_dir() else path.parent
-            raise UserError(
-                f"Expected no other process that writes to {folder}, found one: wait for it, or name another folder."
+            raise UserError.expected(
+                f"no other process that writes to {folder}", found="one", remedy="wait for it, or name another folder"
             )
         yield
 

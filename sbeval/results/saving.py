@@ -46,10 +46,10 @@ def saved_whole(output_path: str) -> Iterator[str]:
         with told(folder):
             move_into(folder, new, first="samples_*")
         if missing or not results:
-            raise UserError(
-                f"Expected lm-eval to write its results to {folder}, found that "
-                f"{missing[0] if missing else 'it wrote none'}: make room there and run again; with --use_cache no "
-                "answer is computed twice."
+            raise UserError.expected(
+                f"lm-eval to write its results to {folder}",
+                found=f"that {missing[0] if missing else 'it wrote none'}",
+                remedy="make room there and run again; with --use_cache no answer is computed twice",
             )
 
 

@@ -30,7 +30,7 @@ def sweep_from_command(
     if suite is None:
         return _from_file(arguments, list(given), follow)
     if not arguments and follow is None:
-        raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
+        raise UserError.expected(f"checkpoints behind --suite {suite}", found="none", remedy="name at least one")
     lengths = given.pop("context_lengths", None)
     if lengths is not None:
         lengths = read_value(_LengthsOption, lengths, name="--context-lengths")

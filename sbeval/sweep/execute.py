@@ -46,7 +46,7 @@ def run_sweep(
     runs = [run for run in planned if only in (None, str(run), run.name)]
     if not runs:
         names = ", ".join(map(str, planned))
-        raise UserError(f"Expected --run to name a run of the sweep, found {only!r}: name one of {names}.")
+        raise UserError.expected("--run to name a run of the sweep", found=f"{only!r}", remedy=f"name one of {names}")
     numbers = {str(run): number for number, run in enumerate(runs, start=1)}
     failures: list[Failure] = []
     complete = 0
