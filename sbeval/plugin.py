@@ -37,9 +37,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
-from sbeval import registered
 from sbeval.errors import ENCODING, UserError, panics_as_errors
-from sbeval.registered import MODEL_NAME, TASK_PREFIX, with_packaged_tasks
+from sbeval.registered import MODEL_NAME, TASK_PREFIX, includes_own_tasks, with_packaged_tasks
 
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
 ANSWERING = "sbeval.model_adapters.any_model"
@@ -86,7 +85,7 @@ def _complete_task_manager(manager: ModuleType) -> None:
         bound.apply_defaults()
         if bound.arguments["include_defaults"]:
             bound.arguments["include_path"] = with_packaged_tasks(bound.arguments["include_path"])
-            bound.arguments["include_defaults"] = registered.includes_own_tasks()
+            bound.arguments["include_defaults"] = includes_own_tasks()
         original(*bound.args, **bound.kwargs)
 
     @functools.wraps(original_match)

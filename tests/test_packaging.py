@@ -52,9 +52,9 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
 
 def test_the_installed_wheel_serves_code_and_data_outside_the_checkout(wheel_python: Path) -> None:
     lines = run_code(
-        "import importlib.resources, sbeval.tasks, sbeval.reports, sbeval.plugin\n"
+        "import importlib.resources, sbeval.tasks, sbeval.reports, sbeval.registered\n"
         "print(sbeval.__file__)\n"
-        "print(*(file.name for file in sbeval.plugin.tasks_folder().rglob('*.yaml')))\n"
+        "print(*(file.name for file in sbeval.registered.tasks_folder().rglob('*.yaml')))\n"
         "print(importlib.resources.files('sbeval.demo').joinpath('checkpoints').is_dir())",
         python=wheel_python,
     )

@@ -12,7 +12,7 @@ import pytest
 from fresh_process import run, run_code
 from source_tree import ROOT
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.commands import install_plugin
 from sbeval.errors import UserError
 
@@ -70,6 +70,7 @@ BROKEN = {
     "a syntax error": ({"__init__": "def (", "plugin": PLUGIN}, "SyntaxError"),
     "a syntax error in the plugin": ({"__init__": "", "plugin": "x = = 1"}, "SyntaxError"),
     "a file is missing": ({"__init__": "", "plugin": PLUGIN}, "No module named 'sbeval.errors'"),
+    "names are missing": ({"__init__": "", "plugin": PLUGIN, "errors": ERRORS}, "No module named 'sbeval.registered'"),
     "an error while it is imported": ({"__init__": "1 / 0"}, "ZeroDivisionError"),
     "an exit while it is imported": ({"__init__": "raise SystemExit(3)"}, "SystemExit"),
     "null bytes": ({"__init__": "\0"}, "null bytes"),
@@ -214,11 +215,11 @@ def test_packaged_tasks_are_found_without_a_path(wheel_python, tmp_path):
 
 
 def test_a_folder_that_holds_the_packaged_files_replaces_them(tmp_path):
-    packaged = plugin.tasks_folder()
-    assert plugin.with_packaged_tasks(None) == [packaged]
-    assert plugin.with_packaged_tasks(tmp_path) == [packaged, tmp_path]
+    packaged = registered.tasks_folder()
+    assert registered.with_packaged_tasks(None) == [packaged]
+    assert registered.with_packaged_tasks(tmp_path) == [packaged, tmp_path]
     relative = os.path.relpath(packaged)
-    assert plugin.with_packaged_tasks([tmp_path, relative]) == [tmp_path, relative]
+    assert registered.with_packaged_tasks([tmp_path, relative]) == [tmp_path, relative]
 
 
 def test_importing_the_package_makes_the_auto_classes_load_the_family_and_changes_nothing_else(wheel_python, tmp_path):
