@@ -44,8 +44,11 @@ def test_what_a_file_says_is_generated_and_which_options_are_read_early_are_its_
 
 
 def test_options_are_checked_without_torch() -> None:
-    code = f"import sys\nfrom sbeval.tasks.asked import task_class\n[task_class(path) for path in {TASK_CLASSES}]\n"
-    assert run_code(f"{code}print({{'torch', 'transformers'}} & {{*sys.modules}})") == "set()\n"
+    classes = sorted(
+        {*TASK_CLASSES, *(settings["class"] for settings in definitions().values() if "class" in settings)}
+    )
+    code = f"import sys\nfrom sbeval.tasks.asked import task_class\nfor path in {classes}: task_class(path)\n"
+    assert run_code(f"{code}print({{'torch', 'transformers'}} & {{*sys.modules}})") == ["set()"]
 
 
 def test_only_the_base_derives_from_lm_eval_s_own_class() -> None:
