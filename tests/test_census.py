@@ -3,10 +3,12 @@
 import ast
 
 import pytest
+from source_tree import modules
 
-from tests.measures.census import census, circles, import_graph, rooms_of, table
+from tests.measures.census import census, circles, import_graph, rooms_of, table, unexplained_imports
 
 COUNTS = census()
+MODULES = modules()
 
 
 @pytest.mark.parametrize("count", ["circles of files", "circles of rooms"])
@@ -37,6 +39,16 @@ def test_a_circle_through_a_string_is_seen(named_by: str) -> None:
     assert circles(graph) == [["sbeval.early.leaf", "sbeval.later.middle", "sbeval.later.top"]]
     assert circles(rooms_of(graph)) == [["sbeval.early", "sbeval.later"]]
     assert graph["sbeval.apart"] == set()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_an_import_in_a_function_says_why_it_is_there(name: str) -> None:
+    assert unexplained_imports(MODULES[name].read_text(encoding="utf-8")) == []
+
+
+def test_an_unexplained_import_in_a_function_is_found() -> None:
+    body = "def f():\n    import torch  # seconds\n    import numpy\n\n    x = 1\n    import json\n"
+    assert unexplained_imports(body) == [6]
 
 
 def test_counts_are_printed_beside_those_of_the_last_release() -> None:

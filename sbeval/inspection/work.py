@@ -87,6 +87,7 @@ def make_tasks(
     Raises:
         UserError: what a task finds wrong with its options or its text.
     """
+    # they take a second to import
     from lm_eval.evaluator_utils import get_sample_size
     from lm_eval.tasks import TaskManager
 

@@ -131,6 +131,22 @@ def imports_in_functions(tree: ast.Module) -> Iterator[ast.stmt]:
                     yield node
 
 
+def unexplained_imports(source: str) -> list[int]:
+    """Lines of the imports in functions that have no comment beside or above them; one comment covers a block."""
+    lines = source.splitlines()
+    unexplained = []
+    covered_to = 0
+    for node in sorted(imports_in_functions(ast.parse(source)), key=lambda node: node.lineno):
+        last = node.end_lineno or node.lineno
+        explained = any("#" in line for line in lines[node.lineno - 1 : last])
+        explained |= lines[node.lineno - 2].lstrip().startswith("#")
+        if explained or node.lineno <= covered_to:
+            covered_to = last + 2
+        else:
+            unexplained.append(node.lineno)
+    return unexplained
+
+
 def room_of(module: str) -> str:
     """The room of a module: a folder of the first level below `sbeval`, or one of the three rooms beside it."""
     words = module.split(".")
