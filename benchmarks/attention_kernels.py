@@ -124,9 +124,11 @@ def gradients(attend: Attend, inputs: list[Tensor], d_output: Tensor) -> tuple[T
     return torch.autograd.grad(attend(*inputs), inputs, d_output)
 
 
-def dense_inputs(heads: int, length: int, head_dim: int) -> tuple[list[Tensor], Tensor]:
+def dense_inputs(
+    heads: int, length: int, head_dim: int, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> tuple[list[Tensor], Tensor]:
     """q, k, v whose logits lie around -9, and a gradient of the output."""
-    q, k, v, d_output = (torch.randn(1, heads, length, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    q, k, v, d_output = (torch.randn(1, heads, length, head_dim, device=device, dtype=dtype) for _ in range(4))
     q[..., 0] = 3 * head_dim**0.25
     k[..., 0] = -3 * head_dim**0.25
     return [q, k, v], d_output

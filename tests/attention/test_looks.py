@@ -12,7 +12,13 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton import forward as kernels
 from sbeval.attention.impl.triton.forward import _next_chunk, forward
-from sbeval.attention.impl.triton.launch import PROGRAMS_TOGETHER, forward_parameters, heads_at_once
+from sbeval.attention.impl.triton.launch import (
+    PROGRAMS_TOGETHER,
+    ROOMY_CACHE_BYTES,
+    backward_programs_together,
+    forward_parameters,
+    heads_at_once,
+)
 from sbeval.attention.impl.triton.primitives import place
 
 MOST = 64
@@ -147,6 +153,20 @@ def test_as_many_heads_go_together_as_fit_half_the_cache_and_fill_the_machine() 
     assert heads_at_once(heads=20, bytes_a_head=10**9, blocks=many, cache_bytes=10_000_000) == 1
     assert heads_at_once(heads=20, bytes_a_head=10**9, blocks=many // 4, cache_bytes=10_000_000) == 4
     assert heads_at_once(heads=20, bytes_a_head=0, blocks=1, cache_bytes=0) == 20
+
+
+def test_the_backward_pass_works_on_fewer_heads_at_once_where_the_cache_is_small() -> None:
+    def together(cache_bytes: int, *, num_warps: int, block_queries: int, head_dim: int) -> int:
+        programs = backward_programs_together(num_warps=num_warps, cache_bytes=cache_bytes)
+        sizes = {"bytes_a_head": 12 * 16384 * head_dim, "blocks": 16384 // block_queries}
+        return heads_at_once(heads=16, cache_bytes=cache_bytes, programs=programs, **sizes)
+
+    narrow, wide = (
+        {"num_warps": 4, "block_queries": 64, "head_dim": 64},
+        {"num_warps": 8, "block_queries": 128, "head_dim": 128},
+    )
+    assert [together(ROOMY_CACHE_BYTES, **shape) for shape in (narrow, wide)] == [8, 16]
+    assert [together(50 * 2**20, **shape) for shape in (narrow, wide)] == [4, 4]
 
 
 def test_no_round_has_few_heads_left() -> None:

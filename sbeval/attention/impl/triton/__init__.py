@@ -6,6 +6,7 @@
 - `deterministic`: how are they computed with the same bits in every run?
 - `decode`: how do a few queries read many keys?
 - `decode_slots`: how does one query a text, where the device alone knows how many?
+- `splits`: what do the two decode kernels share?
 - `sticks`: how do the keys of a tile share what is left of a stick?
 - `logarithms`: the same with sticks as logarithms, for `decode`
 - `primitives`: what do the forward and the backward kernel share?

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
-from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters, heads_at_once
-from sbeval.attention.impl.triton.primitives import add_tile, first_visible, last_visible, load_tile, place
+from sbeval.attention.impl.triton.launch import LOG2_E, backward_parameters, backward_programs_together, heads_at_once
+from sbeval.attention.impl.triton.primitives import add_tile, first_visible, last_visible, load_tiles, place
 from sbeval.attention.impl.triton.sticks import (
     before_groups,
     in_columns,
@@ -85,12 +85,10 @@ def _tile(
     COPY: tl.constexpr, REDUCE: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sends the gradients of a block of rows through one tile of keys."""
-    k = load_tile(
-        k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
-    )
-    v = load_tile(
-        v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
-    )
+    k, v = load_tiles(
+        k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
+        HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY,
+    )  # fmt: skip
     z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
     if MASKED:
         key = block * BLOCK_N + keys_of_columns(BLOCK_N)[None, :]
@@ -208,6 +206,7 @@ def backward(
         bytes_a_head=2 * k.shape[2] * head_dim * (k.element_size() + 4) * k.shape[1] // heads,
         blocks=blocks,
         cache_bytes=cache_bytes(q),
+        programs=backward_programs_together(num_warps=launch.num_warps, cache_bytes=cache_bytes(q)),
     )
     reduce = copies(dk) and copies(dv)
     starts = "row" if row_start is not None else "batch" if seq_start is not None else "none"

@@ -5,8 +5,8 @@ A stretch of keys hands on (o, R): its output and what it leaves of the stick. A
 that share a key head are rows of one tile, and each key is read once for all of them.
 
 With a threshold, a split that ends publishes what it leaves of each row's stick, and older splits look at that before
-they start and while they work: where newer splits have left too little to every row, a split gives up. The second
-kernel ends each sum at the first split where that holds, so the result does not depend on which gave up in time.
+they start and while they work: where newer splits have left too little to every row, a split gives up. The join
+ends each sum at the first split where that holds, so the result does not depend on which gave up in time.
 """
 
 import dataclasses
@@ -18,13 +18,11 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import has_assembly, multiprocessors
 from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
-from sbeval.attention.impl.triton.logarithms import add_in_tile, bounded, spent_by, two_sum
+from sbeval.attention.impl.triton.splits import add_tile_of_keys, all_spent, all_spent_by_newer, join
 
 MOST_ROWS = 16
 FEWEST_KEYS = 512
 MOST_SPLITS = 128
-# a split gives up a little later than the second kernel cuts, so that rounding cannot part the two
-MARGIN_LOG2: tl.constexpr = tl.constexpr(1e-2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,60 +83,6 @@ def decode_parameters(
     )
 
 
-@triton.jit
-def _tile(
-    q, k_base, v_base, k_stride, v_stride, block, keys, row_limit, seq_start, minus_newer, out, stick, stick_lo,
-    qk_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-):  # fmt: skip
-    """Adds one tile of keys to the rows."""
-    key = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    dim = tl.arange(0, BLOCK_D)
-    first = block + tl.zeros((), tl.int64)
-    within = tl.arange(0, BLOCK_N)[:, None]
-    k_at = k_base + first * (BLOCK_N * k_stride) + within * k_stride + dim[None, :]
-    v_at = v_base + first * (BLOCK_N * v_stride) + within * v_stride + dim[None, :]
-    if MASKED:
-        # padding is not read: what lies there may be anything
-        inside = ((key < keys) & (key >= seq_start))[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(k_at, mask=inside, other=0.0)
-        v = tl.load(v_at, mask=inside, other=0.0)
-    elif HEAD_DIM < BLOCK_D:
-        k = tl.load(k_at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
-        v = tl.load(v_at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
-    else:
-        k = tl.load(k_at)
-        v = tl.load(v_at)
-    z = bounded(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale)
-    if MASKED:
-        z = tl.where((key[None, :] <= row_limit[:, None]) & (key >= seq_start)[None, :], z, float("-inf"))
-    spent = spent_by(z, EXACT)
-    weight = tl.exp2(add_in_tile((z - spent) + stick[:, None], spent, minus_newer, EXACT, ASSEMBLY))
-    out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
-    stick, stick_lo = two_sum(stick, stick_lo, -tl.sum(spent, 1))
-    return out, stick, stick_lo
-
-
-@triton.jit
-def _spent(stick, inside, log2_threshold, AXIS: tl.constexpr):
-    """Whether every row has less of its stick left; a row that is not a number has not (a maximum would drop it)."""
-    return tl.sum((((stick < log2_threshold) == 0) & inside).to(tl.int32), AXIS) == 0
-
-
-@triton.jit
-def _spent_by_newer(stick_ptr, split, inside, log2_threshold, ROWS: tl.constexpr, SPLITS: tl.constexpr):
-    """Whether what newer splits are known to leave is too little for any row; those that have not ended leave all."""
-    newer = tl.arange(0, SPLITS)
-    row = tl.arange(0, ROWS)
-    # volatile: another program may have written since the last look
-    known = tl.load(
-        stick_ptr + newer[:, None] * ROWS + row[None, :],
-        mask=(newer < split)[:, None] & inside[None, :], other=0.0, volatile=True,
-    )  # fmt: skip
-    return _spent(tl.sum(known, 0), inside, log2_threshold - MARGIN_LOG2, 0)
-
-
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "keys", "first_split", "splits", "split_tiles"])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, start_ptr,
@@ -177,28 +121,28 @@ def _split_kernel(
     sticks = stick_ptr + pair * splits * ROWS
     spent_out = log2_threshold > 1.0
     if SKIPPING:
-        spent_out = _spent_by_newer(sticks, split, inside, log2_threshold, ROWS, SPLITS)
+        spent_out = all_spent_by_newer(sticks, split, inside, log2_threshold, ROWS, SPLITS)
     while (spent_out == 0) & (block > oldest) & (block > full):
         block -= 1
-        out, stick, stick_lo = _tile(
+        out, stick, stick_lo = add_tile_of_keys(
             q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
             stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
         )  # fmt: skip
     while (spent_out == 0) & (block > first_full):
         steps = tl.minimum(block - first_full, CHUNK)
         for step in tl.range(0, steps, num_stages=STAGES):
-            out, stick, stick_lo = _tile(
+            out, stick, stick_lo = add_tile_of_keys(
                 q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, keys, row_limit, seq_start, minus_newer,
                 out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
             )  # fmt: skip
         block -= steps
-        spent_out = _spent(stick, inside, log2_threshold, 0)
+        spent_out = all_spent(stick, inside, log2_threshold, 0)
         if SKIPPING:
-            spent_out |= _spent_by_newer(sticks, split, inside, log2_threshold, ROWS, SPLITS)
+            spent_out |= all_spent_by_newer(sticks, split, inside, log2_threshold, ROWS, SPLITS)
     if PADDED:
         while (spent_out == 0) & (block > oldest):
             block -= 1
-            out, stick, stick_lo = _tile(
+            out, stick, stick_lo = add_tile_of_keys(
                 q, k_base, v_base, k_stride_l, v_stride_l, block, keys, row_limit, seq_start, minus_newer, out, stick,
                 stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
             )  # fmt: skip
@@ -215,41 +159,10 @@ def _join_kernel(
     groups, shared, queries, splits, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    pair = tl.program_id(0).to(tl.int64)
-    mine = tl.program_id(1)
-    row = tl.arange(0, ROWS)
-    dim = tl.arange(0, BLOCK_D)
-    inside = row < shared * queries
-    sticks = stick_ptr + pair * splits * ROWS
-    parts = part_ptr + (pair * splits * ROWS + mine) * HEAD_DIM
-    out = tl.zeros([BLOCK_D], tl.float32)
-    left = tl.zeros([ROWS], tl.float32)
-    split = 0
-    spent_out = log2_threshold > 1.0
-    while (spent_out == 0) & (split < splits):
-        at = split + tl.arange(0, TOGETHER)
-        known = tl.load(
-            sticks + at[:, None] * ROWS + row[None, :], mask=(at < splits)[:, None] & inside[None, :], other=0.0
-        )
-        through = tl.cumsum(known, 0) + left[None, :]
-        before = through - known
-        # rows stop together, where the last one has less than the threshold left
-        used = _spent(before, inside[None, :], log2_threshold, 1) == 0
-        part = tl.load(
-            parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
-            mask=((at < splits) & used)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
-        )  # fmt: skip
-        own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
-        out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
-        left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
-        spent_out = _spent(left, inside, log2_threshold, 0)
-        split += TOGETHER
-    batch, group = pair // groups, pair % groups
-    head = group * shared + mine // queries
-    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + (mine % queries) * out_stride_l
-    tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
-    remainder = tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0))
-    tl.store(rem_ptr + pair * shared * queries + mine, remainder)
+    join(
+        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l,
+        groups, shared, queries, splits, splits, log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, False,
+    )  # fmt: skip
 
 
 def suits_decode(q: Tensor, k: Tensor) -> bool:

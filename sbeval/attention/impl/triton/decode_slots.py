@@ -18,9 +18,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sbeval.attention.impl.triton.decode import (
     MOST_SPLITS,
     DecodeParameters,
-    _spent,
-    _spent_by_newer,
-    _tile,
     tile_sizes,
 )
 from sbeval.attention.impl.triton.hardware import (
@@ -31,6 +28,12 @@ from sbeval.attention.impl.triton.hardware import (
     starts_early,
 )
 from sbeval.attention.impl.triton.launch import LOG2_E, padded_to_tile
+from sbeval.attention.impl.triton.splits import (
+    add_tile_of_keys,
+    all_spent,
+    all_spent_by_newer,
+    join,
+)
 
 _FIRST_KEYS = 2048
 _SHARED_MEMORY_BYTES = 227 * 1024
@@ -83,7 +86,7 @@ def slot_parameters(
 
 @triton.jit
 def _tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.constexpr, ATTEND_CURRENT: tl.constexpr):
-    """Number of keys the newest query sees, their tiles, and how many of these a split takes."""
+    """Number of keys that the newest query sees, of their tiles, and of the tiles of a split."""
     seen = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
     tiles = tl.cdiv(seen, BLOCK_N)
     return seen, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
@@ -118,7 +121,7 @@ def _split_kernel(
     if LOOK:
         # the first splits were another launch, and all of them hold keys where this one does
         # of another name than below: Triton 3.7 does not compile this return beside a variable that is set again
-        spent_before = _spent_by_newer(sticks, first_splits, inside, log2_threshold, ROWS, FIRST_POWER)
+        spent_before = all_spent_by_newer(sticks, first_splits, inside, log2_threshold, ROWS, FIRST_POWER)
         if spent_before:
             # the join adds it up before it knows that it needs none of it
             tl.store(sticks + split * ROWS + row, tl.zeros([ROWS], tl.float32), mask=inside)
@@ -138,23 +141,23 @@ def _split_kernel(
     # tiles that keys do not fill, or that not every query sees
     while (block > oldest) & (block * BLOCK_N > seen - queries + 1):
         block -= 1
-        out, stick, stick_lo = _tile(
+        out, stick, stick_lo = add_tile_of_keys(
             q, k_base, v_base, k_stride_l, v_stride_l, block, seen, row_limit, 0, minus_newer, out, stick, stick_lo,
             qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
         )  # fmt: skip
-    spent_out = _spent(stick, inside, log2_threshold, 0)
+    spent_out = all_spent(stick, inside, log2_threshold, 0)
     # newest keys may spend a stick at once, so the first look comes soon; each empties the pipeline
     chunk = CHUNK if LOOK else 1
     while (spent_out == 0) & (block > oldest):
         chunk = tl.minimum(2 * chunk, CHUNK)
         steps = tl.minimum(block - oldest, chunk)
         for step in tl.range(0, steps, num_stages=STAGES):
-            out, stick, stick_lo = _tile(
+            out, stick, stick_lo = add_tile_of_keys(
                 q, k_base, v_base, k_stride_l, v_stride_l, block - 1 - step, seen, row_limit, 0, minus_newer,
                 out, stick, stick_lo, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, False, EXACT, ASSEMBLY,
             )  # fmt: skip
         block -= steps
-        spent_out = _spent(stick, inside, log2_threshold, 0)
+        spent_out = all_spent(stick, inside, log2_threshold, 0)
 
     part_at = (pair * splits + split) * ROWS + row
     tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out,
@@ -169,47 +172,16 @@ def _join_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
     FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    pair = tl.program_id(0).to(tl.int64)
-    mine = tl.program_id(1)
-    batch, group = pair // groups, pair % groups
+    batch = tl.program_id(0).to(tl.int64) // groups
     _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
     # lengths are those of the whole step; all else is what the kernel before leaves
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    used_splits = tl.cdiv(tiles, split_tiles)
-    row = tl.arange(0, ROWS)
-    dim = tl.arange(0, BLOCK_D)
-    inside = row < shared * queries
-    sticks = stick_ptr + pair * splits * ROWS
-    parts = part_ptr + (pair * splits * ROWS + mine) * HEAD_DIM
-    out = tl.zeros([BLOCK_D], tl.float32)
-    left = tl.zeros([ROWS], tl.float32)
-    split = 0
-    spent_out = log2_threshold > 1.0
-    while (spent_out == 0) & (split < used_splits):
-        at = split + tl.arange(0, TOGETHER)
-        known = tl.load(
-            sticks + at[:, None] * ROWS + row[None, :], mask=(at < used_splits)[:, None] & inside[None, :], other=0.0
-        )
-        through = tl.cumsum(known, 0) + left[None, :]
-        before = through - known
-        # rows stop together, where the last one has less than the threshold left; what lies behind may be unwritten
-        ahead = _spent(before, inside[None, :], log2_threshold, 1)
-        used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)
-        part = tl.load(
-            parts + at.to(tl.int64)[:, None] * (ROWS * HEAD_DIM) + dim[None, :],
-            mask=used[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
-        )  # fmt: skip
-        own = tl.sum(tl.where(row[None, :] == mine, before, 0.0), 1)
-        out += tl.sum(tl.where(used, tl.exp2(own), 0.0)[:, None] * part, 0)
-        left += tl.sum(tl.where(used[:, None], known, 0.0), 0)
-        spent_out = _spent(left, inside, log2_threshold, 0)
-        split += TOGETHER
-    head = group * shared + mine // queries
-    out_at = out_ptr + batch * out_stride_b + head * out_stride_h + mine % queries * out_stride_l
-    tl.store(out_at + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
-    tl.store(rem_ptr + pair * shared * queries + mine, tl.exp2(tl.sum(tl.where(row == mine, left, 0.0), 0)))
+    join(
+        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries,
+        splits, tl.cdiv(tiles, split_tiles), log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, True,
+    )  # fmt: skip
 
 
 def decode_slots(

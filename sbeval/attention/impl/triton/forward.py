@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sbeval.attention.impl.triton.hardware import cache_bytes, copies, describe, has_assembly, shared_memory_bytes
 from sbeval.attention.impl.triton.launch import LOG2_E, forward_parameters, heads_at_once, training_block_keys
-from sbeval.attention.impl.triton.primitives import first_visible, last_visible, load_tile, place
+from sbeval.attention.impl.triton.primitives import first_visible, last_visible, load_tiles, place
 from sbeval.attention.impl.triton.sticks import (
     LARGEST_PRODUCT,
     before_groups,
@@ -41,12 +41,10 @@ def _tile(
     MASKED: tl.constexpr, ONE_BY_ONE: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     """Adds one tile of keys to a block of rows."""
-    k = load_tile(
-        k_base, k_desc, k_offsets, batch, group, block, k_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
-    )
-    v = load_tile(
-        v_base, v_desc, v_offsets, batch, group, block, v_stride, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
-    )
+    k, v = load_tiles(
+        k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
+        HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY,
+    )  # fmt: skip
     z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
     if MASKED:
         key = block * BLOCK_N + keys_of_columns(BLOCK_N)[None, :]

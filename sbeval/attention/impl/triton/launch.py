@@ -11,6 +11,9 @@ ROOMY_SHARED_MEMORY_BYTES = 227 * 1024
 # some rounds of programs over all multiprocessors: fewer would leave them idle when the last long rows end
 PROGRAMS_TOGETHER = 2048
 
+# an H200's second-level cache; an H100 has 50 MiB, and slower memory behind it
+ROOMY_CACHE_BYTES = 60 * 2**20
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchParameters:
@@ -101,13 +104,26 @@ def backward_parameters(
     )
 
 
-def heads_at_once(*, heads: int, bytes_a_head: int, blocks: int, cache_bytes: int) -> int:
+def backward_programs_together(*, num_warps: int, cache_bytes: int) -> int:
+    """How many programs of the backward pass work on the same heads, at least, where the cache has so many bytes.
+
+    With more heads at once an H100 waits for the gradients of keys and values, which leave its cache
+    (benchmarks/results/attention_h100.md). A program of eight warps has a multiprocessor to itself; of four warps two
+    share one.
+    """
+    return PROGRAMS_TOGETHER if cache_bytes >= ROOMY_CACHE_BYTES else 2 * PROGRAMS_TOGETHER // num_warps
+
+
+def heads_at_once(
+    *, heads: int, bytes_a_head: int, blocks: int, cache_bytes: int, programs: int = PROGRAMS_TOGETHER
+) -> int:
     """How many heads programs work on together: about as many as the cache holds, enough to keep the machine filled.
 
     All rounds have about as many heads: a few left for a last round would leave the machine half empty. `blocks` are
-    the programs of a head; `cache_bytes` is 0 where there is no second-level cache.
+    the programs of a head, `programs` are enough to fill the machine; `cache_bytes` is 0 where there is no second-level
+    cache.
     """
-    fitting = max(1, cache_bytes // (2 * max(bytes_a_head, 1)), -(-PROGRAMS_TOGETHER // max(blocks, 1)))
+    fitting = max(1, cache_bytes // (2 * max(bytes_a_head, 1)), -(-programs // max(blocks, 1)))
     rounds = max(1, round(heads / fitting))
     return max(1, -(-heads // rounds))
 

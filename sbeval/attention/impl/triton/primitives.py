@@ -86,6 +86,21 @@ def load_tile(
 
 
 @triton.jit
+def load_tiles(
+    k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, limit,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    """Loads the keys and the values of a block, each as `load_tile` does."""
+    k = load_tile(
+        k_base, k_desc, k_offsets, batch, group, block, k_stride, limit, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
+    v = load_tile(
+        v_base, v_desc, v_offsets, batch, group, block, v_stride, limit, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY
+    )
+    return k, v
+
+
+@triton.jit
 def add_tile(
     tile, base, descriptor, batch, group, block, limit,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, REDUCE: tl.constexpr,
