@@ -28,7 +28,7 @@ REPORT_ARROWS = {
 # within the core, a room imports those before it, at its top and in its functions
 CORE_ROOMS = (
     *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint"),
-    *("commands", "sweep", "demo", "inspection", "training", "paper"),
+    *("harness", "sweep", "demo", "inspection", "training", "paper", "commands"),
 )
 # within model_adapters: open -> prepare -> session, self-test -> {score, generate} -> lm
 LATER_STEPS = {

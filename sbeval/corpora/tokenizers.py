@@ -98,7 +98,8 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def _hash(tokenizer: Any) -> str:
-    backend, code = getattr(tokenizer, "backend_tokenizer", None), _code(type(tokenizer))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    code = _code(type(tokenizer))
     state = ""
     if backend is None or code:
         init_kwargs = getattr(tokenizer, "init_kwargs", {})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.results.saving import saved_whole

@@ -242,7 +242,9 @@ def _run_options(model: Mapping[str, Any], model_args: str | None, tasks: str, m
 
     arguments = json.dumps({**model, **_parsed(model_args)})
     options = ["--tasks", tasks, "--model_args", arguments]
-    return asked(vars(parse([*options, *(["--metadata", metadata] if metadata else [])])))
+    if metadata:
+        options += ["--metadata", metadata]
+    return asked(vars(parse(options)))
 
 
 def _parsed(model_args: str | None) -> dict[str, Any]:

@@ -230,7 +230,10 @@ def _details(config: Any, model: Any) -> dict[str, Any]:
     if kinds and rotates is None and not any("rotary" in type(module).__name__.lower() for module in model.modules()):
         positions = None
     learned = any(_POSITIONS.search(name) for name, _ in model.named_parameters())
-    details["positions"] = None if positions == "rope" else str(positions or ("learned" if learned else "no rotation"))
+    if positions == "rope":
+        details["positions"] = None
+    else:
+        details["positions"] = str(positions or ("learned" if learned else "no rotation"))
     details["layers"] = _places(list(kinds)) if kinds else None
     return {name: value for name, value in details.items() if value not in (None, False, "none")}
 

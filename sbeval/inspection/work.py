@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.corpora.tokenizers import encode_together, load_tokenizer
 from sbeval.errors import UserError, first_line, raised_here
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TokenLogprobsRequest
@@ -110,7 +110,7 @@ def make_tasks(
     from lm_eval.evaluator_utils import get_sample_size
     from lm_eval.tasks import TaskManager  # also patched by the plugin
 
-    places = [*folders, str(plugin.tasks_folder())]
+    places = [*folders, str(registered.tasks_folder())]
     manager = TaskManager(include_path=places, include_defaults=not packaged, metadata=dict(metadata))
     try:
         tasks: dict[str, Any] = manager.load(list(names))["tasks"]

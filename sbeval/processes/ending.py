@@ -16,8 +16,12 @@ from sbeval.processes.signals import AskedToEnd, raising_when_asked_to_end
 
 # the operating system's words, SQLite's, and those of torch's writer, which a short write surprises at a file's end
 _NO_ROOM = (
-    *("No space left", "Disk quota exceeded", "File too large", "database or disk is full"),
-    *("inline_container.cc", "PytorchStreamWriter failed"),
+    "No space left",
+    "Disk quota exceeded",
+    "File too large",
+    "database or disk is full",
+    "inline_container.cc",
+    "PytorchStreamWriter failed",
 )
 # of the allocators of the machine and of a GPU, of the loader of a library, and of a thread
 _NO_MEMORY = (
@@ -90,7 +94,8 @@ def _showing_what_is_visible() -> Iterator[None]:
 
 def _silence_threads_of_databases() -> None:
     """Has a thread of sqlitedict end without a word for good: who waits for it raises the same error, and tells it."""
-    logger, hook = logging.getLogger("sqlitedict"), threading.excepthook
+    logger = logging.getLogger("sqlitedict")
+    hook = threading.excepthook
     logger.setLevel(logging.CRITICAL + 1)
 
     def others(ended: threading.ExceptHookArgs) -> None:

@@ -55,7 +55,8 @@ def say_next(step: str) -> None:
 def saying_next_later() -> Iterator[None]:
     """Within it `say_next` prints nothing: the command goes on, and prints its last line at its own end."""
     global _said_later
-    before, _said_later = _said_later, True
+    before = _said_later
+    _said_later = True
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ def sweep_from_command(
     if suite is None:
         return _from_file(arguments, list(given), follow)
     if not arguments and follow is None:
-        raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
+        raise UserError.expected(f"checkpoints behind --suite {suite}", found="none", remedy="name at least one")
     lengths = given.pop("context_lengths", None)
     if lengths is not None:
         lengths = read_value(_LengthsOption, lengths, name="--context-lengths")
@@ -53,7 +53,8 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     Raises:
         UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
     """
-    values, source = read_yaml(path, "a sweep file"), path.name
+    values = read_yaml(path, "a sweep file")
+    source = path.name
     known = {*Sweep.model_fields, "suite", "context_lengths"}
     if unknown := [key for key in values if key not in known]:
         raise UserError(unknown_key(unknown[0], known, place="the sweep", source=source))

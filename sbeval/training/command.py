@@ -62,7 +62,8 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     mapping, file = recipes.read_mapping(options.recipe or "own_text")
     changes = [*options.set, *(["data.allow_repeat=true"] if options.allow_repeat else [])]
     if options.text is None:
-        folder, mapping = options.data, _with_changes(mapping, changes)
+        folder = options.data
+        mapping = _with_changes(mapping, changes)
     else:
         folder, mapping = _with_own_text(options, mapping, changes)
     recipe = recipes.TrainRecipe.read(mapping, place="the recipe", source=file.name)

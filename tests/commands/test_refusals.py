@@ -8,8 +8,8 @@ import pytest
 from fresh_process import run
 from source_tree import ROOT
 
-from sbeval.commands.options import options_told
 from sbeval.errors import UserError
+from sbeval.harness.options import options_told
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 RUN = "run --model_args pretrained=x --tasks"

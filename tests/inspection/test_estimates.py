@@ -12,9 +12,9 @@ from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 
 from sbeval.__main__ import main
-from sbeval.commands.options import asked, parse
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError, time_text
+from sbeval.harness.options import asked, parse
 from sbeval.inspection.command import Inspection, inspect
 from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.score.nested import share_windows

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sbeval.errors import log_visibly
+from sbeval.errors import UserError, log_visibly
 from sbeval.processes.ending import told_in_one_sentence
 
 BODY = """
@@ -202,3 +202,8 @@ def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None
         said = [line for line in process.communicate(timeout=600)[1].splitlines() if "import time:" not in line]
         assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), module
         assert said in ([], ["Ended by SIGINT; the same command can be run again."]), module
+
+
+def test_an_error_of_three_parts_is_one_sentence() -> None:
+    error = UserError.expected("a number", found=None, remedy="give one")
+    assert str(error) == "Expected a number, found None: give one."
