@@ -238,7 +238,7 @@ def inspect(
 def _run_options(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
     """Parses the options as `sbeval run` does."""
     # imports lm-eval, which --help does without
-    from sbeval.commands.options import asked, parse
+    from sbeval.harness.options import asked, parse
 
     arguments = json.dumps({**model, **_parsed(model_args)})
     options = ["--tasks", tasks, "--model_args", arguments]
@@ -248,7 +248,7 @@ def _run_options(model: Mapping[str, Any], model_args: str | None, tasks: str, m
 
 
 def _parsed(model_args: str | None) -> dict[str, Any]:
-    from sbeval.commands.options import read_mapping  # slow import that --help does without
+    from sbeval.harness.options import read_mapping  # slow import that --help does without
 
     return read_mapping(model_args or "", "--model_args")
 

@@ -37,7 +37,7 @@ def sweep_from_command(
     checkpoints = tuple(SweepCheckpoint(pretrained=path) for path in arguments)
     given["output"] = given.get("output") or f"results/{suite}"
     if mappings := [name for name in ("model_args", "metadata") if name in given]:
-        from sbeval.commands.options import read_mapping  # it is lm-eval, which takes seconds
+        from sbeval.harness.options import read_mapping  # it is lm-eval, which takes seconds
 
         given |= {name: read_mapping(given[name], f"--{name.replace('_', '-')}") for name in mappings}
     return Sweep(checkpoints=checkpoints, follow=follow, runs=suite_runs(suite, lengths), **given)
