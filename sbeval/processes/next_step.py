@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from sbeval.foreign_files import has_tokenizer_files
 from sbeval.processes import ranks
 
 _said_later = False
@@ -39,8 +40,6 @@ def evaluation_of(
 
 def evaluation_of_folder(folder: Path) -> str:
     """Returns what evaluates a checkpoint just written; where it has no tokenizer, a user first saves one."""
-    from sbeval.corpora.tokenizers import has_tokenizer_files  # slow import that --help does without
-
     command = EVALUATE.format(shlex.quote(str(folder)))
     return command if has_tokenizer_files(folder) else f"save the files of its tokenizer in {folder}, then {command}"
 
