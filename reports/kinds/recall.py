@@ -1,4 +1,4 @@
-"""Recall probes: share of exact answers by number of pairs, by distance and by context length."""
+"""The section on recall probes: share of exact answers by number of pairs, by distance or by context length."""
 
 import itertools
 import re
@@ -40,7 +40,7 @@ _TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "in
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no recall task was run."""
+    """Builds the section "Recall"; None where no recall task was run."""
     scores = recall_scores(material.results.measurements)
     if scores.empty:
         return None
@@ -69,15 +69,16 @@ RECALL = Kind(section=_section)
 
 
 def is_drawn(metric: str) -> bool:
-    """Whether a metric of a recall task has a place in this section."""
+    """Whether the section on recall shows this metric of a recall task."""
     return _METRIC.fullmatch(metric) is not None
 
 
 def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of recall tasks, with columns `pairs` and `unit`.
+    """Returns the tidy table's rows of recall tasks, with two more columns, `pairs` and `unit`.
 
-    `pairs` counts what `unit` says: pairs of a sequence, or tokens since an answer was read; both are NA where a metric
-    names neither. Intervals of shares are those of `share_interval`.
+    `pairs` is the number in a metric's name. `unit` says whether it counts key-value pairs in a sequence, or tokens
+    since the answer was shown. Both are NA for a metric without such a number. Intervals of shares are Wilson's
+    (`share_interval`).
     """
     rows = measurements[measurements["family"] == "recall"].copy()
     names = rows["metric"].str.extract(f"^{_METRIC.pattern}$")
@@ -91,7 +92,10 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
 
 
 def solved_up_to(scores: Mapping[int, float]) -> int | None:
-    """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
+    """Returns the largest key such that it and all smaller keys score at least 99%; None where the smallest does not.
+
+    `scores` maps a number of pairs, a distance or a context length to a score.
+    """
     solved = itertools.takewhile(lambda count: scores[count] >= _SOLVED, sorted(scores))
     return max(solved, default=None)
 
@@ -102,7 +106,15 @@ def _title(task: str, words: str) -> str:
 
 
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
-    """Returns (rows, what is held fixed, what the axis counts or None for lengths); the axis takes more values."""
+    """Splits a task's scores into figures.
+
+    Of number of pairs and context length, the one with more values becomes the x axis. The other one is fixed in a
+    figure.
+
+    Returns:
+        For each figure: its rows; the fixed value, as the end of its title; and what the x axis counts, None for
+        context lengths.
+    """
     pairs, lengths = column_values(scores, "pairs"), column_values(scores)
     if not pairs:
         return [(scores, "", None)]

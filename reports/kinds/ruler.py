@@ -1,4 +1,4 @@
-"""RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
+"""The section on RULER: average scores against context length, every task, effective lengths, paired differences."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,10 @@ from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, S
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no RULER task was run, and no other that counts how often thinking was cut."""
+    """Builds the section "RULER"; None where no RULER task was run.
+
+    Where other tasks only count how often a model's thinking was cut, the section shows that table alone.
+    """
     scores = material.ruler.scores
     cut = analysis.ruler_scores(material.results.measurements, analysis.THINKING_CUT)
     thinking = _thinking_tables(cut, [*dict.fromkeys(cut["setting"])])
@@ -40,7 +43,8 @@ def _section(material: Material) -> Section | None:
         for alike in analysis.averaged_alike(scores, tasks):
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
-                explanation = f"{alike.explanation} {analysis.without_mean(alike.scores, alike.tasks)}".strip()
+                lacking = analysis.without_mean(alike.scores, alike.tasks)
+                explanation = f"{alike.explanation} {lacking}".strip()
                 figures.append(_average_figure(material, looks, alike.words or words, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
     alone = "No average over tasks sets the models side by side, since no task was run with all."
@@ -111,7 +115,7 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
 
 
 def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
-    """Returns the mean score at every length; the page draws it."""
+    """Returns the table of mean scores at every length for the exported files; the page draws them as a figure."""
     lengths = column_values(ruler.overall)
     rows: list[list[Cell | str]] = []
     for label in labels:
@@ -165,7 +169,7 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
 
 
 def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence[str], baseline: str) -> list[Table]:
-    """Returns the differences to the baseline by length, or nothing where no two models share samples."""
+    """Returns the table of paired differences to the baseline by length; empty where no model shares its samples."""
     by_task = {label: {task: scores for (model, task), scores in samples.items() if model == label} for label in labels}
     base = by_task.get(baseline, {})
     pairs = {label: ruler_differences(by_task[label], base) for label in labels if label != baseline}
@@ -221,7 +225,7 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
 
 
 def _thinking_tables(cut: pd.DataFrame, labels: Sequence[str]) -> list[Table]:
-    """Returns how often thinking was cut, or nothing where no model thought."""
+    """Returns the table of how often thinking was cut by its token budget; empty where no model thinks."""
     rows = []
     for label, task in itertools.product(labels, dict.fromkeys(cut["ruler_task"])):
         of_task = cut[cut["ruler_task"] == task]

@@ -1,4 +1,4 @@
-"""What each run cost, and where every number comes from: model, arguments, versions, machine, date and file."""
+"""Three sections: speed and memory of each run, provenance of every number, and notes on what was left out."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ _NOT_RECORDED = "not recorded"
 
 
 def _speed(material: Material) -> Section:
-    """Builds the section on tokens a second, peak memory and time."""
+    """Builds the section "Speed and memory"."""
     table = Table.of(
         ("model", *_SPEED),
         (_speed_row(model, run) for model in material.results.models for run in model.runs),
@@ -72,7 +72,7 @@ def _minutes(run: EvaluationRun) -> str:
 
 
 def _provenance(material: Material) -> Section:
-    """Builds the section with one fold a run."""
+    """Builds the section "Provenance": facts about each run, shown on request."""
     folds = [_fold(model, run, material.folder) for model in material.results.models for run in model.runs]
     return Section(
         identifier="provenance",
@@ -83,7 +83,7 @@ def _provenance(material: Material) -> Section:
 
 
 def _left_out(material: Material) -> Section | None:
-    """Builds the section on what was left out, None where nothing was."""
+    """Builds the section "Notes" on what was left out; None where there are no notes."""
     if not (notes := material.results.notes):
         return None
     links = [_link(note.path, material.folder) if note.path else None for note in notes]
@@ -99,7 +99,7 @@ SPEED, PROVENANCE, LEFT_OUT = Kind(section=_speed), Kind(section=_provenance), K
 
 
 def run_facts(run: EvaluationRun) -> dict[str, str]:
-    """Returns the facts of a run in reading order; a fact that was not recorded is left out."""
+    """Returns the facts about a run, by name, in the order shown; facts that were not recorded are left out."""
     record = run.record
     facts: dict[str, Any] = {
         "date": f"{run.date:%Y-%m-%d %H:%M} UTC",
@@ -138,7 +138,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
 
 
 def _longest_input(run: EvaluationRun) -> str | None:
-    """Names the longest context scored, and what bounded the tasks that ask for no context length."""
+    """Returns the longest context scored and, for tasks without context lengths, the model's `max_length`."""
     lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
     longest = f"{max(lengths):,} tokens" if lengths else ""
     bounded = run.record.max_length if any(not (task.record and task.record.lengths) for task in run.tasks) else None
@@ -147,7 +147,7 @@ def _longest_input(run: EvaluationRun) -> str | None:
 
 
 def rebuilt_command(run: EvaluationRun) -> str:
-    """Returns a command line with the model, its arguments, the tasks and the limit that the results file names."""
+    """Rebuilds lm-eval's command line from the model, arguments, tasks and limit that the results file records."""
     parts = ["lm_eval", "--model", run.model_source]
     if run.model_args:
         parts += ["--model_args", run.model_args]
@@ -158,7 +158,7 @@ def rebuilt_command(run: EvaluationRun) -> str:
 
 
 def task_facts(task: TaskResult) -> str:
-    """Returns the facts of a task in one line."""
+    """Returns the facts about a task in one line."""
     record = task.record
     if record is None:
         shots = "" if task.few_shot is None else f"{task.few_shot}-shot"
@@ -189,7 +189,7 @@ def _fold(model: EvaluatedModel, run: EvaluationRun, folder: Path) -> Fold:
 
 
 def _link(path: Path, folder: Path, words: str | None = None) -> Link:
-    target = quote(os.fsencode(os.path.relpath(path, folder)))  # which need not be UTF-8
+    target = quote(os.fsencode(os.path.relpath(path, folder)))  # bytes: a file name need not be UTF-8
     return Link(target=target, words=words or visible(path.name))
 
 

@@ -1,4 +1,4 @@
-"""Ordinary tasks side by side and by the length of their inputs, and the paper's tables with this report's numbers."""
+"""Ordinary lm-eval tasks, as tables and by input length, and the paper's tables beside this report's numbers."""
 
 import itertools
 import math
@@ -28,12 +28,13 @@ _AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
 
 
 class PublishedTable(NamedTuple):
-    """One of the paper's tables.
+    """One of the paper's tables, with the numbers that this report measured for it.
 
     Attributes:
-        columns: its columns of which something was measured.
+        number: the table's number in the paper.
+        columns: the table's columns for which the report has a number.
         published: row of the paper to (column to value).
-        measured: model to (column to value, in the column's own unit).
+        measured: model label to (column to value in the column's unit).
     """
 
     number: int
@@ -43,7 +44,12 @@ class PublishedTable(NamedTuple):
 
 
 def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> list[PublishedTable]:
-    """Returns the paper's tables of which a column was measured and a published value is held."""
+    """Returns the paper's tables that have a published value in a column that was measured.
+
+    Args:
+        measurements: the tidy table.
+        paper: provides the columns and values of the paper; `sbeval.paper` by default.
+    """
     tables = []
     columns = paper.measured_columns()
     for number in sorted({column.table for column in columns}):
@@ -70,7 +76,10 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
 
 
 def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
-    """Returns model to the measured number of a column, in the column's unit; the mean where it takes several tasks."""
+    """Returns each model's measured number in a column of the paper, in the column's unit.
+
+    A column over several tasks ("a+b") has the mean of their numbers, for models that ran all of them.
+    """
     if len(tasks := column.task.split("+")) > 1:
         each = [_numbers(measurements, column._replace(task=task)) for task in tasks]
         both = set.intersection(*(set(numbers) for numbers in each))
@@ -84,13 +93,13 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     if column.shots is not None:
         rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
     numbers: dict[str, float] = {}
-    for number in records(rows):  # the newest first, where a task was run with several bounds on its inputs
+    for number in records(rows):  # newest first, where a task was run with several values of max_length
         numbers.setdefault(number["setting"], float(number["value"]) * column.scale)
     return numbers
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no such task was run."""
+    """Builds the section "Tables"; None where it would hold no table."""
     measurements, ordinary = material.results.measurements, suite_rows(material.results)
     labels = [model.label for model in material.results.models]
     tables = [_ordinary_table(ordinary, labels, material.baseline)] if ordinary else []
@@ -180,7 +189,7 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
 
 
 def _by_length(material: Material) -> Section | None:
-    """Returns None where no task was run at several lengths."""
+    """Builds the section "Ordinary tasks by input length"; None where no task was run at several lengths."""
     ordinary = suite_rows(material.results)
     limited = [task for task in ordinary if any(task.limit)]
     groups = grouped(((task.task, task.metric, task.filter_name), task) for task in limited)
@@ -228,15 +237,16 @@ INPUTS = Kind(section=_by_length)
 
 
 def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
-    """Returns one row a model and length, and whether the length is the texts' rather than `max_length`.
+    """Returns an ordinary task's values by model and length, and whether the lengths are text lengths.
 
-    Of several values of `max_length` on texts of one length the largest counts.
+    Lengths are the texts' lengths where the task has some (`max_seq_lengths`), and the run's `max_length` otherwise.
+    Where texts of one length were run with several values of `max_length`, the largest counts.
     """
     by_text = any(task.limit.text_length_tokens is not None for task in rows)
     numbers: dict[tuple[str, int], list[object]] = {}
     for task in sorted(rows, key=lambda task: task.limit.max_length_tokens or 0):
         length = task.limit.text_length_tokens if by_text else task.limit.max_length_tokens
-        if not length:  # texts of no length ("0k") have no place on a logarithmic axis
+        if not length:  # a length of zero ("0k") has no place on a logarithmic axis
             continue
         shares = all(0 <= cell.value <= 1 for cell in task.cells.values())
         for label, cell in task.cells.items():
