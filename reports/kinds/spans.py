@@ -198,7 +198,7 @@ def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded
 
 
 def _shown_lengths(lengths: Sequence[int], heads: int) -> list[int]:
-    """Returns evenly spaced lengths, so many that the grids stay readable; the shortest and longest are always among them."""
+    """Returns evenly spaced lengths, both ends among them, as many as stay readable; at least the longest."""
     count = max(1, min(len(lengths), _MOST_CELLS // (4 * max(1, heads))))
     if count == 1:
         return [lengths[-1]]

@@ -209,7 +209,7 @@ def test_a_task_record_that_cannot_be_used_is_a_note(tmp_path: Path, field: str,
     content = json.loads(path.read_text())
     content["configs"]["sb_stdlib_stream"]["metadata"]["sbeval"][field] = value
     path.write_text(json.dumps(content))
-    words = f"the record of task sb_stdlib_stream was not used: {field} missing, or not of the kind expected."
+    words = f"the record of task sb_stdlib_stream was not used: {field} missing or of the wrong type."
     assert words in text_of(tmp_path / "r", "index.html")
 
 
@@ -251,8 +251,8 @@ def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda lines: lines[:3], "holds 3 of 4 samples: paired differences rest on these"),
-        (lambda lines: lines + lines, "4 samples stand there more than once: the first of each counts"),
+        (lambda lines: lines[:3], "holds 3 of 4 samples: paired differences use only these"),
+        (lambda lines: lines + lines, "4 samples are repeated: the first of each counts"),
         (lambda lines: [*lines[1:], lines[0].replace(b'"filter"', b'"fil\xffer"')], "1 line that is not complete JSON"),
         (lambda lines: None, "samples are left out: it is no regular file"),
     ],
