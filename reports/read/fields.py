@@ -150,7 +150,7 @@ _UNCLEAR = re.compile(r"[,;]|: | and ")
 
 
 def in_words(label: str) -> str:
-    """Returns a name for use in a sentence: in quotes if it holds a comma or "and", so that lists of names stay clear."""
+    """Returns a name for use in a sentence: in quotes if it holds a comma or "and", so that lists of names are clear."""
     if not _UNCLEAR.search(label):
         return label
     return f"\N{LEFT DOUBLE QUOTATION MARK}{label}\N{RIGHT DOUBLE QUOTATION MARK}"

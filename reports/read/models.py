@@ -260,7 +260,7 @@ def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
 def _targets(task: TaskResult) -> object:
     """Returns a key that identifies a task's targets.
 
-    Older versions recorded no hash of the targets. They chose targets by the run's longest length, which then stands in.
+    Older versions recorded no hash of the targets. Since they chose targets by the run's longest length, it replaces it.
     """
     record = task.record
     if record is None:
@@ -340,7 +340,7 @@ def cut_texts(record: ModelRecord) -> list[str]:
     }
     if generated.get("chat") is True or record.thinking_tokens is not None:
         words["cut"] = "the budget of tokens cut {}"
-    answers = f"of {generated.get('answers')} answers (its first process's)."
+    answers = f"of {generated.get('answers')} answers (on rank 0)."
     counts = {name: generated.get(name) for name in words}
     return [text.format(f"{counts[name]} {answers}") for name, text in words.items() if _is_count(counts[name])]
 
