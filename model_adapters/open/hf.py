@@ -71,6 +71,8 @@ class OpeningLM(HFLM):  # type: ignore[misc]
     """lm-eval's `hf`, with formats that transformers does not know, and with errors of one sentence."""
 
     AUTO_MODEL_CLASS: Any = None
+    chat_template_args: dict[str, Any]
+    think_end_token: str | int | None
 
     def open(self, pretrained: Any, **kwargs: Any) -> Opened:
         """Loads a model and its tokenizer by the constructor of `hf`, and checks that they belong together.

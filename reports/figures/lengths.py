@@ -56,7 +56,12 @@ def units_shown(looks: Mapping[str, Look]) -> list[str]:
     "declared" is among them only where some model's declared length differs from its training length.
     """
     training, declared = ({label: look.units.get(unit) for label, look in looks.items()} for unit in UNITS)
-    return [*(["training"] if any(training.values()) else []), *(["declared"] if declared != training else [])]
+    units = []
+    if any(training.values()):
+        units.append("training")
+    if declared != training:
+        units.append("declared")
+    return units
 
 
 def places(look: Look, tokens: float, units: Sequence[str], name: str = "x") -> dict[str, float | None]:

@@ -166,7 +166,8 @@ def training_map(rows: pd.DataFrame, gains: Mapping[int, int], caption: Caption)
         begins = gains.get(int(number[LENGTH])) == number["step"]
         cell = _cell(number, shades)
         cells.append(cell | {"text": f"{cell['text']} {BEGINS}" if begins else cell["text"]})
-    x, order = heatmaps.length_bands(column_values(rows)), list(dict.fromkeys(cell["row"] for cell in cells))
+    x = heatmaps.length_bands(column_values(rows))
+    order = list(dict.fromkeys(cell["row"] for cell in cells))
     tooltip = {"length": "context", "row": "step", "value_text": shades.title}
     panel = heatmaps.grid(cells, x, rows=order, y_title="training step", shades=shades, tooltip=tooltip, numbers=True)
     return {**heatmaps.heatmaps({"": panel}, caption), "columns": 1}

@@ -40,7 +40,8 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
         or of the required fields that lack.
     """
     hints = typing.get_type_hints(kind)
-    usable, left_out = {}, []
+    usable = {}
+    left_out = []
     for field in dataclasses.fields(kind):
         if field.name not in written:
             continue
@@ -150,7 +151,7 @@ _UNCLEAR = re.compile(r"[,;]|: | and ")
 
 
 def in_words(label: str) -> str:
-    """Returns a name for use in a sentence: in quotes if it holds a comma or "and", so that lists of names are clear."""
+    """Returns a name for use in a sentence: in quotes if it holds a comma or "and", to keep lists clear."""
     if not _UNCLEAR.search(label):
         return label
     return f"\N{LEFT DOUBLE QUOTATION MARK}{label}\N{RIGHT DOUBLE QUOTATION MARK}"
@@ -161,7 +162,9 @@ def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
     names = [in_words(label) for label in labels]
     if at_most is not None and len(names) > at_most:
         names = [*names[: at_most - 1], f"{len(names) - at_most + 1} others"]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+    if len(names) > 1:
+        return f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if names else ""
 
 
 def listed(sentences: Sequence[str]) -> str:

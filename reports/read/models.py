@@ -70,7 +70,8 @@ class EvaluatedModel:
     def declared_length_tokens(self) -> int | None:
         """The context length in tokens that configuration and RoPE scaling declare; at least the training length."""
         # only scalings of global layers declare a length: sliding-window layers do not see the whole text
-        entries, stated = rope_entries(self.record.rope_scaling), self.record.declared_length_tokens
+        entries = rope_entries(self.record.rope_scaling)
+        stated = self.record.declared_length_tokens
         scaling = entries.get(GLOBAL_LAYERS, entries.get("", {}))
         factor = usable_number(scaling.get("factor")) or 1.0
         unscaled = scaling.get("original_max_position_embeddings") or self.origin_length_tokens
@@ -260,7 +261,8 @@ def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
 def _targets(task: TaskResult) -> object:
     """Returns a key that identifies a task's targets.
 
-    Older versions recorded no hash of the targets. Since they chose targets by the run's longest length, it replaces it.
+    Older versions recorded no hash of the targets. They chose targets by the run's longest length,
+    so that is used there.
     """
     record = task.record
     if record is None:
@@ -355,7 +357,8 @@ def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None
     if not extrapolation or not isinstance(method, str):
         return None
     numbers = [str(value) for value in extrapolation.values() if isinstance(value, int)]
-    return " ".join([_METHODS.get(method, shown_name(method)), *(["/".join(numbers)] if numbers else [])])
+    name = _METHODS.get(method, shown_name(method))
+    return f"{name} {'/'.join(numbers)}" if numbers else name
 
 
 _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
@@ -442,7 +445,8 @@ def _parent_label(model: EvaluatedModel, models: Sequence[EvaluatedModel]) -> st
     origin = model.record.extended_from
     if not origin:
         return None
-    sha256, name = origin.get("sha256"), str(origin.get("name", "")).rpartition("/")[2]
+    sha256 = origin.get("sha256")
+    name = str(origin.get("name", "")).rpartition("/")[2]
     parents = [
         other
         for other in models

@@ -123,7 +123,9 @@ def by_model(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     return grouped((row["setting"], row) for row in records(frame))
 
 
-TEXT, DECIMAL, WHOLE = "object", "float64", "Int64"
+TEXT = "object"
+DECIMAL = "float64"
+WHOLE = "Int64"
 """Types of columns: pandas' dtypes."""
 
 
