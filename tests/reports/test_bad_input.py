@@ -77,7 +77,7 @@ def test_how_many_files_were_read_and_left_out_is_printed(
 def test_samples_without_results_are_named(tmp_path: Path) -> None:
     good(tmp_path / "a")
     (tmp_path / "samples_sb_stdlib_stream_2026-11-19T10-00-00.000001.jsonl").write_text("{}\n")
-    assert "samples without a result file" in reasons(tmp_path)
+    assert "no result file beside them" in reasons(tmp_path)
 
 
 def test_the_newest_of_two_runs_counts_and_the_other_is_listed(tmp_path: Path) -> None:
