@@ -109,7 +109,7 @@ def test_a_gate_s_code_is_its_verdict(results: Path, tmp_path: Path, corpus: str
     ("arguments", "words"),
     [
         (["--gate", "gate.yaml"], "--compare A B with --gate"),
-        (["--compare", "a", "b", "--gate", "gate.yaml", "--fail-if-worse"], "--gate and --fail-if-worse exclude each other"),
+        (["--compare", "a", "b", "--gate", "gate.yaml", "--fail-if-worse"], "exclude each other"),
         (["--least-effect", "0.1"], "--compare A B with --least-effect"),
         (["--compare", "a", "b", "--least-effect", "-1"], "--least-effect to be 0 or more"),
         (["--label", "one"], "--label OLD=NEW"),
