@@ -128,8 +128,8 @@ def assemble(
 def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
     columns = zip(*rows, strict=True)
     header = [
-        words if any("[" in cell for cell in cells) else words.removesuffix(BRACKETS)
-        for words, cells in zip(headings(rows), columns, strict=True)
+        heading if any("[" in cell for cell in cells) else heading.removesuffix(BRACKETS)
+        for heading, cells in zip(headings(rows), columns, strict=True)
     ]
     return Table.of(
         header,

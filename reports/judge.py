@@ -180,16 +180,16 @@ class Comparison:
         return "\n".join(lines)
 
     def _line(self, number: Difference) -> str:
-        words = ""
+        verdict = ""
         if judge(self.rule, "", number).verdict == "fail":
-            words = "worse"
+            verdict = "worse"
         elif number.better:
-            words = "better"
+            verdict = "better"
         elif number.worse:
-            words = "worse by too little to count"
+            verdict = "worse by too little to count"
         place = _place(number)
         place = f"{place:>6}" if number.context_length_tokens else place
-        return f"  {place}  {with_interval(number.estimate, number.low, number.high)}  {words}".rstrip()
+        return f"  {place}  {with_interval(number.estimate, number.low, number.high)}  {verdict}".rstrip()
 
 
 def _place(number: Difference) -> str:

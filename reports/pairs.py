@@ -235,8 +235,8 @@ def _other_tokenizers(second: Measured, documents: int) -> str:
     reason = f"{OTHER_TOKENIZERS} and cut the text at other places: in none of {among} are the targets the same text"
     if second.protocol == "rolling":  # it scores every token of a document, so no protocol would do better
         return reason
-    whole = "a sample logs one sum over its targets, which cannot be divided where the other tokenizer cuts"
-    return f"{reason}; {whole}; more data does not help, and the protocol rolling compares the two in bits per byte"
+    why = "a sample logs one sum over its targets, which cannot be divided where the other tokenizer cuts"
+    return f"{reason}; {why}; more data does not help, and the protocol rolling compares the two in bits per byte"
 
 
 def _share_text(first: Measured, second: Measured) -> str:

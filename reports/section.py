@@ -127,7 +127,7 @@ class Table:
         lengths: Sequence[int],
         lacking: Cell = NOT_MEASURED,
         heading: str = "model",
-        words: Callable[[int], str] = length_text,
+        column_name: Callable[[int], str] = length_text,
         **fields: Any,
     ) -> Self:
         """Builds a table with one column for each context length, or for each value of another count.
@@ -137,11 +137,11 @@ class Table:
             lengths: the columns, in order.
             lacking: the cell of a length that a row does not have.
             heading: heading of the first column.
-            words: returns the heading of a length's column.
+            column_name: returns the heading of a length's column.
             fields: further fields of `Table`.
         """
         lines = [(name, *(known.get(length, lacking) for length in lengths)) for name, known in rows]
-        return cls.of([heading, *map(words, lengths)], lines, **fields)
+        return cls.of([heading, *map(column_name, lengths)], lines, **fields)
 
     @property
     def caption_in_files(self) -> str:
@@ -243,8 +243,8 @@ class Section:
     def axes(self) -> dict[str, str]:
         """Unit of a length axis to its name, for the section's switch; empty where all figures have only tokens."""
         units = {unit for figure in self.figures for spec in figure.variants.values() for unit in axes_of(spec)}
-        words = {unit: f"\N{MULTIPLICATION SIGN} {name}" for unit, name in UNITS.items() if unit in units}
-        return {"tokens": "Tokens", **words} if words else {}
+        names = {unit: f"\N{MULTIPLICATION SIGN} {name}" for unit, name in UNITS.items() if unit in units}
+        return {"tokens": "Tokens", **names} if names else {}
 
     @property
     def first_row(self) -> tuple[Figure, ...]:

@@ -243,16 +243,18 @@ def _without_claim(claim: LengthClaims) -> str:
     """Returns a clause for a text without a claim: the reason, and with too few documents what these show."""
     if claim.obstacle != TOO_FEW:
         return f"nothing can be said, because {claim.obstacle}"
-    one = claim.clusters == 1
-    documents = "1 document" if one else f"{claim.clusters} documents"
-    too_few = f"{documents} {'is' if one else 'are'} too few for a 95% interval, which takes {MINIMUM_CLUSTERS}"
+    is_single = claim.clusters == 1
+    documents = "1 document" if is_single else f"{claim.clusters} documents"
+    too_few = f"{documents} {'is' if is_single else 'are'} too few for a 95% interval, which takes {MINIMUM_CLUSTERS}"
     if not _few(claim):
         return f"nothing can be said, because {too_few}"
     last = claim.differences[-1]
     side = "lower" if last.estimate < 0 else "higher"
     lowest, highest = claim.by_document[0], claim.by_document[-1]
     agreeing = sum((change < 0) == (last.estimate < 0) for change in claim.by_document)
-    each = "" if one else f", {side} in {agreeing} of them (by document from {signed(lowest)} to {signed(highest)})"
+    each = (
+        "" if is_single else f", {side} in {agreeing} of them (by document from {signed(lowest)} to {signed(highest)})"
+    )
     size = signed(abs(last.estimate))[1:]
     return (
         f"in {documents} NLL at {length_text(last.context_length_tokens)} is {size} nats per token "

@@ -37,7 +37,9 @@ def headings(rows: Sequence[Sequence[str]]) -> list[str]:
     They are `HEADER`, or speak of "the length compared with" where some model's reference is not its training length.
     """
     other = any(_COMPARED_WITH in cell for row in rows for cell in row[1:2])
-    return [words.replace("the training length", "the length compared with") if other else words for words in HEADER]
+    return [
+        heading.replace("the training length", "the length compared with") if other else heading for heading in HEADER
+    ]
 
 
 def side_by_side(

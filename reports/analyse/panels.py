@@ -25,8 +25,8 @@ CORPUS_WORDS = {
 
 def text_name(corpus: str, protocol: str = "") -> str:
     """Returns a text's name; with the protocol for identical targets of a protocol other than `fixed_target`."""
-    words = CORPUS_WORDS.get(corpus, corpus)
-    return f"{words}, {protocol}" if protocol in IDENTICAL_TARGETS[1:] else words
+    name = CORPUS_WORDS.get(corpus, corpus)
+    return f"{name}, {protocol}" if protocol in IDENTICAL_TARGETS[1:] else name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,8 @@ class Panel:
     @property
     def title(self) -> str:
         """Text, protocol and aspect as a heading."""
-        words = CORPUS_WORDS.get(self.corpus, self.corpus)
-        return f"{words}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
+        name = CORPUS_WORDS.get(self.corpus, self.corpus)
+        return f"{name}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
 
     @property
     def stem(self) -> str:

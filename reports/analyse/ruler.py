@@ -365,7 +365,7 @@ def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
         count = f"{len(shared)} of {len(tasks)}"
         counted = f"the {count} tasks" if len(shared) > 1 else f"the one of {len(tasks)} tasks"
         everyone = "every model here ran" if len(ran) > 1 else "run"
-        words = f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}"
+        name = f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}"
         explanation = f"Mean over {', '.join(shared)}: {counted} {everyone}."
-        averages.append(Alike(shared, chosen[chosen["ruler_task"].isin(shared)], words, explanation))
+        averages.append(Alike(shared, chosen[chosen["ruler_task"].isin(shared)], name, explanation))
     return averages

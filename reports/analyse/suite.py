@@ -116,7 +116,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
     every_row = []
     for key in sorted(groups, key=_row_order):
         task, metric, chosen_filter, few_shot, text_length, max_length = key
-        words = [
+        heading_parts = [
             task,
             metric,
             None if chosen_filter == "none" else chosen_filter,
@@ -134,7 +134,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 samples[label] = results[SAMPLE_SCORES][label, task].within(limit)
         every_row.append(
             SuiteRow(
-                name=shown_name(", ".join(filter(None, words))),
+                name=shown_name(", ".join(filter(None, heading_parts))),
                 task=task,
                 metric=metric,
                 higher_is_better=bool(better[0]) if better else usual_direction(metric),

@@ -47,7 +47,7 @@ class Caption:
 
 def tooltip_fields(fields: Mapping[str, str]) -> list[dict[str, str]]:
     """Returns Vega-Lite's tooltip channel. `fields` maps a row's field to its name in the tooltip."""
-    return [{"field": field, "type": "nominal", "title": words} for field, words in fields.items()]
+    return [{"field": field, "type": "nominal", "title": title} for field, title in fields.items()]
 
 
 def end_labels(
@@ -196,8 +196,8 @@ def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
     text = {"type": "text", "style": "mark-text", "align": "left", "baseline": baseline, "dx": 4, "dy": dy}
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
     worded = [row for row in rows if row["text"]]
-    words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
-    return [rule, {"data": {"values": worded}, "mark": text, "encoding": words}] if worded else [rule]
+    encoding = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
+    return [rule, {"data": {"values": worded}, "mark": text, "encoding": encoding}] if worded else [rule]
 
 
 def line_names(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:

@@ -37,9 +37,9 @@ def length_channel(
     low, high = domain
     powers = [2.0**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
     step = octaves or (1 if len(powers) <= 10 else 2)
-    words = f"(multiples of the {UNITS[unit]}," if unit else "(tokens,"
+    unit_text = f"(multiples of the {UNITS[unit]}," if unit else "(tokens,"
     return {
-        "title": title and title.replace("(tokens,", words),
+        "title": title and title.replace("(tokens,", unit_text),
         "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
         "axis": {
             "values": powers[::-1][::step][::-1],

@@ -87,11 +87,11 @@ CURVES = Kind(section=_section)
 
 
 def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *, wide: bool) -> Figure:
-    words = curve_words(panel.protocol)
-    explanation = " ".join([words, *panel.remarks]).strip()
+    how_to_read = curve_words(panel.protocol)
+    explanation = " ".join([how_to_read, *panel.remarks]).strip()
     lengths = material.training_lengths
     findings = {metric: panel_finding(panel, lengths, metric) for metric in panel.tables}
-    of_panel = Caption(title=panel.title, finding="", explanation=explanation, subtitle=words)
+    of_panel = Caption(title=panel.title, finding="", explanation=explanation, subtitle=how_to_read)
     captions = {metric: dataclasses.replace(of_panel, finding=finding) for metric, finding in findings.items()}
     variants = {metric: curve_figure(panel, metric, caption, looks) for metric, caption in captions.items()}
     first = next(iter(variants))
@@ -129,10 +129,10 @@ def _lead(panels: Sequence[Panel]) -> str:
         if any(rows["ci95_low"].notna().any() for rows in tables)
         else f"No bands: intervals need {MINIMUM_CLUSTERS} documents."
     )
-    words = f"Lower is better. {bands} Dotted line: training length."
+    lead = f"Lower is better. {bands} Dotted line: training length."
     several = any("seed_low" in rows and rows["seed_low"].notna().any() for rows in tables)
     bars = " A line over several training seeds is their mean; bars reach from the lowest seed to the highest."
-    return words + bars if several else words
+    return lead + bars if several else lead
 
 
 def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str) -> str:
@@ -148,8 +148,8 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
         within = curve[curve[LENGTH] <= trained] if trained else curve.iloc[:1]
         start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
         places = [f"{point['value']:{digits}} at {length_text(int(point[LENGTH]))}" for point in (start, end)]
-        words = f"is {places[0]}" if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
-        sentences.append(f"{in_words(label)} {words}")
+        range_text = f"is {places[0]}" if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
+        sentences.append(f"{in_words(label)} {range_text}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 

@@ -67,11 +67,13 @@ def differences_figure(
         folded: whether the page shows it only on request.
     """
     reference, lacking = _references(material, claims)
-    words = _reading(panel.protocol, claims)
+    how_to_read = _reading(panel.protocol, claims)
     caption = Caption(
         title=f"{panel.title}: difference",
         finding=listed([_finding(label, claim) for label, claim in claims.items()]),
-        explanation=f"NLL at a length minus NLL at {reference}, on the same targets.{lacking} {words} {_bands(claims)}",
+        explanation=(
+            f"NLL at a length minus NLL at {reference}, on the same targets.{lacking} {how_to_read} {_bands(claims)}"
+        ),
         subtitle=f"NLL minus NLL at {reference} on the same targets. {difference_words(panel.protocol).brief}",
     )
     looks = material.looks_of(panel.labels)
@@ -110,13 +112,16 @@ def _references(material: Material, claims: Mapping[str, LengthClaims]) -> tuple
 
 def _reading(protocol: str, claims: Mapping[str, LengthClaims]) -> str:
     """Returns how to read differences at lengths longer and shorter than the reference, for those in the figure."""
-    words = difference_words(protocol)
+    by_side = difference_words(protocol)
     sides = {
         item.context_length_tokens > (claim.reference_tokens or 0)
         for claim in claims.values()
         for item in claim.differences
     }
-    sentences = [words.longer if True in sides else "", words.shorter if False in sides else ""]
+    sentences = [
+        by_side.longer if True in sides else "",
+        by_side.shorter if False in sides else "",
+    ]
     return " ".join(filter(None, sentences))
 
 
@@ -212,11 +217,11 @@ def _section(material: Material) -> Section | None:
     figures: list[Figure] = []
     tables: list[Table] = []
     for (task, metric), of_task in rows.groupby(["task", "metric"], sort=False):
-        words, explanation = _CONDITIONS[str(metric).removeprefix(_GAIN)]
+        condition_title, explanation = _CONDITIONS[str(metric).removeprefix(_GAIN)]
         looks = material.looks_of(of_task["setting"])
         corpus = str(of_task["corpus"].iloc[0])
         caption = Caption(
-            title=f"{CORPUS_WORDS.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {words}",
+            title=f"{CORPUS_WORDS.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {condition_title}",
             finding=_gain_finding(of_task, looks),
             explanation=explanation,
         )

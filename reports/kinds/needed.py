@@ -147,9 +147,9 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
         shares = [needed.shares.assign(setting=label) for label, needed in of_models.items()]
         findings[unit] = listed([_finding(material, label, needed) for label, needed in of_models.items()])
         table = pd.concat(shares, ignore_index=True)
-        words = "Bands: 95% over documents, simultaneous over a line." if table["ci95_low"].notna().any() else ""
+        bands = "Bands: 95% over documents, simultaneous over a line." if table["ci95_low"].notna().any() else ""
         subtitle = f"{_UNITS[unit].lower()} within {material.within_nats:g} nats per token of the longest context"
-        captions.append(Caption(title=title, finding=findings[unit], explanation=words, subtitle=subtitle))
+        captions.append(Caption(title=title, finding=findings[unit], explanation=bands, subtitle=subtitle))
         shown: dict[str, Any] = {"y_title": "share of targets that need at most this", "number_format": ".1%", **SHARES}
         shown["tooltip"] = SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
         variants[unit] = length_figure(table, captions[-1], looks=material.looks_of(of_models), **shown)
@@ -159,16 +159,18 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
 def _finding(material: Material, label: str, needed: Needed) -> str:
     half = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0]
     longest = needed.shares[LENGTH].iloc[-1]
-    words = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
+    sentence = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
     if half == longest:
-        words = (
+        sentence = (
             f"{in_words(label)}: more than half of the targets need the longest context, {length_text(int(longest))}"
         )
     if needed.beyond is None or needed.within_tokens is None:
-        return words
+        return sentence
     share, low, high = needed.beyond
     band = "" if math.isnan(low) else f" [{low:.0%}, {high:.0%}]"
-    return f"{words}, {share:.0%}{band} more than {_within(needed, material.results.model(label).origin_length_tokens)}"
+    return (
+        f"{sentence}, {share:.0%}{band} more than {_within(needed, material.results.model(label).origin_length_tokens)}"
+    )
 
 
 def _within(needed: Needed, trained: int | None) -> str:

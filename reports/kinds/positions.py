@@ -125,9 +125,9 @@ def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin,
 def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
     if not any(bands.values()):
         return ""
-    words = "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
+    bands_text = "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
     doubtful = any(band.doubtful for of_model in bands.values() for band in of_model.values())
-    return f"{words} {DOUBTFUL}: {DOUBTFUL_WORDS}." if doubtful else words
+    return f"{bands_text} {DOUBTFUL}: {DOUBTFUL_WORDS}." if doubtful else bands_text
 
 
 def _doubt(material: Material, table: pd.DataFrame) -> str:
@@ -195,8 +195,8 @@ def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
         start = inside[-1] if inside else bins[0]
         last = bins[-1]
         ends = [f"{number_text(row['nll'])} around position {length_text(int(row['last']))}" for row in (start, last)]
-        words = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
-        sentences.append(f"{in_words(label)} {words}")
+        range_text = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
+        sentences.append(f"{in_words(label)} {range_text}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 
@@ -208,10 +208,10 @@ def _differences(material: Material, table: pd.DataFrame, name: str, stem: str, 
         band = "" if math.isnan(last["ci95_low"]) else f" ({signed(last['ci95_low'])} to {signed(last['ci95_high'])})"
         size = signed(abs(last["nll"]))[1:]
         sentences.append(f"{in_words(label)} ends {size} nats {side} {in_words(material.baseline)}{band}")
-    words = "Below zero is better than the baseline"
-    explanation = " ".join([f"{words}.", *filter(None, remarks)])
+    how_to_read = "Below zero is better than the baseline"
+    explanation = " ".join([f"{how_to_read}.", *filter(None, remarks)])
     title = f"{name}: difference to {material.baseline}"
-    caption = Caption(title=title, finding=listed(sentences), explanation=explanation, subtitle=words)
+    caption = Caption(title=title, finding=listed(sentences), explanation=explanation, subtitle=how_to_read)
     spec = _figure(material, table, caption, difference=True)
     return material.figure({"nll": spec}, f"{stem}-difference", caption)
 
@@ -224,8 +224,8 @@ def _figure(
     order = list(looks)
     rows = [_row(row, perplexity, end_digits=".3f" if difference else ",.2f") for row in records(table)]
     positions = [row["x"] for row in rows]
-    words = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
-    quantity = "difference in NLL (nats per token)" if difference else words
+    level_title = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
+    quantity = "difference in NLL (nats per token)" if difference else level_title
     return line_figure(
         sorted(rows, key=lambda row: (order.index(row["setting"]), row["x"])),
         caption,

@@ -48,9 +48,9 @@ def _section(material: Material) -> Section | None:
     looks = {label: look for label, look in recalling.items() if (scores["setting"] == label).any()}
     figures, tables = [], []
     for task in sorted(set(scores["task"]), key=lambda task: ranked(task, list(_TASKS))):
-        for rows, words, counted in _panels(scores[scores["task"] == task]):
-            figures.append(_figure(material, looks, task, rows, words, counted))
-            tables.append(_table(task, rows, words, counted, list(looks)))
+        for rows, fixed, counted in _panels(scores[scores["task"] == task]):
+            figures.append(_figure(material, looks, task, rows, fixed, counted))
+            tables.append(_table(task, rows, fixed, counted, list(looks)))
     return Section(
         identifier="recall",
         title="Recall",
@@ -101,9 +101,9 @@ def solved_up_to(scores: Mapping[int, float]) -> int | None:
     return max(solved, default=None)
 
 
-def _title(task: str, words: str) -> str:
+def _title(task: str, fixed: str) -> str:
     many_shot = f"Many-shot classification, {task.removeprefix(_MANY_SHOT)}" if task.startswith(_MANY_SHOT) else task
-    return _TASKS.get(task, (many_shot, ""))[0] + words
+    return _TASKS.get(task, (many_shot, ""))[0] + fixed
 
 
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
@@ -132,7 +132,7 @@ def _column(counted: str | None) -> str:
 
 
 def _figure(
-    material: Material, looks: Mapping[str, Look], task: str, scores: pd.DataFrame, words: str, counted: str | None
+    material: Material, looks: Mapping[str, Look], task: str, scores: pd.DataFrame, fixed: str, counted: str | None
 ) -> Figure:
     exact = scores[scores["metric"] == "exact_match"]
     order = [label for label in looks if (exact["setting"] == label).any()]
@@ -146,7 +146,7 @@ def _figure(
         levels[float(guesses.max())] = "chance"
     finding = _finding(exact, order, counted)
     explanation = _TASKS.get(task, ("", ""))[1]
-    caption = Caption(title=_title(task, words), finding=finding, explanation=explanation)
+    caption = Caption(title=_title(task, fixed), finding=finding, explanation=explanation)
     axes = Axes(
         x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
         x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, looks),
@@ -157,7 +157,7 @@ def _figure(
     )
     tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows)
     spec = line_figure(rows, caption, axes=axes, looks=looks, tooltip=tooltip)
-    return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{words}"), caption)
+    return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{fixed}"), caption)
 
 
 def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> str:
@@ -168,12 +168,12 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
         first = min(scores)
         last = max(scores)
         if solved is None:
-            words = f"is below {_SOLVED:.0%} even at {_count(first, counted)} ({scores[first]:.1%})"
+            range_text = f"is below {_SOLVED:.0%} even at {_count(first, counted)} ({scores[first]:.1%})"
         elif solved == last:
-            words = f"solves all, up to {_count(last, counted)}"
+            range_text = f"solves all, up to {_count(last, counted)}"
         else:
-            words = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
-        sentences.append(f"{in_words(label)} {words}")
+            range_text = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
+        sentences.append(f"{in_words(label)} {range_text}")
     return first_listed(sentences)
 
 
@@ -181,7 +181,7 @@ def _count(number: int, counted: str | None) -> str:
     return f"{number:,} {counted}" if counted else length_text(number)
 
 
-def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, labels: Sequence[str]) -> Table:
+def _table(task: str, scores: pd.DataFrame, fixed: str, counted: str | None, labels: Sequence[str]) -> Table:
     column = _column(counted)
     exact = scores[scores["metric"] == "exact_match"]
     best = exact.groupby(column)["value"].max().to_dict() if exact["setting"].nunique() > 1 else {}
@@ -200,12 +200,12 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
         }
         if cells:
             rows.append((Cell(name=label), cells))
-    title = _title(task, words)
+    title = _title(task, fixed)
     return Table.by_length(
         rows,
         lengths=column_values(exact, column),
-        words=lambda count: _count(count, counted),
-        stem=safe_stem(f"recall-{task}{words}"),
+        column_name=lambda count: _count(count, counted),
+        stem=safe_stem(f"recall-{task}{fixed}"),
         caption=f"{title}: exact answers by {counted or 'context length'}",
         explanation="Best in bold. Small print: 95% interval, Wilson's; negative log-likelihood of an answer.",
         interval="95% interval",

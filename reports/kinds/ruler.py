@@ -40,13 +40,13 @@ def _section(material: Material) -> Section | None:
     looks = material.looks_of(scores["setting"])
     figures = []
     drawn = set()
-    for words, tasks in analysis.AVERAGED_TASKS.items():
+    for average_name, tasks in analysis.AVERAGED_TASKS.items():
         for alike in analysis.averaged_alike(scores, tasks):
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
                 lacking = analysis.without_mean(alike.scores, alike.tasks)
                 explanation = f"{alike.explanation} {lacking}".strip()
-                figures.append(_average_figure(material, looks, alike.words or words, means, explanation))
+                figures.append(_average_figure(material, looks, alike.words or average_name, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
     alone = "No average over tasks sets the models side by side, since no task was run with all."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
@@ -74,7 +74,7 @@ RULER = Kind(section=_section)
 
 
 def _average_figure(
-    material: Material, looks: Mapping[str, Look], words: str, means: pd.DataFrame, explanation: str
+    material: Material, looks: Mapping[str, Look], average_name: str, means: pd.DataFrame, explanation: str
 ) -> Figure:
     sentences = []
     for label in looks:
@@ -82,10 +82,10 @@ def _average_figure(
             lengths = dict.fromkeys((min(values), max(values)))
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in lengths]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
-    caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
+    caption = Caption(title=f"RULER, {average_name}", finding=listed(sentences), explanation=explanation)
     axis = {"tooltip": SCORE_TOOLTIP, "y_title": "score", **SHARES}
     spec = length_figure(means, caption, looks=looks, number_format=".3f", **axis)
-    return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
+    return material.figure({"score": spec}, safe_stem(f"ruler-{average_name.replace(' ', '-')}"), caption)
 
 
 def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[str, pd.DataFrame]) -> Figure:

@@ -52,7 +52,7 @@ def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> list[Cell]:
     heading = Cell(name=model.label, small=(size + _tasks(run),), in_files=model.label)
     record = run.record
     lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
-    words = [
+    texts = [
         f"{record.tokens_per_second:,.0f}" if record.tokens_per_second else _NOT_RECORDED,
         f"{record.peak_memory_bytes / 2**30:.2f} GiB" if record.peak_memory_bytes else _NOT_RECORDED,
         _minutes(run),
@@ -61,7 +61,7 @@ def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> list[Cell]:
         record.dtype or _NOT_RECORDED,
         record.gpu or ("CPU" if run.described else _NOT_RECORDED),
     ]
-    return [heading, *(Cell(cell, missing=cell == _NOT_RECORDED) for cell in words)]
+    return [heading, *(Cell(cell, missing=cell == _NOT_RECORDED) for cell in texts)]
 
 
 def _minutes(run: EvaluationRun) -> str:

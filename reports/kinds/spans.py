@@ -147,11 +147,11 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
     )
     domain = length_domain(means, looks)
     panels = {}
-    for column, (words, number_format, axis) in _MEASURES.items():
+    for column, (title, number_format, axis) in _MEASURES.items():
         known = _value_of(means, column)
         if len(known):
             axes = Axes(x_title=None, x_octaves=2, x_domain=domain, y_title=None, **axis)
-            panels[words] = (length_rows(known, looks, number_format), axes)
+            panels[title] = (length_rows(known, looks, number_format), axes)
     tooltip = {"setting": "model", "length_text": "context", "value_text": "mean over heads"}
     spec = small_multiples(panels, caption, columns=2, height=180, width=300, tooltip=tooltip, looks=looks)
     return material.figure({"attention": spec}, "attention", caption, wide=True)
@@ -223,11 +223,11 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
 def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
     rows = []
     for label in labels:
-        for column, (words, number_format) in _MEANS.items():
+        for column, (name, number_format) in _MEANS.items():
             known = by_length(means.dropna(subset=[column]), label, numbers=column)
             cells = {length: format(mean, number_format) for length, mean in known.items()}
             if cells:
-                rows.append((Cell(f", {words}", name=label), cells))
+                rows.append((Cell(f", {name}", name=label), cells))
     caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
     named: dict[str, Any] = {"caption": caption, "folded": f"Numbers: {caption}"}
     return Table.by_length(rows, lengths=column_values(means), stem="spans", **named)
@@ -250,7 +250,7 @@ def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) ->
     for length in lengths:
         rows = [_row(row) for row in records(heads[heads["context_length_tokens"] == length])]
         last = length == lengths[-1]
-        for place, (field, words) in enumerate(fields.items()):
+        for place, (field, share_name) in enumerate(fields.items()):
             ends = {"domain": [0, 1]} if field == "remainder" else {"type": "log", "domain": [1, max(lengths)]}
             scale = {"scheme": "cividis", **ends}
             legend = _legend(field) if last and field in ("span50", "remainder") else None
@@ -261,7 +261,7 @@ def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) ->
                 "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
                 "tooltip": tooltip_fields(_TOOLTIP),
             }
-            grids.append(_grid(rows, f"{length_text(length)}: {words}", (width, height), field, encoding))
+            grids.append(_grid(rows, f"{length_text(length)}: {share_name}", (width, height), field, encoding))
     return {
         **caption.vega,
         "usermeta": {"partPixels": width + 62},

@@ -182,7 +182,7 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
         [(Cell(f" {name[1]}", name=name[0]), values[name]) for name in names if name in values],
         lengths=column_values(measured) or [0],
         heading="model and metric",
-        words=lambda length: f"{length:,}" if length else "value",
+        column_name=lambda length: f"{length:,}" if length else "value",
         stem=f"beside-{safe_stem(task)}",
         caption=f"Beside the score: {task}",
         explanation=f"{measures}; each column is one length.",

@@ -226,9 +226,9 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
     shown = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
     dropped = [task for tasks in by_text.values() for task in tasks if id(task) not in shown]
     for task in dropped:
-        words = "was scored on other targets than the rest of its line, as far as runs record them, and is not shown"
+        reason = "was scored on other targets than the rest of its line, as far as runs record them, and is not shown"
         remedy = "all lengths run at once have the same, and so has a fixed_target run that continues another"
-        notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {words}; {remedy}.")
+        notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {reason}; {remedy}.")
     left_aside = tuple(
         (task.name, task.record.corpus_sha256, _lengths(task)) for task in dropped if task.record is not None
     )
@@ -282,13 +282,13 @@ def _key(run: EvaluationRun) -> ModelKey:
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
     """Returns a RoPE scaling as text, such as "yarn RoPE x4", for each type of layers; None without scaling."""
-    words = []
+    parts = []
     for layers, entry in rope_entries(scaling).items():
         if (kind := kind_of(entry)) != "default":
             factor = entry.get("factor")
             times = f" x{factor:g}" if isinstance(factor, int | float) else ""
-            words.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
-    return " and ".join(words) or None
+            parts.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
+    return " and ".join(parts) or None
 
 
 _METHODS = {
@@ -312,9 +312,9 @@ def sentence_text(recorded: Mapping[str, Any] | None) -> str | None:
 
 def unread_text(unread: Mapping[str, object] | None) -> str | None:
     """Returns the checkpoint's tensors that the model did not read, and why, as text; None where it read all."""
-    words = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
+    reasons = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
     parts = []
-    for name, reason in words.items():
+    for name, reason in reasons.items():
         names = mapping(unread).get(name)
         if isinstance(names, list) and names:
             listed = ", ".join(shown_name(str(tensor)) for tensor in names[:_TENSORS_NAMED])
@@ -336,15 +336,15 @@ def cut_texts(record: ModelRecord) -> list[str]:
     models and models that think.
     """
     generated = mapping(record.generated)
-    words = {
+    sentences = {
         "thinking_cut": "the model's thinking was cut before {}",
         "thinking_stopped": "the model ended its text without ending its thinking before {}",
     }
     if generated.get("chat") is True or record.thinking_tokens is not None:
-        words["cut"] = "the budget of tokens cut {}"
+        sentences["cut"] = "the budget of tokens cut {}"
     answers = f"of {generated.get('answers')} answers (on rank 0)."
-    counts = {name: generated.get(name) for name in words}
-    return [text.format(f"{counts[name]} {answers}") for name, text in words.items() if _is_count(counts[name])]
+    counts = {name: generated.get(name) for name in sentences}
+    return [text.format(f"{counts[name]} {answers}") for name, text in sentences.items() if _is_count(counts[name])]
 
 
 def _is_count(value: Any) -> bool:

@@ -289,9 +289,9 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
         reason = "are not finite numbers, or have no sample's number, and were left out."
         notes.add(path, f"{unusable} scores or depths of samples {reason}")
     for (metric, chosen), by_sample in list(scores.items()):
-        whole = not unusable and filtered[str(chosen)] >= (task.samples_used or math.inf)
+        is_complete = not unusable and filtered[str(chosen)] >= (task.samples_used or math.inf)
         mean = sum(by_sample.values()) / len(by_sample)  # like lm-eval, over the samples that have a score
-        if whole and not agrees(task.means.get(f"{metric},{chosen}"), mean):
+        if is_complete and not agrees(task.means.get(f"{metric},{chosen}"), mean):
             notes.add(path, f"samples {NOT_ITS_NUMBERS} ({metric}, {chosen}).")
             del scores[metric, chosen]
     return SampleScores(scores=dict(scores), depths_percent=dict(depths))

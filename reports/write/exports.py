@@ -127,10 +127,10 @@ def markdown_summary(title: str, report: Report) -> str:
         for figure in section.figures:
             images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
             caption = figure.caption
-            title, *words = map(markdown_text, (caption.title, caption.finding, caption.explanation))
-            lines += [f"### {title}", "", " ".join(filter(None, words)), ""]
+            title, *texts = map(markdown_text, (caption.title, caption.finding, caption.explanation))
+            lines += [f"### {title}", "", " ".join(filter(None, texts)), ""]
             if images:
-                lines += [f"![{title}. {words[0]}]({images[0]})", ""]
+                lines += [f"![{title}. {texts[0]}]({images[0]})", ""]
     lines += ["## Tables", ""]
     for table in report.tables:
         lines += [*_markdown_table(table), ""]
@@ -179,7 +179,7 @@ def latex_table(table: Table, *, fitted: bool = False) -> str:
     """
     texts = [[latex_text(cell.plain) for cell in row] for row in (table.header, *table.rows_in_files)]
     prose = [fitted and max(map(len, rest), default=0) > _PROSE for _, *rest in zip(*texts, strict=True)]
-    columns = "".join("l" if words or place == 0 else "r" for place, words in enumerate(prose))
+    columns = "".join("l" if is_prose or place == 0 else "r" for place, is_prose in enumerate(prose))
     lines = [
         "% needs \\usepackage{booktabs}",
         r"\begin{table*}[t]" if fitted else r"\begin{table}",

@@ -118,16 +118,16 @@ def _caption(figure: Figure, metric: str, spec: Mapping[str, Any]) -> str:
     caption = figure.caption
     finding = figure.findings.get(metric, caption.finding)
     sentences = [s for s in _SENTENCE.split(f"{finding} {caption.explanation}".strip()) if not s.startswith("No band")]
-    words = " ".join([f"{caption.title}.", *sentences])
+    caption_text = " ".join([f"{caption.title}.", *sentences])
     rows = list(_rows(spec))
-    if any(row.get("low") is not None for row in rows) and "Band" not in words:
-        words += " Bands: 95% intervals."
+    if any(row.get("low") is not None for row in rows) and "Band" not in caption_text:
+        caption_text += " Bands: 95% intervals."
     written = {str(row.get("clusters_text", "")).replace(",", "") for row in rows}
     counts = sorted(int(text) for text in written if text.isdigit())
     if counts:
         span = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-        words += f" {span} document{'s' * (counts[-1] > 1)}."
-    return words
+        caption_text += f" {span} document{'s' * (counts[-1] > 1)}."
+    return caption_text
 
 
 def _rows(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
