@@ -146,8 +146,8 @@ class Table:
     @property
     def caption_in_files(self) -> str:
         """The caption for Markdown and LaTeX, followed by the kind of interval if some cell shows one in brackets."""
-        shown = any(cell.interval or "[" in cell.text for line in self.rows for cell in line.cells)
-        return f"{self.caption} [{self.interval}]" if self.interval and shown else self.caption
+        has_brackets = any(cell.interval or "[" in cell.text for line in self.rows for cell in line.cells)
+        return f"{self.caption} [{self.interval}]" if self.interval and has_brackets else self.caption
 
     @property
     def rows_in_files(self) -> tuple[tuple[Cell, ...], ...]:
@@ -194,7 +194,7 @@ class Link(NamedTuple):
     """A link to a file, relative to the page."""
 
     target: str
-    words: str
+    text: str
 
 
 class Fact(NamedTuple):
@@ -206,10 +206,10 @@ class Fact(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Facts that the page shows on request. `words` follow the name in the heading."""
+    """Facts that the page shows on request. Their heading is the name followed by the suffix."""
 
     name: str
-    words: str
+    suffix: str
     facts: tuple[Fact, ...]
 
 
@@ -249,8 +249,8 @@ class Section:
     @property
     def first_row(self) -> tuple[Figure, ...]:
         """The first figure or two, as many as fit side by side where they open the page."""
-        shown = [figure for figure in self.figures if not figure.folded]
-        return tuple(shown[:1] if any(figure.wide for figure in shown[:2]) else shown[:2])
+        unfolded = [figure for figure in self.figures if not figure.folded]
+        return tuple(unfolded[:1] if any(figure.wide for figure in unfolded[:2]) else unfolded[:2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,10 +327,10 @@ class Material:
         parents = {model.label: model.parent for model in self.results.models if model.parent}
         return within(self.looks, list(dict.fromkeys(labels)), parents)
 
-    def figure(self, variants: Mapping[str, Mapping[str, Any]], stem: str, caption: Caption, **shown: Any) -> Figure:
-        """Builds a figure and writes image files of its first variant; `shown` are further fields of `Figure`."""
+    def figure(self, variants: Mapping[str, Mapping[str, Any]], stem: str, caption: Caption, **fields: Any) -> Figure:
+        """Builds a figure and writes image files of its first variant; `fields` are further fields of `Figure`."""
         image, downloads = self.publish(next(iter(variants.values())), stem)
-        return Figure(caption=caption, variants=variants, image=image, downloads=downloads, **shown)
+        return Figure(caption=caption, variants=variants, image=image, downloads=downloads, **fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,8 +88,8 @@ def find(
             on_identical_targets(protocol, _context_sentence(text_name(corpus, protocol), claim))
             for (corpus, protocol), claim in identical.items()
         ]
-        others = {text: claim for text, claim in of_model.items() if text not in identical}
-        sentences += _stream_sentences(others, dict(identical.keys()))
+        other_protocols = {text: claim for text, claim in of_model.items() if text not in identical}
+        sentences += _stream_sentences(other_protocols, dict(identical.keys()))
         sentences += effective_lengths.get(model.label, ())
         usable = [claim for claim in identical.values() if not claim.obstacle]
         usable = usable or [claim for claim in (*identical.values(), *of_model.values()) if _few(claim)]
@@ -273,15 +273,15 @@ def _recovery(claim: LengthClaims) -> str:
     return f", but not measurably at {', '.join(again)}" if again else ""
 
 
-def _stream_sentences(others: Mapping[tuple[str, str], LengthClaims], judged: Collection[str]) -> list[str]:
+def _stream_sentences(claims: Mapping[tuple[str, str], LengthClaims], judged: Collection[str]) -> list[str]:
     """Returns sentences on protocols without identical targets.
 
     Args:
-        others: (text, protocol) to its claims.
+        claims: (text, protocol) to its claims.
         judged: texts on which identical targets were scored too, so that use of context is judged there.
     """
     sentences = []
-    for (corpus, protocol), claim in others.items():
+    for (corpus, protocol), claim in claims.items():
         where = f"{windows_words(protocol)} ({CORPUS_WORDS.get(corpus, corpus)})"
         if claim.obstacle:
             if corpus not in judged or _few(claim):

@@ -36,9 +36,10 @@ def headings(rows: Sequence[Sequence[str]]) -> list[str]:
 
     They are `HEADER`, or speak of "the length compared with" where some model's reference is not its training length.
     """
-    other = any(_COMPARED_WITH in cell for row in rows for cell in row[1:2])
+    has_other_reference = any(_COMPARED_WITH in cell for row in rows for cell in row[1:2])
     return [
-        heading.replace("the training length", "the length compared with") if other else heading for heading in HEADER
+        heading.replace("the training length", "the length compared with") if has_other_reference else heading
+        for heading in HEADER
     ]
 
 
@@ -116,7 +117,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     last = claim.differences[-1] if claim.differences else None
     longest = max(claim.lengths)
     further, reference = claim.beyond_reference, claim.reference_tokens
-    other = f"{_COMPARED_WITH}{length_text(reference)}" if reference and reference != trained else ""
+    other_reference = f"{_COMPARED_WITH}{length_text(reference)}" if reference and reference != trained else ""
     effective = effective_nll_length(claim)
     raises = claim.raises_from_tokens
     mark = f" {DOUBTFUL}" if claim.doubtful else ""
@@ -129,7 +130,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
         raised = f"nowhere measurably up to {length_text(longest)}"
     return (
         label,
-        (length_text(trained) if trained else "not recorded") + other,
+        (length_text(trained) if trained else "not recorded") + other_reference,
         "" if effective is None else effective.text,
         raised,
         f"{area.text}{mark}" if area is not None else without,
@@ -208,11 +209,13 @@ def caveats(
 
 
 def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
-    shown = {(label, corpus) for label, corpus, protocol in usable if protocol in IDENTICAL_TARGETS}
-    lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in shown)
-    somewhere = {label for label, _ in shown}
+    with_identical = {(label, corpus) for label, corpus, protocol in usable if protocol in IDENTICAL_TARGETS}
+    lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in with_identical)
+    labels_with_identical = {label for label, _ in with_identical}
     places = {(label, corpus): f" on {CORPUS_WORDS.get(corpus, corpus)}" for label, corpus in lacking}
-    return _all_named(dict.fromkeys(key[0] + (place if key[0] in somewhere else "") for key, place in places.items()))
+    return _all_named(
+        dict.fromkeys(key[0] + (place if key[0] in labels_with_identical else "") for key, place in places.items())
+    )
 
 
 def _lacking(claims: Claims) -> str:

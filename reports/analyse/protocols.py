@@ -13,10 +13,10 @@ PROTOCOL_ORDER = (*IDENTICAL_TARGETS, "stream", "sliding", "rolling")
 _CURVES = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
     "pairs": "Targets of a file behind the end of their contexts; a context length counts context alone.",
-    "riffled": "The last piece of a document, behind its own pieces in turn with those of other documents.",
+    "riffled": "The last chunk of a document; its context alternates chunks of this document with those of others.",
     "stream": "Text in disjoint windows: shows whether a model breaks, not whether it uses context.",
     "sliding": "Text in overlapping windows, each of which scores only the targets that are new in it.",
-    "rolling": "Each document alone, in windows of the given length: a document shorter than that changes no further.",
+    "rolling": "Each document by itself, in windows of the given length; one that fits a window changes no further.",
 }
 
 

@@ -332,13 +332,13 @@ class Alike(NamedTuple):
     Attributes:
         tasks: the tasks averaged.
         scores: rows of the models that ran all of these tasks.
-        words: name of the average where it is not over all requested tasks; else empty.
+        name: name of the average where it is not over all requested tasks; else empty.
         explanation: which tasks and models it is over, and which models are left out.
     """
 
     tasks: tuple[str, ...]
     scores: pd.DataFrame
-    words: str
+    name: str
     explanation: str
 
 

@@ -177,9 +177,9 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
     }
 
 
-def training_marks(looks: Mapping[str, Look], shown: Iterable[str]) -> list[int]:
+def training_marks(looks: Mapping[str, Look], shown_labels: Iterable[str]) -> list[int]:
     """Returns the training lengths, in tokens, of the models shown."""
-    return sorted({mark for label in shown if (mark := looks[label].training_length_tokens)})
+    return sorted({mark for label in shown_labels if (mark := looks[label].training_length_tokens)})
 
 
 def small_multiples(

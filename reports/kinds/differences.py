@@ -44,7 +44,7 @@ _CONDITIONS = {
     "without": ("what the context is worth", "NLL of the same targets without any context, minus NLL with it."),
     "blocks": (
         "cost of riffled documents",
-        "NLL behind each document in one block, minus NLL behind the same tokens riffled: below zero, riffling costs.",
+        "NLL after each document in one block, minus NLL after the same tokens riffled: below zero, riffling costs.",
     ),
     "replaced": (
         "finding the own document again",

@@ -150,9 +150,13 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
         bands = "Bands: 95% over documents, simultaneous over a line." if table["ci95_low"].notna().any() else ""
         subtitle = f"{_UNITS[unit].lower()} within {material.within_nats:g} nats per token of the longest context"
         captions.append(Caption(title=title, finding=findings[unit], explanation=bands, subtitle=subtitle))
-        shown: dict[str, Any] = {"y_title": "share of targets that need at most this", "number_format": ".1%", **SHARES}
-        shown["tooltip"] = SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
-        variants[unit] = length_figure(table, captions[-1], looks=material.looks_of(of_models), **shown)
+        options: dict[str, Any] = {
+            "y_title": "share of targets that need at most this",
+            "number_format": ".1%",
+            **SHARES,
+        }
+        options["tooltip"] = SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
+        variants[unit] = length_figure(table, captions[-1], looks=material.looks_of(of_models), **options)
     return material.figure(variants, stem, captions[0], findings=findings, wide=len(by_unit["stretch"]) > 6)
 
 

@@ -46,7 +46,7 @@ def _section(material: Material) -> Section | None:
                 drawn.add(alike.tasks)
                 lacking = analysis.without_mean(alike.scores, alike.tasks)
                 explanation = f"{alike.explanation} {lacking}".strip()
-                figures.append(_average_figure(material, looks, alike.words or average_name, means, explanation))
+                figures.append(_average_figure(material, looks, alike.name or average_name, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
     alone = "No average over tasks sets the models side by side, since no task was run with all."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
@@ -96,10 +96,10 @@ def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[st
         subtitle="score against context length (tokens, log scale)",
     )
     everything = pd.concat(list(grid.values()), ignore_index=True)
-    shown = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
+    drawn_looks = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
     axes = Axes(x_title=None, x_octaves=3, x_domain=length_domain(everything, looks), y_title=None, **SHARES)
-    panels = {task: (length_rows(scores, shown, ".3f"), axes) for task, scores in grid.items()}
-    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, looks=shown)
+    panels = {task: (length_rows(scores, drawn_looks, ".3f"), axes) for task, scores in grid.items()}
+    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, looks=drawn_looks)
     return material.figure({"score": spec}, "ruler-tasks", caption, wide=True)
 
 

@@ -90,7 +90,7 @@ def _left_out(material: Material) -> Section | None:
     return Section(
         identifier="left-out",
         title="Notes",
-        lead="What was found but is not shown, or shown although something differs, and why.",
+        lead="Results that were found and are not shown, or are shown although something about them differs, and why.",
         remarks=tuple(Fact(text=note.reason, link=link) for note, link in zip(notes, links, strict=True)),
     )
 
@@ -185,12 +185,12 @@ def _fold(model: EvaluatedModel, run: EvaluationRun, folder: Path) -> Fold:
     for task in run.tasks:
         link = None if task.samples is None else _link(task.samples, folder, "samples")
         facts.append(Fact(name=task.name, text=task_facts(task), link=link))
-    return Fold(name=model.label, words=f", {run.date:%Y-%m-%d %H:%M}", facts=tuple(facts))
+    return Fold(name=model.label, suffix=f", {run.date:%Y-%m-%d %H:%M}", facts=tuple(facts))
 
 
-def _link(path: Path, folder: Path, words: str | None = None) -> Link:
+def _link(path: Path, folder: Path, text: str | None = None) -> Link:
     target = quote(os.fsencode(os.path.relpath(path, folder)))  # bytes: a file name need not be UTF-8
-    return Link(target=target, words=words or visible(path.name))
+    return Link(target=target, text=text or visible(path.name))
 
 
 def _versions(run: EvaluationRun) -> str:

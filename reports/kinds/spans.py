@@ -137,7 +137,7 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
             entropy = " to ".join(f"{mean['entropy']:.2f}" for mean in means_at_ends)
             sink = " to ".join(f"{mean['first_token']:.1%}" for mean in means_at_ends)
             sentences.append(f"{in_words(label)} {places}: entropy {entropy} nats, first token's weight {sink}")
-    nothing = "Entropies were not measured: spans and sticks alone."
+    nothing = "Entropies were not measured, only spans and remaining sticks."
     caption = Caption(
         title="Where the weight goes",
         finding="; ".join(sentences[:4]) + "." if sentences else nothing,
@@ -300,8 +300,8 @@ def _legend(field: str) -> dict[str, Any]:
 
 def _axis(field: str, *, named: bool) -> dict[str, Any]:
     axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
-    shown = axis if named else {**axis, "labels": False}
-    return {"field": field, "type": "ordinal", "title": field if named else None, "axis": shown}
+    layout = axis if named else {**axis, "labels": False}
+    return {"field": field, "type": "ordinal", "title": field if named else None, "axis": layout}
 
 
 def _grid(

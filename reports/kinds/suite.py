@@ -120,10 +120,10 @@ TABLES = Kind(section=_section)
 
 
 def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Table:
-    shown = [label for label in labels if any(label in task.cells for task in ordinary)]
+    shown_labels = [label for label in labels if any(label in task.cells for task in ordinary)]
     return Table.of(
-        ("task", *[Cell(name=label) for label in shown]),
-        [(task.name, *(_ordinary_cell(task, label, baseline) for label in shown)) for task in ordinary],
+        ("task", *[Cell(name=label) for label in shown_labels]),
+        [(task.name, *(_ordinary_cell(task, label, baseline) for label in shown_labels)) for task in ordinary],
         stem="tasks",
         caption="Ordinary tasks",
         explanation=(
@@ -196,12 +196,12 @@ def _by_length(material: Material) -> Section | None:
     groups = grouped(((task.task, task.metric, task.filter_name), task) for task in limited)
     looks = material.looks_of(label for task in ordinary for label in task.cells)
     figures: list[Figure] = []
-    shown: set[str] = set()
+    drawn_labels: set[str] = set()
     for names, rows in groups.items():
         table, by_text = input_table(rows)
         if table["context_length_tokens"].nunique() < 2:
             continue
-        shown |= set(table["setting"])
+        drawn_labels |= set(table["setting"])
         title = shown_name(", ".join(name for name in names if name != "none"))
         length_words = "text length" if by_text else "longest input, max_length"
         finding = listed([_ends(label, table) for label in looks if (table["setting"] == label).any()])
@@ -230,7 +230,7 @@ def _by_length(material: Material) -> Section | None:
             "between 0 and 1, else 1.96 standard errors; a score of 0 or 1 without its number of samples has none."
         ),
         figures=tuple(figures),
-        legend={label: look for label, look in looks.items() if label in shown},
+        legend={label: look for label, look in looks.items() if label in drawn_labels},
     )
 
 

@@ -44,8 +44,8 @@ def write_page(
         axis: the length axis that `images` show, and the one that the page starts with: "tokens" or a key of
             `lengths.UNITS`.
     """
-    shown = [figure for section in report.sections for figure in section.figures]
-    keys = {id(figure): f"f{index}" for index, figure in enumerate(shown)}
+    figures = [figure for section in report.sections for figure in section.figures]
+    keys = {id(figure): f"f{index}" for index, figure in enumerate(figures)}
     classes = {label: f"s{index}" for index, label in enumerate(report.looks)}
     colours = {look.light: look.dark for look in report.looks.values()} | dark_colours()
 
@@ -66,7 +66,7 @@ def write_page(
             shapes=_SHAPES,
             buttons_at_most=_BUTTONS_AT_MOST,
             style=Markup(_template("page.css")),
-            figures=Markup(script_json({keys[id(figure)]: _live(figure) for figure in shown})),
+            figures=Markup(script_json({keys[id(figure)]: _live(figure) for figure in figures})),
             themes=Markup(script_json({"light": vega_config(LIGHT), "dark": vega_config(DARK), "darkOf": colours})),
             vega=Markup(javascript().replace("</script", "<\\/script")),
             script=Markup(_template("page.js")),

@@ -57,10 +57,10 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
             for place, (metric, spec) in enumerate(figure.variants.items()):
                 stem = _stem(figure, metric, digests)
                 if any(fnmatch.fnmatchcase(stem, pattern) for pattern in only) if only else place == 0:
-                    shown, wide = _for_print(on_axis(spec, axis))
+                    print_spec, wide = _for_print(on_axis(spec, axis))
                     inches = PAGE_INCHES if wide else COLUMN_INCHES
                     points = inches * _POINTS_PER_INCH
-                    name, _ = writer.publish(shown, stem, (points * _PIXELS_PER_POINT, points))
+                    name, _ = writer.publish(print_spec, stem, (points * _PIXELS_PER_POINT, points))
                     lines += [*_figure_lines(name, _caption(figure, metric, spec), inches, wide=wide), ""]
         writer.svgs()
     (folder / FIGURES).write_text("\n".join([*lines, _END]), encoding="utf-8")
@@ -105,8 +105,8 @@ def _for_print(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
             changed["legend"] = legend if len(value["scale"]["range"]) > 1 else None
         return changed
 
-    shown = printed({key: item for key, item in spec.items() if key not in ("title", "description", "datasets")})
-    return shown | {"padding": 2}, wide
+    print_spec = printed({key: item for key, item in spec.items() if key not in ("title", "description", "datasets")})
+    return print_spec | {"padding": 2}, wide
 
 
 def _names_lines(layer: Any) -> bool:
