@@ -12,7 +12,7 @@ from sbeval.results.records import IDENTICAL_TARGETS
 PROTOCOL_ORDER = (*IDENTICAL_TARGETS, "stream", "sliding", "rolling")
 _CURVES = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
-    "pairs": "Targets of a file behind the end of their contexts; a context length counts context alone.",
+    "pairs": "Targets from a file, each after the end of its context; the context length counts only the context.",
     "riffled": "The last chunk of a document; its context alternates chunks of this document with those of others.",
     "stream": "Text in disjoint windows: shows whether a model breaks, not whether it uses context.",
     "sliding": "Text in overlapping windows, each of which scores only the targets that are new in it.",
