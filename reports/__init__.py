@@ -12,8 +12,8 @@
 - `judge`: judges whether a model is worse than a reference
 - `gate`: judges a model by a policy, a file of rules over several tasks
 
-Imports run one way: build -> write, kinds -> figures -> analyse -> read. Reports read only files of results, so a report can
-be rebuilt years after its runs.
+Imports run one way: build -> write, kinds -> figures -> analyse -> read. Reports read only result files and samples
+files, so a report can be rebuilt years after its runs.
 """
 
 from typing import TYPE_CHECKING, Any
