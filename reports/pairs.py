@@ -324,7 +324,7 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
             confidence=1 - (1 - confidence) / sum(logged),
         )
         if paired is None:
-            reason = "the runs share no question whose samples give their numbers"
+            reason = "the runs share no question, or their samples do not add up to the results files' numbers"
             obstacles.append(f"{row.name}: not compared, because {reason}.")
         elif math.isnan(paired.low):
             obstacles.append(_too_few(row.name, paired))

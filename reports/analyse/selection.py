@@ -43,8 +43,8 @@ def restrict(results: Results, only: Iterable[str]) -> Results:
         matching_labels = [model.label for model in results.models if _matches(pattern, *_names(model))]
         matching_tasks = [task for task in tasks if _matches(pattern, task)]
         if not matching_labels and not matching_tasks:
-            remedy = f"the models are {', '.join(labels)}; the tasks are {', '.join(tasks)}"
-            raise UserError(f"Expected the name of a model or task, found {pattern!r}; {remedy}.")
+            names = f"the models are {', '.join(labels)}; the tasks are {', '.join(tasks)}"
+            raise UserError(f"{pattern!r} matches no model and no task: {names}.")
         selected_labels += matching_labels
         selected_tasks += matching_tasks
     shown_labels, shown_tasks = set(selected_labels or labels), set(selected_tasks or tasks)

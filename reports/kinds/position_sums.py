@@ -25,7 +25,7 @@ _OF_THE_BIN = dict.fromkeys(("first", "last", "nll", "ci95_low", "ci95_high", "t
 _COLUMNS = _OF_THE_RUN | _OF_THE_BIN | {"tokenizer_sha256": TEXT}
 _NUMBERS = {"nll": "mean", "ci95_low": "mean", "ci95_high": "mean", "tokens": "min", "clusters": "min"}
 """Columns that differ between training seeds, and pandas' aggregation that makes one number of several seeds."""
-_NOT_BY_DOCUMENT = "hold no sums by position and document that give the results file's numbers"
+_NOT_BY_DOCUMENT = "hold no sums by position and document that add up to the results file's numbers"
 Bin = tuple[int, int]
 """First and last position of a bin of positions in the window."""
 

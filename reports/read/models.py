@@ -226,8 +226,10 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
     shown = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
     dropped = [task for tasks in by_text.values() for task in tasks if id(task) not in shown]
     for task in dropped:
-        reason = "was scored on other targets than the rest of its line, as far as runs record them, and is not shown"
-        remedy = "all lengths run at once have the same, and so has a fixed_target run that continues another"
+        reason = (
+            "is not shown: as far as runs record it, it scored other targets than the model's other runs of the task"
+        )
+        remedy = "to score the same targets, run all lengths at once, or continue a fixed_target run"
         notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {reason}; {remedy}.")
     left_aside = tuple(
         (task.name, task.record.corpus_sha256, _lengths(task)) for task in dropped if task.record is not None

@@ -21,8 +21,8 @@ from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
 from sbeval.results.records import IDENTICAL_TARGETS, metric_key
 
-NO_SAMPLES = "samples were not logged (--log_samples), or do not give their results file's numbers"
-NOT_ITS_NUMBERS = "do not give their results file's numbers and were left out"
+NO_SAMPLES = "samples were not logged (--log_samples), or do not add up to the results file's numbers"
+NOT_ITS_NUMBERS = "do not add up to the results file's numbers and were left out"
 _BEHIND_DOCUMENT = "\0"
 Blocks = Mapping[str, frozenset[tuple[int, int]]]
 

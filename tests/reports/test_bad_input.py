@@ -337,7 +337,7 @@ def test_samples_that_contradict_their_results_are_left_out(task: int, damage: A
     damage(first)
     file.write_text("".join(json.dumps(sample) + "\n" for sample in (first, *others)))
     results = load_results([tmp_path])
-    words = words.format("do not give their results file's numbers and were left out")
+    words = words.format("do not add up to the results file's numbers and were left out")
     assert [(note.path, note.reason) for note in results.notes] == [(file, f"{words}.")]
     assert (sums_of(results, "demo-sb", tasks[0][0]).lengths == LENGTHS) == (task != 0)
     by_bin = next(iter(results[POSITION_SUMS].values())).sums
@@ -364,7 +364,11 @@ def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path
     kept = [*LENGTHS[:3], *(LENGTHS[4:5] if recorded else [])]
     assert sorted(results.measurements["context_length_tokens"].dropna().unique()) == kept
     assert sums_of(results, "demo-rope", "sb_stdlib_fixed_target").lengths == kept
-    assert [note.reason for note in results.notes if "2K was scored on other targets" in note.reason]
+    assert [
+        note.reason
+        for note in results.notes
+        if "at 2K is not shown: as far as runs record it, it scored other targets" in note.reason
+    ]
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert "demo-rope at 2K" in " ".join(panel.remarks)
 

@@ -67,7 +67,7 @@ def test_what_is_left_out_is_said_beside_a_comparison(tmp_path: Path, caplog: py
     first["nll@0002048"][0][1] = 2**63
     file.write_text("".join(json.dumps(sample) + "\n" for sample in (first, *others)))
     compare(*folders)
-    assert f"{file}: samples at 2K do not give their results file's numbers and were left out" in caplog.text
+    assert f"{file}: samples at 2K do not add up to the results file's numbers and were left out" in caplog.text
 
 
 def test_a_better_checkpoint_and_the_same_results_are_not_worse(tmp_path: Path) -> None:
