@@ -241,7 +241,7 @@ def judge_command(
     if fail_if_worse:
         failed = [judged.text for judged in comparison.verdicts if judged.verdict == "fail"]
         print("\n".join(["", *failed]) if failed else "\nnothing is worse beyond what is allowed")
-    if fail_if_worse and not comparison.judged:
+    if fail_if_worse and not comparison.can_be_judged:
         raise UserError(
             "--fail-if-worse needs results on 20 documents or more, and there are fewer, so nothing can be judged: "
             "evaluate more text."

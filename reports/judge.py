@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from sbeval.policy import Rule
 
 logger = logging.getLogger(__name__)
-BEYOND, OVER_OCTAVES = "mean change beyond the training length", "mean over octaves"
+BEYOND = "mean change beyond the training length"
+OVER_OCTAVES = "mean over octaves"
 _FEW = f"intervals need {MINIMUM_CLUSTERS} documents or samples that both have"
 _DOUBTFUL = f"the documents differ much in size, so that 95% are {UNEVEN_COVERAGE}"
 Verdict = Literal["pass", "fail", "not enough data", "not comparable"]
@@ -144,7 +145,7 @@ class Comparison:
         return len({number.group for number in (*self.lengths, *self.effective, *self.scores)})
 
     @property
-    def judged(self) -> bool:
+    def can_be_judged(self) -> bool:
         """Whether any difference has a band. Without one no change can be judged."""
         return not all(math.isnan(number.low) for number in (*self.lengths, *self.scores))
 

@@ -12,10 +12,14 @@ _WIDTH_PIXELS = 380
 _CELL_HEIGHT_PIXELS = 22
 NUMBERED_AT_MOST = 4
 """A figure with more grids than this shows no numbers in its cells."""
-_FEWEST_ROWS, _MOST_NUMBERED_ROWS = 3, 24
+_FEWEST_ROWS = 3
+_MOST_NUMBERED_ROWS = 24
 TITLE_LETTER_PIXELS = 7.0
 """Width of a letter in an axis title: an upper estimate, so that titles never overlap."""
-_LIGHT_TEXT_BELOW, _LIGHT_TEXT_BEYOND = 0.55, 0.6
+_LIGHT_TEXT_BELOW = 0.55
+"""Numbers are white in cells below this share of the cividis scale, whose low end is dark."""
+_LIGHT_TEXT_BEYOND = 0.6
+"""Numbers are white in cells beyond this share of a side of the blue-orange scale, whose ends are dark."""
 _LETTERS = {"condition": {"test": "datum.dark", "value": "#ffffff"}, "value": "#101418"}
 
 

@@ -95,7 +95,9 @@ def _left_out(material: Material) -> Section | None:
     )
 
 
-SPEED, PROVENANCE, LEFT_OUT = Kind(section=_speed), Kind(section=_provenance), Kind(section=_left_out)
+SPEED = Kind(section=_speed)
+PROVENANCE = Kind(section=_provenance)
+LEFT_OUT = Kind(section=_left_out)
 
 
 def run_facts(run: EvaluationRun) -> dict[str, str]:

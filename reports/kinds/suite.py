@@ -24,7 +24,9 @@ from sbeval.results.records import parse_metric_key
 _SHOWN = 4
 _TOOLTIP = {"setting": "model", "length_text": "input", "value_text": "value", "interval_text": "95% interval"}
 _COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"]
-_AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
+_AVERAGE = "Avg."
+_NOT_AVERAGED = "Wikitext"
+"""Column of the paper's tables that is a perplexity, so that it is not part of their average."""
 
 
 class PublishedTable(NamedTuple):

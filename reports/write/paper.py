@@ -18,13 +18,15 @@ from sbeval.reports.read.fields import unique_name
 from sbeval.reports.section import Figure, Report
 from sbeval.reports.write.exports import latex_table, latex_text
 
-COLUMN_INCHES, PAGE_INCHES = 3.25, 6.75
+COLUMN_INCHES = 3.25
+PAGE_INCHES = 6.75
 _POINTS_PER_INCH = 72
 _PIXELS_PER_POINT = 1.75
 """Letters of 12.5 and 13 pixels on the page become letters of about 7 points on paper."""
 _LEGEND = {"labelLimit": 190, "symbolLimit": 0, "symbolStrokeWidth": 2}
 _MOST_ROWS = 40
-FIGURES, TABLES = "figures.tex", "tables.tex"
+FIGURES = "figures.tex"
+TABLES = "tables.tex"
 _ALONE = r"""% Compiles alone; in a paper, \input{FILE} after \usepackage{booktabs,graphicx} stands for what follows.
 \ifcsname c@figure\endcsname\def\sbevalend{}\else
 \documentclass[10pt,twocolumn]{article}

@@ -135,7 +135,7 @@ def test_too_few_documents_give_differences_without_intervals_or_verdicts(tmp_pa
     comparison = compare(*folders)
     assert [number.estimate for number in comparison.lengths[:-1]] == pytest.approx([0.4] * 9, abs=0.06)
     assert all(math.isnan(number.low) for number in comparison.lengths)
-    assert (comparison.judged, comparison.worse) == (False, False)
+    assert (comparison.can_be_judged, comparison.worse) == (False, False)
     text = comparison.text()
     assert f"{documents} document{'s' if documents > 1 else ''};" in text
     assert "no intervals and no verdicts: they take 20 documents" in text
