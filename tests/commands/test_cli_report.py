@@ -154,7 +154,7 @@ def test_watching_outlives_a_cut_off_file(results: Path, tmp_path: Path, lines_o
     half = tmp_path / "results" / source.name
     half.parent.mkdir()
     half.write_text(source.read_text()[:300])
-    lines_of_watch("Expected a result file")
+    lines_of_watch("No result file of lm-eval can be used")
     for file in source.parent.iterdir():
         shutil.copy(file, half.parent)
     lines_of_watch("The page is")
