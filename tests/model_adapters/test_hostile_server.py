@@ -17,7 +17,7 @@ from scoring_servers import CompletionsServer, completions_server
 
 from sbeval import plugin
 from sbeval.errors import UserError
-from sbeval.scoring.returned import Asked, check_scores, check_texts
+from sbeval.scoring.returned import PromptBatch, check_scores, check_texts
 from tests.model_adapters.small import english
 
 plugin.complete_imports()
@@ -121,7 +121,7 @@ LLAMA_SERVER = {  # the shapes that llama.cpp's server answers in, prompts left 
 def test_a_server_that_does_not_score_prompts_is_refused_by_name(shape):
     choice = {"index": 0, "text": "\n", "finish_reason": "length", "logprobs": LLAMA_SERVER[shape]}
     body = {"choices": [choice], "usage": {"prompt_tokens": 11, "completion_tokens": 1}, "object": "text_completion"}
-    asked = Asked("local-completions at http://127.0.0.1:8080", [[*range(11)]], [10], of_completions=True)
+    asked = PromptBatch("local-completions at http://127.0.0.1:8080", [[*range(11)]], [10], of_completions=True)
     with pytest.raises(UserError, match=r"local-completions at http://127.0.0.1:8080.*\(echo\).*llama.cpp's does not"):
         check_scores(body, asked)
 
@@ -130,9 +130,9 @@ def test_a_server_that_does_not_score_prompts_is_refused_by_name(shape):
 def test_what_stands_for_minus_infinity_is_refused_where_it_is_scored(least):
     told = {"token_logprobs": [None, least, -1.0, -2.0], "top_logprobs": [None, {"a": -0.5}, {"b": -0.7}, {"c": -2.0}]}
     body = {"choices": [{"index": 0, "logprobs": told}]}
-    check_scores(body, Asked("served", [[5, 6, 7]], [2]))
-    with pytest.raises(UserError, match="for the token at 1, which stands for minus infinity"):
-        check_scores(body, Asked("served", [[5, 6, 7]], [1]))
+    check_scores(body, PromptBatch("served", [[5, 6, 7]], [2]))
+    with pytest.raises(UserError, match="for the token at position 1, which stands for minus infinity"):
+        check_scores(body, PromptBatch("served", [[5, 6, 7]], [1]))
 
 
 @pytest.mark.parametrize(
