@@ -14,7 +14,7 @@ from typing import Any
 from sbeval.errors import UserError
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object, usable_number
 from sbeval.hub_names import local_path
-from sbeval.keeping.writing import move_into, told, unfinished
+from sbeval.keeping.writing import move_into, unfinished, write_errors_explained
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(\.\d+)?$")
 
@@ -32,7 +32,7 @@ def saved_whole(output_path: str) -> Iterator[str]:
     path = local_path(output_path)
     folder, named = (path.parent, path.name) if path.suffix == ".json" else (path, "")
     with contextlib.ExitStack() as stack:
-        with told(folder):
+        with write_errors_explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             new = stack.enter_context(unfinished(folder / "lm_eval"))
             new.mkdir()
@@ -43,7 +43,7 @@ def saved_whole(output_path: str) -> Iterator[str]:
         for file in results:
             if _results(file) is None:
                 file.unlink()
-        with told(folder):
+        with write_errors_explained(folder):
             move_into(folder, new, first="samples_*")
         if missing or not results:
             raise UserError(

@@ -80,7 +80,9 @@ def _parse_errors_as_user_errors(backend: str, outputs: Any, prompts: Sequence[S
     except Exception as error:  # a field of an unexpected type can raise anything
         reason = f"{type(error).__name__} ({first_line(error)}) in {shown(outputs)}"
         prompt = prompts[0] if len(prompts) == 1 else None
-        raise WrongAnswerError(f"lm-eval cannot read the answer of {backend}: {reason}", prompt) from error
+        raise WrongAnswerError(
+            f"Expected an answer of {backend} that lm-eval can read, found {reason}", prompt
+        ) from error
 
 
 def _count_prompts_and_call(call: Callable[..., Any], *args: Any, messages: Sequence[Any], **rest: Any) -> Any:

@@ -111,8 +111,8 @@ SENTENCES = {
         for command in ("inspect", "report", "train --text", f"{RUN} sb_stdlib --output_path", "report models -o")
     },
     f"run --tasks sb_text --metadata context_lengths=8 --model_args pretrained={'y' * 300}": "(File name too long)",
-    f"{RUN} sb_stdlib --use_cache text.txt/a": "found that 'text.txt' cannot keep answers",
-    f"{RUN} sb_stdlib --use_cache /proc/a": "found that '/proc' cannot keep answers",
+    f"{RUN} sb_stdlib --use_cache text.txt/a": "folder 'text.txt' cannot be written to, for answers",
+    f"{RUN} sb_stdlib --use_cache /proc/a": "folder '/proc' cannot be written to, for answers",
     **{
         f"{name}=x {RUN} sb_stdlib": f"the environment's {name}, found 'x': unset it"
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")

@@ -338,7 +338,7 @@ def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs, capsys):
     )
     python, _, behaviour = sweep_over(inputs).launcher
     (failure,) = run_sweep(sweep_over(inputs).changed(launcher=(python, str(launcher), behaviour)))
-    assert failure.reason == "it ended well, but what it depends on changed while it ran (config.json changed)"
+    assert failure.reason == "it ended with exit code 0, but its inputs changed while it ran (config.json changed)"
     assert len(list((inputs / "results").rglob("results_*.json"))) == 1
     assert "not run: its folder holds results of other settings (config.json changed)" in said(inputs, capsys)
 

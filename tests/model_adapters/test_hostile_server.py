@@ -122,7 +122,7 @@ def test_a_server_that_does_not_score_prompts_is_refused_by_name(shape):
     choice = {"index": 0, "text": "\n", "finish_reason": "length", "logprobs": LLAMA_SERVER[shape]}
     body = {"choices": [choice], "usage": {"prompt_tokens": 11, "completion_tokens": 1}, "object": "text_completion"}
     asked = PromptBatch("local-completions at http://127.0.0.1:8080", [[*range(11)]], [10], of_completions=True)
-    with pytest.raises(UserError, match=r"local-completions at http://127.0.0.1:8080.*\(echo\).*llama.cpp's does not"):
+    with pytest.raises(UserError, match=r"local-completions at http://127.0.0.1:8080.*echo=True.*llama.cpp does not"):
         check_scores(body, asked)
 
 

@@ -177,7 +177,7 @@ def test_a_label_for_nobody_and_a_folder_that_cannot_be_one_are_said(tmp_path: P
     with pytest.raises(UserError, match="Expected --label to name one of demo-sb, stdlib, found 'demo-bs'"):
         build_report([tmp_path / "r"], tmp_path / "report", labels={"demo-bs": "SB"}, image_formats=())
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="Expected a folder to write to"):
+    with pytest.raises(UserError, match="cannot be written to, for"):
         build_report([tmp_path / "r"], tmp_path / "file" / "report", image_formats=())
 
 

@@ -66,7 +66,7 @@ def test_what_lm_eval_could_only_warn_about_is_an_error(cut, words: str, kept: s
 
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_computed(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(UserError, match="Expected a folder to write to"), saved_whole(str(tmp_path / "out")):
+    with pytest.raises(UserError, match="cannot be written to, for files"), saved_whole(str(tmp_path / "out")):
         raise AssertionError("the evaluation began")
 
 

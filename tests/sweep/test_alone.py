@@ -111,7 +111,7 @@ def test_a_folder_moved_aside_takes_its_lock_along_and_another_s_stays(tmp_path:
             pass
         held = alone_in(tmp_path / "run")
         held.__enter__()
-    with pytest.raises(UserError, match="no other sweep"), alone_in(tmp_path / "run"):
+    with pytest.raises(UserError, match="Another sweep is running"), alone_in(tmp_path / "run"):
         pass
     held.__exit__(None, None, None)
 

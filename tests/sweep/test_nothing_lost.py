@@ -52,7 +52,7 @@ LEFT = {
         sweep_launcher.write_results(folder / "one" / "t")
     ),
     "no record (inputs.json)": with_files("cut", {"inputs.json": "[["}),
-    "notes.md, which no sweep put there": with_files("fail", {"notes.md": "mine"}),
+    "notes.md, which no sweep wrote": with_files("fail", {"notes.md": "mine"}),
     "run.yaml, and no record": with_files("", {"run.yaml": "mine: true"}),
     "log.txt, run.yaml, and no record (inputs.json)": with_files(
         "", {"run.yaml": json.dumps(FOR_LM_EVAL), "log.txt": "mine"}
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_made_fails_its_run(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("a file")
     before = snapshot(tmp_path)
     (failure,) = run_sweep(sweep(tmp_path))
-    assert failure.reason.startswith(f"Expected to write to {tmp_path / 'one' / 't'}, found: Not a directory")
+    assert failure.reason.startswith(f"{tmp_path / 'one' / 't'} cannot be written to (Not a directory)")
     assert snapshot(tmp_path) == before
 
 
