@@ -102,20 +102,22 @@ families: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/measures/families.py $(FAMILIES)
 
 # The weights stay in real/, outside git. A CPU reads four documents in some ten minutes; a GPU runs every group.
-real: $(REAL)/smollm2/config.json $(REAL)/texts/modules.jsonl.gz
-	$(BIN)/python -m research.real_models.evaluate $(REAL)/smollm2 --texts $(REAL)/texts --out $(REAL)/evaluated
-	$(BIN)/sbeval report $(REAL)/evaluated/results -o $(REAL)/report
+# MODEL=gemma3 takes Gemma 3 270M, whose terms are printed.
+MODEL ?= smollm2
+real: $(REAL)/$(MODEL)/config.json $(REAL)/texts/docstrings.jsonl
+	$(BIN)/python -m research.real_models.evaluate $(REAL)/$(MODEL) --texts $(REAL)/texts --out $(REAL)/$(MODEL)-evaluated
+	$(BIN)/sbeval report $(REAL)/$(MODEL)-evaluated/results -o $(REAL)/$(MODEL)-report
 
-$(REAL)/smollm2/config.json: $(INSTALLED)
+$(REAL)/%/config.json: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --no-deps gguf==0.19.0
-	$(BIN)/python -m research.real_models.checkpoints smollm2 $(REAL)/smollm2
+	$(BIN)/python -m research.real_models.checkpoints $* $(REAL)/$*
 	@touch $@
 
-$(REAL)/texts/modules.jsonl.gz: $(INSTALLED)
+$(REAL)/texts/docstrings.jsonl: $(INSTALLED)
 	$(BIN)/python -m research.real_models.texts $(REAL)/texts $(if $(WIKITEXT),--wikitext $(WIKITEXT)) $(if $(ESSAYS),--essays $(ESSAYS))
 
 # vLLM holds other versions than the tests, so it gets an environment of its own (2.9 GB)
-vllm: $(REAL)/smollm2/config.json $(REAL)/texts/modules.jsonl.gz $(VLLM)/installed
+vllm: $(REAL)/smollm2/config.json $(REAL)/texts/docstrings.jsonl $(VLLM)/installed
 	$(VLLM)/bin/python -m research.real_models.engines $(REAL)/smollm2 --text $(REAL)/texts/modules.jsonl.gz --out $(REAL)/engines
 
 $(VLLM)/installed: pyproject.toml research/real_models/vllm_environment.sh

@@ -45,14 +45,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from measuring import copy_bandwidth, machine, matrix_throughput
 
-from sbeval.model_adapters import scoring
 from sbeval.model_adapters.batching import SlotLimits
-from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.recording import Recording
-from sbeval.model_adapters.decoding.schedule import Terms, generate, slot_bytes
-from sbeval.model_adapters.decoding.served import fused_blocks
-from sbeval.model_adapters.decoding.texts import StopSequences, Text
+from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
+from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.schedule import Terms, generate, slot_bytes
+from sbeval.model_adapters.generate.slots.served import fused_blocks
+from sbeval.model_adapters.generate.texts import StopSequences, Text
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.score import requests as scoring
 from sbeval.model_adapters.session import GPU_BATCH_TOKENS
 from sbeval.scoring.scorer import TokenScorer
 

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 import transformers
 
-from sbeval.model_adapters.decoding import served
+from sbeval.model_adapters.generate.slots import served
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.prepare.change import Setting
 from sbeval.model_adapters.prepare.changes import flex, mlps, norms, rotations, seen_keys
@@ -154,8 +154,9 @@ def part_rows(table: Table, model: Any) -> None:
     for module in model.modules():
         if not type(module).__name__.endswith("RMSNorm") or isinstance(module, torch.nn.RMSNorm):
             continue
-        fused = norms._fused_norm(module)
-        refused += fused is None
+        if norms._fused_norm(module) is None:
+            refused += 1
+            continue
         plain = torch.nn.RMSNorm(
             len(module.weight), getattr(module, "variance_epsilon", None) or module.eps, device="meta"
         )

@@ -1,29 +1,28 @@
 """lm-eval's side of a model: the model `sb`, from its arguments to its answers.
 
+A loaded model goes one way: `open` -> `Opened`, `prepare` -> `Prepared`, `self_test` -> `Session`, and `score` and
+`generate` answer requests with a session. No step reads what a later one has made.
+
 The model, and what it is asked:
 
-- `lm`: `StickBreakingLM`, the class lm-eval makes: loads in `hf`'s place, and hands every request to a function below
-- `session`: what every request needs
-- `scoring`: log-likelihoods of lm-eval's requests, windows and targets of our own tasks, and attention spans
-- `generation`: prompts in, text up to a stop sequence out
-- `decoding`: greedy generation side by side, with CUDA graphs
-- `any_model`: the same requests, for lm-eval's other models that score tokens: in pieces, since sums come back
-- `backend`: such a model, counted at every answer, described and kept
-- `answers`: what those have in common: answers kept in the response cache as they come, given back in order
-
-Between a request and the model:
-
-- `truncation`: what happens to prompts and contexts that are too long
-- `scored`: windows of tokens to scores, in batches, the next of which runs while the scores of one are read
-- `sharing`: inputs that begin alike, read once
-- `batching`: batches by token budget, halved when memory runs out
-- `rope`: RoPE's frequencies and extrapolation for each request
+- `lm`: `StickBreakingLM`, the class that lm-eval makes and calls
+- `open`: from arguments to a loaded model with its tokenizer
 - `prepare`: changes to a loaded model, such as kernels in place of its parts, that must not move its logits
-- `self_test`: in which ways another project's model may be run, decided before its first answer
+- `self_test`: in which ways a model of another project may be run, decided before its first answer
+- `session`: a prepared model with what every request needs
+- `score`: log-likelihoods of lm-eval's requests, windows and targets of our own tasks, and attention spans
+- `generate`: prompts in, text up to a stop sequence out
+- `any_model`: the same requests for lm-eval's other models that score tokens, which return sums
+- `backend`: such a model: its answers are counted, checked, and kept in the response cache
 
-Before and after a run:
+What several of these use:
 
 - `options`: the adapter's own arguments
-- `loading`: released formats in transformers' place, sentences for what cannot be loaded, and chat templates
-- `record`: what answers rest on: the model's record in the results file, and the stamp of the response cache
+- `encoding`: texts to tokens
+- `chat_templates`: chat templates, run with limited memory
+- `truncation`: what happens to prompts and contexts that are too long
+- `answers`: answers kept in the response cache as they come, returned in order
+- `batching`: batches by token budget, halved when memory runs out
+- `rope`: RoPE's frequencies and extrapolation for each request
+- `record`: the model's record in the results file, and the settings that the response cache is checked against
 """

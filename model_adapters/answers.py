@@ -16,6 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 Request = TypeVar("Request", bound=tuple[Any, ...])
 Response = TypeVar("Response")
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 
 class Stop(BaseException):
@@ -32,6 +33,27 @@ def handed_over(results: Iterable[Result]) -> Generator[Result, None, None]:
             stop = told
     if stop is not None:
         raise stop
+
+
+def mapped(
+    results: Generator[Result, None, None], convert: Callable[[Result], Iterable[Other]]
+) -> Generator[Other, None, None]:
+    """Yields everything that `convert` returns for each result, and passes a `Stop` on to the generator of results."""
+    stop: Stop | None = None
+    try:
+        while True:
+            try:
+                result = next(results) if stop is None else results.throw(stop)
+            except StopIteration:
+                return
+            stop = None
+            for other in convert(result):
+                try:
+                    yield other
+                except Stop as told:
+                    stop = told
+    finally:
+        results.close()
 
 
 def request_name(instance: Instance) -> str:

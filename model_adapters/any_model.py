@@ -20,7 +20,7 @@ from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import request_name
 from sbeval.model_adapters.backend import Backend
-from sbeval.model_adapters.loading import warn_of_other_tokens
+from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
 

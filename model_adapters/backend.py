@@ -27,7 +27,7 @@ from sbeval.corpora.tokenizers import added_tokens
 from sbeval.errors import UserError, first_line
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import Parts, installed_version, named, shortened, versions
-from sbeval.fingerprint.tasks import KEPT_IN
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS
 from sbeval.hub_names import local_path
 from sbeval.model_adapters.record import gpu_facts, kernels_in_use, model_facts, model_parts
 from sbeval.results.records import USERINFO, ModelRecord, recorded_command
@@ -42,7 +42,7 @@ _ENGINES = ("vllm", "sglang", "tensorrt_llm", "onnxruntime")
 _LOADED = ("pretrained", "model_path")
 _CHECKPOINTS = (*_LOADED, "model", "tokenizer", "tokenizer_path", "lora_local_path")
 # arguments that no sum over given tokens depends on: how many prompts at once, where, and how a server is reached
-_APART = KEPT_IN | {
+_APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("tokenizer", "use_fast_tokenizer", "add_bos_token", "prefix_token_id", "max_length", "truncation"),
     *("think_end_token", "enable_thinking", "chat_template_args", "max_gen_toks", "num_concurrent", "max_retries"),
@@ -209,8 +209,9 @@ class Backend:
     def _inputs(self) -> Parts:
         arguments, inputs = _arguments(self.lm), Parts()
         if all(hasattr(self.lm, name) for name in ("pretrained", "peft", "delta")):  # `hf` and its kin
-            self.lm.arguments = arguments
-            return model_parts(self.lm)
+            source = self.lm.pretrained if isinstance(self.lm.pretrained, str) else None
+            model, tokenizer = (getattr(self.lm, name, None) for name in ("model", "tokenizer"))
+            return model_parts(source, arguments, model=model, tokenizer=tokenizer)
         if hasattr(self.lm, "base_url"):  # what it names as model is the server's
             tokenizer = getattr(self.lm, "tokenizer", None)
             return {"tokenizer": shortened(tokenizer_sha256(tokenizer))} if hasattr(tokenizer, "get_vocab") else {}

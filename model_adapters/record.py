@@ -26,28 +26,31 @@ from sbeval.corpora import tokenizer_sha256
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts, weights_sha256
 from sbeval.fingerprint.parts import Parts, changes, named, short_sha256, shortened, versions
-from sbeval.fingerprint.tasks import KEPT_IN
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS
 from sbeval.foreign_files import fits, read_json_object
-from sbeval.model_adapters.decoding.texts import added_by_tokenizer
-from sbeval.model_adapters.loading import in_one_sentence
+from sbeval.model_adapters.open.errors import in_one_sentence
+from sbeval.model_adapters.open.opened import Opened
+from sbeval.model_adapters.open.tokenizer import added_to_texts
 from sbeval.model_adapters.prepare.changes.seen_keys import attention_before
+from sbeval.model_adapters.prepare.prepared import Prepared
+from sbeval.model_adapters.session import Session
 from sbeval.results.records import ModelRecord, recorded_command
 
 STAMP_KEY = "sbeval:settings"
 _INPUTS = "inputs"
 # arguments that answers do not depend on, or that have a setting or an input of their own
-APART = KEPT_IN | {
+APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("trust_remote_code", "tokenizer", "revision", "subfolder", "dtype"),
     *("mixed_precision_dtype", "peft", "delta", "max_length", "add_bos_token", "prefix_token_id", "think_end_token"),
 }
-_OF_LM = ("max_length", "skip_threshold", "add_bos_token", "prefix_token_id", "think_end_token")
+_OF_OPENED = ("max_length", "add_bos_token", "prefix_token_id", "think_end_token")
 _OF_OPTIONS = ("training_length", "kv_expand", "truncation", "non_finite", "thinking_tokens")
 T = TypeVar("T")
 
 
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
-    """Returns what computes attention: our implementation's name, or transformers' for softmax attention."""
+    """Returns the name of the attention implementation: ours, or that of transformers for softmax attention."""
     config = text_config(getattr(model, "config", None))
     if (head_dim := _stickbreaking_head_dim(config)) is not None:
         if chosen != "auto":
@@ -71,40 +74,46 @@ def dtype_of(model: nn.Module) -> torch.dtype | None:
     return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
 
 
-def model_record(lm: Any) -> ModelRecord:
-    """Returns the record of a run of `StickBreakingLM` that has finished."""
-    model, loaded, device = lm.model, lm.loaded, lm.device
-    pretrained = lm.pretrained if isinstance(lm.pretrained, str) else None
+def model_record(opened: Opened, prepared: Prepared, session: Session | None) -> ModelRecord:
+    """Returns the record of a finished run; encoder-decoder models have no session."""
+    model, source, options = opened.model, opened.source, opened.options
     config = text_config(getattr(model, "config", None))
-    extrapolation = lm.session.rope.extrapolation if lm.session else None
-    facts = model_facts(config, str(loaded.folder) if loaded and loaded.folder else pretrained, model)
-    if loaded:
-        facts |= {"format": loaded.format, "attention": loaded.attention}
-    if lm.options.training_length:
-        facts["training_length_tokens"] = lm.options.training_length
+    facts = model_facts(config, str(opened.folder) if opened.folder else None, model) | {"format": opened.format}
+    if opened.attention is not None:
+        facts["attention"] = opened.attention
+    if options.training_length:
+        facts["training_length_tokens"] = options.training_length
     return ModelRecord(
-        **facts | gpu_facts(device),
-        name=Path(pretrained).name if pretrained else type(model).__name__,
-        inputs=(_read(lambda: model_parts(lm)) or {}) if pretrained else {},
-        kernels=kernels_in_use(model, lm.options.kernels, device),
-        rope_scaling=lm.session.rope.in_force if lm.session else None,
-        extrapolation=extrapolation.to_json() if extrapolation else None,
-        skip_threshold=lm.skip_threshold,
-        unread=lm.unread.to_json(),
-        max_length=lm.max_length,
+        **facts | gpu_facts(opened.device),
+        name=Path(source).name if source else type(model).__name__,
+        inputs=(_read(lambda: opened_parts(opened)) or {}) if source else {},
+        kernels=kernels_in_use(model, options.kernels, opened.device),
+        skip_threshold=prepared.skip_threshold,
+        unread=opened.unread.to_json(),
+        max_length=opened.max_length,
         command=recorded_command(),
         versions=versions(),
-        tokens_per_second=lm.session.meter.tokens_per_second if lm.session else None,
-        generated=dataclasses.asdict(lm.session.tally) if lm.session and lm.session.tally.answers else None,
-        thinking_tokens=lm.options.thinking_tokens,
-        self_test=lm.session.self_test.to_json() if lm.session and lm.session.self_test.model else None,
-        added_tokens=added_by_tokenizer(lm),
-        prepared=lm.prepared.to_json(),
+        thinking_tokens=options.thinking_tokens,
+        added_tokens=added_to_texts(opened),
+        prepared=prepared.to_json(),
+        **(_session_facts(session) if session is not None else {}),
     )
 
 
+def _session_facts(session: Session) -> dict[str, Any]:
+    """Returns the part of a `ModelRecord` that is known once requests were answered."""
+    extrapolation, self_test = session.rope.extrapolation, session.self_test
+    return {
+        "rope_scaling": session.rope.in_force,
+        "extrapolation": extrapolation.to_json() if extrapolation else None,
+        "tokens_per_second": session.meter.tokens_per_second,
+        "generated": dataclasses.asdict(session.tally) if session.tally.answers else None,
+        "self_test": self_test.to_json() if self_test.model else None,
+    }
+
+
 def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
-    """Returns what configuration, folder and, where it is one of this process, the model tell of a `ModelRecord`."""
+    """Fills the fields of a `ModelRecord` from config.json, the checkpoint's folder and the loaded model."""
     own = getattr(config, "model_type", None) == "sbeval"
     by_name = getattr(config, "_attn_implementation", None) == STICKBREAKING
     recipe, training_seed = _training(folder)
@@ -136,26 +145,52 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
     return {"gpu": torch.cuda.get_device_name(device), "peak_memory_bytes": sum(allocated) or None}
 
 
-def model_parts(lm: Any) -> Parts:
-    """Returns the parts of a loaded model: checkpoint, adapters and tokenizer, whether files or objects."""
-    subfolder = lm.arguments.get("subfolder") or ""
-    if isinstance(lm.pretrained, str):
-        parts = checkpoint_parts(lm.pretrained, revision=lm.revision, subfolder=subfolder)
+def opened_parts(opened: Opened) -> Parts:
+    """Returns the parts of a loaded model, as `model_parts` does."""
+    return model_parts(opened.source, opened.arguments, model=opened.model, tokenizer=opened.tokenizer)
+
+
+def model_parts(source: str | None, arguments: Mapping[str, Any], *, model: Any, tokenizer: Any) -> Parts:
+    """Returns the parts of a model's fingerprint: checkpoint, adapters and tokenizer, whether files or objects.
+
+    Args:
+        source: the folder or hub id that the model was loaded from, None for a model in memory.
+        arguments: the arguments of `hf` with which it was loaded.
+        model: the loaded model.
+        tokenizer: its tokenizer.
+    """
+    subfolder, revision = arguments.get("subfolder") or "", str(arguments.get("revision", "main"))
+    if source is not None:
+        parts = checkpoint_parts(source, revision=revision, subfolder=subfolder)
     else:
-        parts = {"weights": _tensors_sha256(lm.model)}
+        parts = {"weights": _tensors_sha256(model)}
         for name in ("config", "generation_config"):
-            settings = getattr(lm.model, name, None)
+            settings = getattr(model, name, None)
             kept = settings.to_dict() if settings else {}
             kept.pop("_name_or_path", None)
             parts[f"{name}.json"] = short_sha256(json.loads(json.dumps(kept, default=str)))
-    for name, value in (("peft", lm.peft), ("delta", lm.delta)):
-        parts |= named(name, checkpoint_parts(value, revision=lm.revision)) if value else {}
-    tokenizer = lm.arguments.get("tokenizer")
-    if isinstance(tokenizer, str):
-        parts |= named("tokenizer", checkpoint_parts(tokenizer, revision=lm.revision, subfolder=subfolder))
-    elif tokenizer is not None or not isinstance(lm.pretrained, str):
-        parts["tokenizer"] = shortened(tokenizer_sha256(lm.tokenizer))
+    for name in ("peft", "delta"):
+        if adapter := arguments.get(name):
+            parts |= named(name, checkpoint_parts(adapter, revision=revision))
+    named_tokenizer = arguments.get("tokenizer")
+    if isinstance(named_tokenizer, str):
+        parts |= named("tokenizer", checkpoint_parts(named_tokenizer, revision=revision, subfolder=subfolder))
+    elif named_tokenizer is not None or source is None:
+        parts["tokenizer"] = shortened(tokenizer_sha256(tokenizer))
     return parts
+
+
+def check_cache(database: Any, session: Session) -> None:
+    """Checks that a response cache fits a session's settings.
+
+    Raises:
+        UserError: it was made with other settings, or several processes share the windows of this run.
+    """
+    opened = session.opened
+    if opened.shares_model or opened.options.context_parallel > 1:  # some windows would be in the cache of one process
+        shares = "tp_plan" if opened.shares_model else "context_parallel"
+        raise UserError(f"Expected no response cache beside {shares}, found --use_cache: leave one of them out.")
+    stamp(database, run_settings(session))
 
 
 def stamp(database: Any, settings: Mapping[str, Any]) -> None:
@@ -187,30 +222,33 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
         )
 
 
-def run_settings(lm: Any) -> dict[str, Any]:
-    """Returns the settings of a loaded `StickBreakingLM` by name, JSON-ready, with its inputs.
+def run_settings(session: Session) -> dict[str, Any]:
+    """Returns the settings that answers depend on by name, JSON-ready, with the fingerprint of their inputs.
 
     Raises:
         UserError: a file of the checkpoint cannot be read.
     """
-    with in_one_sentence(lm.pretrained, "files that can be read for --use_cache"):
-        parts = model_parts(lm)
-    options, arguments, rope_scaling = lm.options, lm.arguments, lm.session.rope.in_force
+    opened, rope = session.opened, session.rope
+    with in_one_sentence(opened.source, "files that can be read for --use_cache"):
+        parts = opened_parts(opened)
+    options, model, mixed = opened.options, opened.model, opened.mixed_precision_dtype
+    passed = {name: _json_ready(value) for name, value in sorted(opened.arguments.items()) if name not in APART}
     return {
         _INPUTS: versions() | parts,
-        "device": lm.device.type,
-        "dtype": str(lm.model.dtype),
-        "mixed_precision_dtype": str(lm.mixed_precision_dtype) if lm.mixed_precision_dtype else None,
-        "rope_scaling": dict(rope_scaling) if rope_scaling else None,
-        "extrapolation": str(lm.session.rope.extrapolation) if lm.session.rope.extrapolation else None,
-        "kernels": kernels_in_use(lm.model, options.kernels, lm.device),
+        "device": opened.device.type,
+        "dtype": str(model.dtype),
+        "mixed_precision_dtype": str(mixed) if mixed else None,
+        "rope_scaling": dict(rope.in_force) if rope.in_force else None,
+        "extrapolation": str(rope.extrapolation) if rope.extrapolation else None,
+        "kernels": kernels_in_use(model, options.kernels, opened.device),
         **{name: getattr(options, name) for name in _OF_OPTIONS},
-        **{name: getattr(lm, name) for name in _OF_LM},
-        "self_test": lm.session.self_test.ways(),
-        "arguments": {name: _json_ready(value) for name, value in sorted(arguments.items()) if name not in APART},
-        # a tokenizer that adds no suffix gives the same answers with both, and as before the option was there
-        **({"template_suffix": options.template_suffix} if (added_by_tokenizer(lm) or {}).get("suffix") else {}),
-        **({} if options.thinking_tokens is None else {"answers_with_facts": True}),  # as a cache has them
+        "skip_threshold": session.prepared.skip_threshold,
+        **{name: getattr(opened, name) for name in _OF_OPENED},
+        "self_test": session.self_test.ways(),
+        "arguments": passed,
+        # where the tokenizer adds no suffix, both values give the same answers
+        **({"template_suffix": options.template_suffix} if (added_to_texts(opened) or {}).get("suffix") else {}),
+        **({} if options.thinking_tokens is None else {"answers_with_facts": True}),  # the cache holds facts then
     }
 
 
@@ -219,7 +257,7 @@ def _json_ready(value: Any) -> Any:
 
 
 def _read(files: Callable[[], T]) -> T | None:
-    """Returns what is read from files, None if they are gone by now: the run has ended, and its numbers stand."""
+    """Calls a function that reads files; returns None if they are gone, since the numbers of a finished run stand."""
     try:
         return files()
     except OSError:
@@ -237,7 +275,7 @@ def _training(pretrained: str | None) -> tuple[str | None, int | None]:
 
 
 def _tensors_sha256(model: nn.Module) -> str:
-    """Returns a hash over the name, type and values of every parameter and buffer, for a model that is in no folder."""
+    """Returns a hash over the name, dtype and values of every parameter and buffer of a model in memory."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sbeval.checkpoints.facts import positive, text_config, training_length_tokens
 from sbeval.errors import UserError, first_line
-from sbeval.model_adapters.decoding.stepper import sliding_windows
+from sbeval.model_adapters.generate.slots.stepper import sliding_windows
 from sbeval.model_adapters.prepare.changes.long_attention import with_attention
 from sbeval.model_adapters.prepare.changes.rotations import turns_halves
 from sbeval.model_adapters.prepare.replacing import Changes, held, with_name

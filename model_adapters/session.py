@@ -1,4 +1,4 @@
-"""What every request needs: the model's scorer and RoPE; the run's limits, meter and response cache."""
+"""`Session`: a prepared model with what every request needs, from batch limits and RoPE to the response cache."""
 
 import dataclasses
 import logging
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from sbeval.errors import UserError
 from sbeval.model_adapters.batching import BatchLimits, SlotLimits
-from sbeval.model_adapters.decoding.thinking import Thinking
-from sbeval.model_adapters.options import AdapterOptions, Truncation
+from sbeval.model_adapters.generate.thinking import Thinking
+from sbeval.model_adapters.open.opened import Opened
+from sbeval.model_adapters.prepare.prepared import Prepared
 from sbeval.model_adapters.prepare.spread import Relay
 from sbeval.model_adapters.rope import RequestRope
 from sbeval.model_adapters.self_test.outcome import Outcome
@@ -76,60 +77,63 @@ class Tally:
     thinking_tokens: int = 0
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Counts an answer by the facts known of it."""
+        """Counts an answer with its facts, such as `answer_cut`."""
         self.answers += 1
         self.cut += facts.get("answer_cut", 0)
         for name in ("thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + facts.get(name, 0))
 
     def merge(self, other: Self) -> None:
-        """Adds another tally, and says what was cut in it; base models end their answers nowhere."""
+        """Adds another tally and warns of cut answers, except those of base models, which never end their answers."""
         for name in ("answers", "cut", "thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for count, words in (
+        for count, fault in (
             (other.thinking_cut, "asked for before the model had ended its thinking: raise thinking_tokens"),
             (other.thinking_stopped, "asked for again: the model had ended its text without an end of its thinking"),
         ):
             if count:
-                logger.warning("%d of %d answers were %s", count, other.answers, words)
+                logger.warning("%d of %d answers were %s", count, other.answers, fault)
         if other.cut and (self.chat or other.thinking_tokens):
-            words = "%d of %d answers were cut at their budget: raise it with --gen_kwargs max_gen_toks=..."
-            more = "" if other.thinking_tokens else ", or pass thinking_tokens=... for a model that thinks"
-            logger.warning(words + more, other.cut, other.answers)
+            sentence = "%d of %d answers were cut at their budget: raise it with --gen_kwargs max_gen_toks=..."
+            remedy = "" if other.thinking_tokens else ", or pass thinking_tokens=... for a model that thinks"
+            logger.warning(sentence + remedy, other.cut, other.answers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """A loaded model, and the settings under which it answers requests.
+    """A prepared model, and the settings under which it answers requests.
 
     Attributes:
-        mixed_precision_dtype: dtype of autocast, None without autocast.
-        max_length: most tokens of an lm-eval request, including those to generate.
-        learned_positions: number of learned positions, None if positions are not learned.
-        batches: limits for lm-eval's own requests, rows as in `hf`.
+        opened: the loaded model, its tokenizer and the user's arguments.
+        prepared: the changes to the model that stayed.
+        scorer: log-probabilities of targets.
+        rope: the RoPE scaling and the extrapolation of each request.
+        meter: tokens that the model has read so far, and the seconds that this took.
+        learned_positions: the number of learned positions, None if positions are not learned.
+        batches: limits for lm-eval's own requests; as many rows as in `hf`.
         own_batches: limits for this project's requests.
         generation_batches: limits where transformers' own loop generates.
-        batches_ahead: how many batches the device computes while the scores of one are read.
-        quiet: whether to hide progress bars, as in every process but the first.
-        thinking: what an answer's thinking may take, None where answers are all that is generated.
-        real: in which ways the model may be run, and the run's batches that were checked.
-        relay: what has GPUs over which the layers are spread work at once, None for other models.
-        begun: hashes of the texts from a chat template that begin the model's answer.
+        slots: limits where texts are generated side by side.
+        batches_ahead: how many batches the device computes while the host reads the scores of one.
+        cache_hook: lm-eval's response cache.
+        quiet: whether progress bars are hidden, as in every process but the first.
+        thinking: the budget and the end of a model's thinking, None where the model writes answers alone.
+        tally: counts of generated answers.
+        real: the ways in which the model may be run, and the checked batches of the run.
+        relay: streams with which several GPUs work at once if layers are spread over them, None for other models.
+        begun: hashes of the chat prompts that end inside the model's answer.
     """
 
+    opened: Opened
+    prepared: Prepared
     scorer: TokenScorer
     rope: RequestRope
-    meter: Meter
-    device: torch.device
-    mixed_precision_dtype: torch.dtype | None
-    max_length: int
+    meter: Meter = dataclasses.field(default_factory=Meter)
     learned_positions: int | None
-    truncation: Truncation
     batches: BatchLimits
     own_batches: BatchLimits
     generation_batches: BatchLimits
     slots: SlotLimits
-    draft_tokens: int
     batches_ahead: int
     cache_hook: CacheHook
     quiet: bool
@@ -140,70 +144,90 @@ class Session:
     begun: set[int] = dataclasses.field(default_factory=set)
 
     @classmethod
-    def of(cls, hf: Any, options: AdapterOptions) -> Self:
-        """Returns the session of a loaded Hugging Face model of lm-eval, with this project's arguments.
+    def of(cls, opened: Opened, prepared: Prepared) -> Self:
+        """Returns the session of a causal language model.
 
         Raises:
             UserError: rope_scaling or extrapolation without rotary embeddings, extrapolation together with
                 context_parallel, or no room for a token by configuration and tokenizer.
         """
-        if hf.max_length < 1:
+        if opened.max_length < 1:
             expected = "Expected a model that takes at least one token"
             remedy = "pass max_length in --model_args, or correct the checkpoint's configuration"
-            raise UserError(f"{expected}, found a longest input of {hf.max_length}: {remedy}.")
-        on_cpu = hf.device.type == "cpu"
-        rope = RequestRope(hf.model, options.rope_scaling, options.training_length, options.extrapolation, hf.tokenizer)
-        automatic, shared = hf.batch_size == "auto", hf.arguments.get("tp_plan") is not None
-        relay = Relay.of(hf.model)
+            raise UserError(f"{expected}, found a longest input of {opened.max_length}: {remedy}.")
+        model, options, on_cpu = opened.model, opened.options, opened.device.type == "cpu"
+        rope = RequestRope(
+            model, options.rope_scaling, options.training_length, options.extrapolation, opened.tokenizer
+        )
+        automatic = opened.batch_size == "auto"
+        relay = Relay.of(model)
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
         batches = BatchLimits(
-            max_rows=hf.max_batch_size if automatic else int(hf.batch_size),
+            max_rows=opened.max_batch_size if automatic else int(opened.batch_size),
             max_tokens=tokens if automatic or options.max_batch_tokens else None,
             same_length=rope.by_length,
         )
         return cls(
-            scorer=_scorer(hf, options),
+            opened=opened,
+            prepared=prepared,
+            scorer=_scorer(opened),
             rope=rope,
-            meter=Meter(),
-            device=hf.device,
-            mixed_precision_dtype=hf.mixed_precision_dtype,
-            max_length=hf.max_length,
-            learned_positions=learned_positions(hf.model),
-            truncation=options.truncation,
+            learned_positions=learned_positions(model),
             batches=batches,
             own_batches=BatchLimits(max_rows=None, max_tokens=tokens, same_length=True),
             generation_batches=batches,
             slots=SlotLimits(
-                slots=(_SHARED_SLOTS if shared else None) if automatic else int(hf.batch_size),
-                most_slots=hf.arguments.get("max_batch_size"),  # the attribute of `hf` has a default
+                slots=(_SHARED_SLOTS if opened.shares_model else None) if automatic else int(opened.batch_size),
+                most_slots=opened.arguments.get("max_batch_size"),  # `max_batch_size` of `hf` has a default
                 max_tokens=options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu and automatic else None),
                 prompt_tokens=tokens,
             ),
-            draft_tokens=options.draft_tokens,
             batches_ahead=0 if on_cpu else 1 if relay is None else relay.windows,
             relay=relay,
-            cache_hook=hf.cache_hook,
+            cache_hook=CacheHook(None),
             quiet=not ranks.is_first_process(),
-            thinking=None if options.thinking_tokens is None else Thinking.of(hf, options.thinking_tokens),
+            thinking=None if options.thinking_tokens is None else Thinking.of(opened, options.thinking_tokens),
         )
 
     @property
+    def device(self) -> torch.device:
+        """The device of the model's inputs."""
+        return self.opened.device
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of an lm-eval request, including those to generate."""
+        return self.opened.max_length
+
+    @property
     def self_test(self) -> Outcome:
-        """In which ways the model may be run, by now."""
+        """The ways in which the model may be run, by now."""
         return self.real.outcome
 
     def autocast(self) -> torch.autocast:
         """Returns the context in which the model runs."""
-        mixed = self.mixed_precision_dtype
+        mixed = self.opened.mixed_precision_dtype
         return torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None)
 
+    def note_chat(self, text: str, *, begins_answer: bool) -> None:
+        """Notes that prompts come from a chat template, and which of them end inside the model's answer."""
+        self.tally.chat = True
+        if begins_answer:
+            self.begun.add(hash(text))
+
+    def with_cache(self, cache_hook: CacheHook) -> Self:
+        """Returns the session with another response cache."""
+        return dataclasses.replace(self, cache_hook=cache_hook)
+
     def check_tokens(self, requests: Iterable[tuple[str, Iterable[Sequence[int] | NDArray[Any]]]]) -> None:
-        """Checks, before anything runs, that the model has an embedding for every token of requests and their names.
+        """Checks that the model has an embedding for every token, before any request runs.
+
+        `requests` are names of requests, each with its token sequences.
 
         Raises:
             UserError: a token has no embedding; the message names the request.
         """
-        embeddings = self.scorer.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        embeddings = self.opened.embeddings
         for name, sequences in requests:
             for tokens in sequences:
                 highest = int(tokens.max() if isinstance(tokens, np.ndarray) else max(tokens)) if len(tokens) else 0
@@ -227,11 +251,12 @@ class Session:
             )
 
 
-def _scorer(hf: Any, options: AdapterOptions) -> TokenScorer:
+def _scorer(opened: Opened) -> TokenScorer:
+    options = opened.options
     if options.context_parallel == 1:
-        return TokenScorer(hf.model, non_finite=options.non_finite)
+        return TokenScorer(opened.model, non_finite=options.non_finite)
     if options.extrapolation is not None:
         expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
         raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
-    context = join_context(hf.model, options.context_parallel, hf.device)
-    return ContextParallelScorer(hf.model, context, non_finite=options.non_finite)
+    context = join_context(opened.model, options.context_parallel, opened.device)
+    return ContextParallelScorer(opened.model, context, non_finite=options.non_finite)

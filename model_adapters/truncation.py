@@ -128,7 +128,8 @@ class Facts(dict[str, Any]):
 def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Names) -> list[int]:
     cuts = [max(0, length - session.max_length) for length in needed]
     ours = [(name or "").startswith(OWN_TASKS) for name in task_names]
-    refused = [index for index, cut in enumerate(cuts) if cut and (session.truncation == "error" or ours[index])]
+    refuses_all = session.opened.options.truncation == "error"
+    refused = [index for index, cut in enumerate(cuts) if cut and (refuses_all or ours[index])]
     if refused:
         names = ", ".join(sorted({task_names[index] or "a task without a name" for index in refused}))
         expected = f"Expected the {what} of {names} to fit into max_length={session.max_length}"

@@ -28,8 +28,18 @@ REPORT_ARROWS = {
 # within the core, a room imports those before it, at its top and in its functions
 CORE_ROOMS = (
     *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint"),
-    *("commands", "sweep", "demo", "inspection", "training", "paper"),
+    *("harness", "sweep", "demo", "inspection", "training", "paper", "commands"),
 )
+# within model_adapters: open -> prepare -> session, self-test -> {score, generate} -> lm
+LATER_STEPS = {
+    "lm": set(),
+    "open": {"session", "self_test", "score", "generate", "record", "lm"},
+    "session": {"score", "record", "lm"},
+    "self_test": {"score", "lm"},
+    "record": {"self_test", "score", "generate", "lm"},
+    "score": {"generate", "lm"},
+    "generate": {"score", "lm"},
+}
 MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin"}
 PREPARE = [name for name in MODULES if name.startswith("sbeval.model_adapters.prepare")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
@@ -86,6 +96,16 @@ def test_reports_import_in_one_direction(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "core"])
 def test_only_the_command_the_plugin_and_evaluate_name_a_room(module: str) -> None:
     assert module in MAY_NAME_ROOMS or not rooms_named_in_strings(MODULES[module])
+
+
+def step_of(module: str) -> str:
+    return module.removeprefix("sbeval.model_adapters.").partition(".")[0]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("sbeval.model_adapters.")])
+def test_a_loaded_model_goes_one_way(module: str) -> None:
+    imported = {step_of(name) for name in imported_names(MODULES[module]) if layer(name) == "model_adapters"}
+    assert not imported & LATER_STEPS.get(step_of(module), {"lm"})
 
 
 @pytest.mark.parametrize("module", MODULES)

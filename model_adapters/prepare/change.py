@@ -2,9 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, Self
-
-import torch
+from typing import Any, Literal
 
 Undo = Callable[[], None]
 
@@ -36,25 +34,6 @@ class Setting:
     rank: int = 0
     processes: int = 1
     shares_model: bool = False
-
-    @classmethod
-    def of(cls, lm: Any) -> Self:
-        """Returns the setting of a loaded `StickBreakingLM`."""
-        planned = lm.arguments.get("tp_plan") is not None
-        sharded = not planned and any(hasattr(parameter, "full_tensor") for parameter in lm.model.parameters())
-        started = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return cls(
-            causal=lm.backend == "causal",
-            replaces_parts=lm.device.type == "cuda" and not sharded,
-            kernels=lm.options.kernels,
-            skip_threshold=lm.options.skip_threshold,
-            default_skip_threshold=lm.options.default_skip_threshold,
-            attention_named="attn_implementation" in lm.arguments,
-            in_memory=not isinstance(lm.pretrained, str),
-            rank=lm.rank,
-            processes=lm.world_size if started else 1,
-            shares_model=planned and started,
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ Shape suffixes: B rows, L tokens, V vocabulary.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -21,7 +21,9 @@ from torch.nn.utils.rnn import pad_sequence
 from sbeval.attn_implementation import NAME as STICKBREAKING
 from sbeval.errors import first_line
 from sbeval.model_adapters.batching import out_of_memory
-from sbeval.model_adapters.decoding.growing_cache import growing_cache
+from sbeval.model_adapters.generate.call import call_generate, without_cache
+from sbeval.model_adapters.generate.growing_cache import growing_cache
+from sbeval.model_adapters.open.opened import Opened
 from sbeval.model_adapters.self_test.outcome import Check
 from sbeval.scoring.body import no_cache
 from sbeval.scoring.rounding import least, rounded_anew, shares_apart
@@ -67,16 +69,16 @@ NO_DIFFERENCE = Apart(0.0, 0.0)
 
 
 class Measured:
-    """A loaded model of lm-eval, `hf`, and texts of `TOKENS` tokens that are read in different ways.
+    """A loaded model, and texts of `TOKENS` tokens that it reads in different ways.
 
     Attributes:
         allowed: the largest difference that rounding explains.
         least: the mean that is allowed of the same text read again, where draws would explain any difference.
     """
 
-    def __init__(self, hf: Any, tokens: Sequence[int]) -> None:
-        self._hf, self._model = hf, hf.model
-        first_L, second_L = torch.tensor(tokens[:TOKENS], device=hf.device).chunk(2)
+    def __init__(self, opened: Opened, tokens: Sequence[int]) -> None:
+        self._opened, self._model = opened, opened.model
+        first_L, second_L = torch.tensor(tokens[:TOKENS], device=opened.device).chunk(2)
         self._long_L, self._other_L, self._short_L = first_L, second_L, second_L[:_SHORT]
         self._changed_L = torch.cat([first_L[:-_CHANGED], second_L[-_CHANGED:]])
         self._kept: dict[tuple[int, ...], Tensor] = {}
@@ -214,9 +216,10 @@ class Measured:
         mask_BL = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True, padding_side="left")
         cache = growing_cache(self._model, None) if cached else None
         with contextlib.nullcontext() if cached else without_cache(self._model):
-            output = self._hf._model_generate(
-                context=ids_BL,
-                attention_mask=mask_BL,
+            output = call_generate(
+                self._opened,
+                ids_BL,
+                mask_BL=mask_BL,
                 stop=[],
                 max_length=ids_BL.shape[1] + _NEW,
                 max_new_tokens=_NEW,  # before what the model's own generation config says
@@ -274,14 +277,3 @@ def most(differences: Iterable[Apart]) -> Apart:
 def _repeated(texts: Sequence[Tensor], rows: int) -> list[Tensor]:
     """Returns so many texts, these in turn."""
     return [texts[row % len(texts)] for row in range(rows)]
-
-
-@contextlib.contextmanager
-def without_cache(model: Any) -> Iterator[None]:
-    """Within it `generate` reads a whole text for each of its tokens, whatever lm-eval asks for."""
-    generate = model.generate
-    vars(model)["generate"] = lambda **options: generate(**{**options, "use_cache": False})
-    try:
-        yield
-    finally:
-        del vars(model)["generate"]

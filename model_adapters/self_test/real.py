@@ -50,7 +50,7 @@ logger = logging.getLogger("lm_eval.sbeval.self_test")
 Scores = NDArray[np.float32]
 Score = Callable[[Sequence[TargetSequence]], list[Scores]]
 """Scores texts in one batch, padded on the right: log-probabilities [N] in nats of each."""
-Kind = Literal["scored", "padded", "after a prefix"]
+Kind = Literal["one length", "padded", "after a prefix"]
 """How a batch is scored: rows of one length, rows of several lengths, or rows behind a prefix that they share."""
 Written = tuple[NDArray[np.int64], Sequence[int]]
 """Tokens of a prompt, and of its answer."""
@@ -69,16 +69,16 @@ class RealBatches:
     """What is known of a loaded model: the outcome of its self-test, and of the run's batches so far.
 
     Args:
-        hf: the loaded model of lm-eval, `hf`.
+        opened: the loaded model, None where no batch is checked.
         text: token ids of the self-test's text; None checks no batch.
 
     Attributes:
         outcome: allows less once a batch of the run has shown a fault.
     """
 
-    def __init__(self, outcome: Outcome = NOT_NEEDED, hf: Any = None, text: Sequence[int] | None = None) -> None:
+    def __init__(self, outcome: Outcome = NOT_NEEDED, opened: Any = None, text: Sequence[int] | None = None) -> None:
         self.outcome = outcome
-        self._hf, self._text = hf, text
+        self._opened, self._text = opened, text
         self._rows: dict[tuple[str, int], int] = {}
         self._lengths: set[int] = set()
         self._short_rows = {False: ROWS, True: ROWS}
@@ -234,7 +234,7 @@ class RealBatches:
         with contextlib.suppress(NonFiniteError):  # at positions that the run does not score
             (expected,) = score([text])
             while not difference.within(allowed) and draws < MOST_DRAWS:
-                with rounded_anew(self._hf.model, seed=draws, times=TIMES_ROUNDING):
+                with rounded_anew(self._opened.model, seed=draws, times=TIMES_ROUNDING):
                     moved = _apart(score([text])[0], expected)
                 allowed = allowed.or_more(Apart(moved.mean, TIMES_LARGEST * moved.largest))
                 draws += 1
@@ -243,7 +243,7 @@ class RealBatches:
 
     @property
     def _least(self) -> float:
-        return least(self._hf.mixed_precision_dtype or self._hf.model.dtype, self._hf.device)
+        return least(self._opened.mixed_precision_dtype or self._opened.model.dtype, self._opened.device)
 
     def wants_answers(self, *, rows: int, length: int, padded: bool) -> bool:
         """Whether a batch of transformers' own loop has to be checked."""
@@ -306,8 +306,8 @@ class RealBatches:
 
         As a share of how far the logits lie apart.
         """
-        mixed, model = self._hf.mixed_precision_dtype, self._hf.model
-        device = self._hf.device
+        mixed, model = self._opened.mixed_precision_dtype, self._opened.model
+        device = self._opened.device
         tokens_L = torch.from_numpy(np.concatenate([prompt, np.asarray(answer, dtype=np.int64)])).to(device)
 
         def below(stop: int, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The self-test of a loaded model: one process decides for all, in which ways it is run, and keeps what it found."""
+"""The self-test of a prepared model: rank 0 decides for all ranks how the model is run, and keeps the outcome."""
 
 import contextlib
 import dataclasses
@@ -18,6 +18,8 @@ from sbeval.foreign_files import read_json_object
 from sbeval.keeping.cache import cache_folder
 from sbeval.keeping.writing import whole_file
 from sbeval.model_adapters.batching import free_memory, out_of_memory
+from sbeval.model_adapters.open.opened import Opened
+from sbeval.model_adapters.prepare.prepared import Prepared
 from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.model_adapters.record import run_settings
 from sbeval.model_adapters.self_test import outcome as names
@@ -47,23 +49,34 @@ _DECIDE = (
 )
 
 
-def tested(session: Session, lm: Any) -> Session:
-    """Returns the session of a loaded `StickBreakingLM` as the model's self-test allows it; logs what that found.
-
-    Every process of a run is to call it: the first one's outcome counts.
+def begin(opened: Opened, prepared: Prepared) -> Session | None:
+    """Returns the session of a prepared model after its self-test, None for an encoder-decoder model.
 
     Raises:
-        UserError: the model runs, but not with the `attn_implementation` that was named.
+        UserError: an option does not fit the model, or the model does not run with the `attn_implementation` that the
+            user passed.
     """
-    if getattr(lm.model.config, "model_type", None) in _OWN:
+    return tested(Session.of(opened, prepared)) if opened.causal else None
+
+
+def tested(session: Session) -> Session:
+    """Returns a session as the model's self-test allows it, and logs the outcome.
+
+    Every process of a run calls it: the outcome of the first one counts.
+
+    Raises:
+        UserError: the model runs, but not with the `attn_implementation` that the user passed.
+    """
+    opened = session.opened
+    if getattr(opened.model.config, "model_type", None) in _OWN:
         return session
     outcomes: list[Outcome | UserError] = [NOT_NEEDED]
-    if lm.rank == 0:
+    if opened.rank == 0:
         try:
-            outcomes = [_found(session, lm)]
+            outcomes = [_outcome(session)]
         except UserError as error:  # for every process: the others wait for what comes of the test
             outcomes = [error]
-    if lm.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
+    if opened.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         with ranks.waiting():
             torch.distributed.broadcast_object_list(outcomes, src=0)
     (outcome,) = outcomes
@@ -72,13 +85,13 @@ def tested(session: Session, lm: Any) -> Session:
     if ranks.is_first_process():
         kept = names.ATTENTION in outcome.failed  # also where the user asked for it
         slower = kept or {outcome.scoring, outcome.generation} != {names.TOGETHER}
-        unknown = outcome.untested is not None and lm.options.self_test
+        unknown = outcome.untested is not None and opened.options.self_test
         logger.log(logging.WARNING if slower or unknown else logging.INFO, "self-test: %s", outcome)
     if outcome.attention is not None:
-        lm.model.set_attn_implementation(outcome.attention)
+        opened.model.set_attn_implementation(outcome.attention)
     return dataclasses.replace(
         session,
-        real=RealBatches(outcome, lm, _tokens(lm)) if outcome.untested is None else RealBatches(outcome),
+        real=RealBatches(outcome, opened, _tokens(opened)) if outcome.untested is None else RealBatches(outcome),
         batches=outcome.limits(session.batches, outcome.scoring),
         own_batches=outcome.limits(session.own_batches, outcome.scoring),
         generation_batches=outcome.limits(session.batches, outcome.generation),
@@ -86,29 +99,30 @@ def tested(session: Session, lm: Any) -> Session:
 
 
 @torch.no_grad()
-def _found(session: Session, lm: Any) -> Outcome:
-    """What is kept of the same model and versions, or else found now."""
-    name = type(lm.model).__name__
-    if not lm.options.self_test:
+def _outcome(session: Session) -> Outcome:
+    """Returns the outcome that is kept for the same model and versions, or else tests the model now."""
+    opened = session.opened
+    name = type(opened.model).__name__
+    if not opened.options.self_test:
         return Outcome(model=name, untested="self_test=false")
-    place = _place(lm)
+    place = _place(session)
     if place is not None:
         with contextlib.suppress(UserError, KeyError, TypeError, AttributeError, ValueError):
             return Outcome.from_json(read_json_object(place, "a self-test"))
-    attention = getattr(lm.model.config, "_attn_implementation", None)
+    attention = getattr(opened.model.config, "_attn_implementation", None)
     try:
         with session.autocast(), session.rope.hold(TOKENS), quiet_transformers(), _uncompiled(attention):
-            outcome = _decided(session, lm)
+            outcome = _decided(session)
     except Exception as error:  # models' code raises anything; what is asked of the model then raises it again
         if out_of_memory(error):
             free_memory()
-        elif attention is not None and "attn_implementation" in lm.arguments and not isinstance(error, Nothing):
-            raised = _raised(session, lm, attention)
-            if raised is not None and _raised(session, lm, EAGER) is None:
-                expected = f"Expected an attn_implementation with which {name} runs on {lm.device.type}"
+        elif attention is not None and "attn_implementation" in opened.arguments and not isinstance(error, Nothing):
+            raised = _raised(session, attention)
+            if raised is not None and _raised(session, EAGER) is None:
+                expected = f"Expected an attn_implementation with which {name} runs on {opened.device.type}"
                 remedy = "leave it out of --model_args, or name another"
                 raise UserError(f"{expected}, found {attention} ({first_line(raised)}): {remedy}.") from error
-        _attend(lm.model, attention)
+        _attend(opened.model, attention)
         return Outcome(model=name, untested=first_line(error))
     if place is not None:
         with contextlib.suppress(UserError), whole_file(place, "a self-test") as new:
@@ -121,12 +135,13 @@ def _attend(model: Any, attention: str | None) -> None:
         model.set_attn_implementation(attention)
 
 
-def _raised(session: Session, lm: Any, attention: str) -> Exception | None:
-    """What the model raises with an attention as it reads a text as in a run."""
+def _raised(session: Session, attention: str) -> Exception | None:
+    """Returns the error that the model raises with an attention, None if it reads a text without one."""
+    opened = session.opened
     try:
-        _attend(lm.model, attention)
+        _attend(opened.model, attention)
         with session.autocast(), session.rope.hold(TOKENS), quiet_transformers():
-            Measured(lm, _tokens(lm))
+            Measured(opened, _tokens(opened))
     except Exception as error:  # models' code raises anything
         return None if isinstance(error, Nothing) else error
     return None
@@ -143,36 +158,41 @@ def _uncompiled(attention: str | None) -> Iterator[None]:
         yield
 
 
-def _place(lm: Any) -> Path | None:
-    """Where the outcome is kept, by all that it depends on; None for a model that is in no files or shared."""
-    if not isinstance(lm.pretrained, str) or lm.arguments.get("tp_plan") is not None:  # all processes test together
+def _place(session: Session) -> Path | None:
+    """Returns the file that keeps the outcome, named by all that it depends on.
+
+    None for a model in memory, and for one that processes share, since they test it together.
+    """
+    opened = session.opened
+    if opened.source is None or opened.shares_model:
         return None
     try:
-        settings = run_settings(lm)
+        settings = run_settings(session)
     except UserError:
         return None
-    devices = {lm.device, *(parameter.device for parameter in lm.model.parameters())}
+    devices = {opened.device, *(parameter.device for parameter in opened.model.parameters())}
     gpus = sorted(map(torch.cuda.get_device_name, {each.index or 0 for each in devices if each.type == "cuda"}))
     key = short_sha256([_VERSION, gpus, *map(installed_version, _KERNELS), *(settings[name] for name in _DECIDE)])
     return cache_folder("self_tests") / f"{key}.json"
 
 
-def _decided(session: Session, lm: Any) -> Outcome:
-    tokens = _tokens(lm)
+def _decided(session: Session) -> Outcome:
+    opened = session.opened
+    model, tokens = opened.model, _tokens(opened)
     if session.learned_positions is not None and session.learned_positions < TOKENS:
         raise Nothing(f"it has {session.learned_positions} positions")
-    measured, checks, attention = Measured(lm, tokens), dict[str, names.Check](), None
+    measured, checks, attention = Measured(opened, tokens), dict[str, names.Check](), None
     checks[names.AGAIN] = measured.check(measured.again, measured.least)
     checks[names.LATER_TOKENS] = measured.check(measured.later_tokens)
     if session.rope.extrapolation is None:  # which is an attention of its own
         attended = checks[names.ATTENTION] = measured.check(measured.attention)
-        named = "attn_implementation" in lm.arguments
+        named = "attn_implementation" in opened.arguments
         if named and not attended.passed and attended.difference is None:
             raise RuntimeError(attended.reason)  # of the compiled attention, with which nothing else is read here
         if not attended.passed and not named:
             attention = EAGER
-            lm.model.set_attn_implementation(EAGER)
-            measured = Measured(lm, tokens)
+            model.set_attn_implementation(EAGER)
+            measured = Measured(opened, tokens)
             checks |= {
                 names.AGAIN: measured.check(measured.again, measured.least),
                 names.LATER_TOKENS: measured.check(measured.later_tokens),
@@ -180,7 +200,7 @@ def _decided(session: Session, lm: Any) -> Outcome:
     padded = measured.check(lambda: measured.rows(padded=True))
     checks[names.ROWS] = padded if padded.passed else measured.check(lambda: measured.rows(padded=False))
     checks[names.RIGHT_PADDING] = padded
-    if not getattr(getattr(lm.model, "active_peft_config", None), "is_prompt_learning", False):
+    if not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         checks |= {names.SEVERAL: measured.check(measured.continued), names.LENGTH: measured.length()}
     # a batch with padding that is right shows that less is right
     padded = measured.check(lambda: measured.generated(padded=True))
@@ -198,7 +218,7 @@ def _decided(session: Session, lm: Any) -> Outcome:
     uncounted = names.LENGTH in checks and not checks[names.LENGTH].passed
     generation = names.TOGETHER if raises else fastest(names.GENERATION[uncounted:], checks)
     return Outcome(
-        model=type(lm.model).__name__,
+        model=type(model).__name__,
         rounding=measured.allowed.mean,
         checks=checks,
         scoring=fastest(names.SCORING, checks) if again and checks[names.LATER_TOKENS].passed else names.REFUSED,
@@ -208,6 +228,6 @@ def _decided(session: Session, lm: Any) -> Outcome:
     )
 
 
-def _tokens(lm: Any) -> list[int]:
-    """Tokens of ordinary text; of the vocabulary, where the tokenizer hardly knows the text."""
-    return sample_tokens(lm.tokenizer, lm.model.get_input_embeddings().weight.shape[0], TOKENS)
+def _tokens(opened: Opened) -> list[int]:
+    """Returns tokens of ordinary text, or of the vocabulary if the tokenizer hardly knows the text."""
+    return sample_tokens(opened.tokenizer, opened.embeddings, TOKENS)

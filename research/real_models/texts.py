@@ -5,11 +5,14 @@
 - `modules.jsonl.gz`: the longest modules of this interpreter's standard library, one document a module
 - `packages.jsonl.gz`: its packages, whose modules follow one another, in documents of some 64K tokens and more
 - `training.jsonl.gz`: its other modules, for `sbeval extend`
+- `library.jsonl.gz`: all its modules, which follow one another, in documents of more than 128K tokens
+- `docstrings.jsonl`: the first sentences of its functions' docstrings, each with its package as the label
 - `wikitext.jsonl.gz`: wikitext-2's articles, where its raw test split is given
 - `essays.jsonl.gz` and `essays/`: essays, one document a file, where a folder of them is given
 """
 
 import argparse
+import ast
 import gzip
 import json
 import re
@@ -20,6 +23,10 @@ from pathlib import Path
 
 LONG_MODULE_BYTES = 115_000  # some 32,768 tokens of code
 LONG_PACKAGE_BYTES = 275_000
+LIBRARY_BYTES = 640_000  # some 140,000 tokens and more of code
+LIBRARY_DOCUMENTS = 24
+LABELLED_SENTENCES = 80
+FEWEST_SENTENCES = 60
 ARTICLE_TITLE = re.compile(r"(?m)^ = [^=].* = $")
 
 Document = tuple[str, str]
@@ -75,6 +82,40 @@ def packages(documents: Iterable[Document]) -> list[Document]:
     return long_documents
 
 
+def library_documents(documents: Iterable[Document]) -> list[Document]:
+    """Returns the modules one behind another, in documents of at least `LIBRARY_BYTES`, evenly chosen of all."""
+    texts: list[Document] = []
+    first, text = "", ""
+    for name, module in documents:
+        first = first or name
+        text += f"# {name}\n{module}\n"
+        if len(text.encode()) >= LIBRARY_BYTES:
+            texts.append((f"{first} to {name}", text))
+            first, text = "", ""
+    count = min(LIBRARY_DOCUMENTS, len(texts))
+    return [texts[number * len(texts) // count] for number in range(count)]
+
+
+def docstring_sentences(documents: Iterable[Document]) -> list[tuple[str, str]]:
+    """Returns first lines of docstrings with their packages; every package has between 60 and 80, all different."""
+    sentences: dict[str, dict[str, None]] = {}
+    for name, text in documents:
+        package, _, rest = name.partition("/")
+        if not rest or package in ("test", "idlelib", "lib2to3"):
+            continue
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
+                line = docstring.split("\n", 1)[0].strip()
+                if 25 <= len(line) <= 90 and line.isascii() and line.endswith("."):
+                    sentences.setdefault(package, {})[line] = None
+    unique = {package: list(lines)[:LABELLED_SENTENCES] for package, lines in sentences.items()}
+    return [(line, package) for package, lines in unique.items() if len(lines) >= FEWEST_SENTENCES for line in lines]
+
+
 def articles(text: str) -> list[Document]:
     """Returns the articles of wikitext's raw text."""
     starts = [match.start() for match in ARTICLE_TITLE.finditer(text)]
@@ -103,6 +144,11 @@ def main(arguments: list[str] | None = None) -> None:
         options.folder / "training.jsonl.gz",
         [each for each in library if each[0] not in long_names and not each[0].startswith(evaluated)],
     )
+    write(options.folder / "library.jsonl.gz", library_documents(library))
+    labelled = docstring_sentences(library)
+    lines = [json.dumps({"text": text, "label": label}) + "\n" for text, label in labelled]
+    (options.folder / "docstrings.jsonl").write_text("".join(lines), encoding="utf-8")
+    print(f"{options.folder / 'docstrings.jsonl'}: {len(labelled)} sentences, {len(dict(labelled).keys())} different")
     if options.wikitext is not None:
         write(options.folder / "wikitext.jsonl.gz", articles(options.wikitext.read_text(encoding="utf-8")))
     if options.essays is not None:

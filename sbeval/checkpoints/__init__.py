@@ -1,21 +1,29 @@
-"""Every checkpoint format this project reads, found by looking at the files.
+"""Reads checkpoints of other projects: recognises the format and loads the weights into a model.
 
-- `registry`: which formats are there? A new one is a reader and an entry here
-- `load`: how is a checkpoint found and loaded?
-- `convert`: how is one written out in this project's form?
-- `facts`: what does a configuration say of format, training length and longest input?
-- `argument_names`: which arguments could a checkpoint's model read, as far as sources tell?
-- `files`: are the files whole, and what tensors do they hold?
-- `unread`: which tensors does a loaded model not read, and which may it leave unread?
-- `values`: are a configuration's values of their kinds, and can the files hold so much?
-- `ignored`: which keys of a configuration change nothing at evaluation?
-- `quiet`: how does transformers say less?
-- `dolomite`: how is dolomite-engine's read?
-- `fla`: how are flash-linear-attention's stick-breaking model and the Forgetting Transformer read?
-- `moduleformer`: how is ModuleFormer read?
-- `moduleformer_model`: what is its model?
+- `registry`: the table of formats; a new format is a reader and an entry there
+- `load`: finds, recognises and loads a checkpoint, also with transformers' own loading
+- `convert`: writes a checkpoint in the sbeval format
+- `facts`: format, training length and longest input, from a configuration
+- `argument_names`: names of arguments that a checkpoint's model could read, for finding misspelt ones
+- `files`: opens the weight files, checks that they are complete, and reads single tensors
+- `unread`: tensors of a checkpoint that the loaded model does not read
+- `values`: checks the types of values in config.json, and that the weight files are large enough for them
+- `ignored`: keys of config.json that do not affect evaluation
+- `quiet`: silences transformers' log and progress bars
+- `dolomite`: checkpoints of dolomite-engine and lm-engine
+- `fla`: stick-breaking models of flash-linear-attention, and the Forgetting Transformer
+- `moduleformer`: checkpoints of ModuleFormer (MoLM)
+- `moduleformer_model`: ModuleFormer's model, for evaluation
 
-Importing this package imports no torch: the names below are resolved when first used.
+The format is recognised by the `model_type` in config.json, so nothing else is downloaded to find out. A reader turns
+the tensors into an `SbevalForCausalLM`, whose model the lm-eval adapter passes to lm-eval's `hf`. So scoring, batching
+and generation are the same code for every format. Only ModuleFormer has a model class of its own.
+
+No key of config.json and no tensor is silently ignored: a key that is neither read nor listed as harmless, and a tensor
+that the model does not read, are errors (`ignored`, `unread`). `sbeval inspect` runs the same readers on the meta
+device, so it reports missing or unsupported parts with the messages of loading.
+
+Importing this package does not import torch: the names below are resolved when first used.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Names of arguments that a model may take, read from sources: importing them takes ten seconds."""
+"""Collects names of arguments that a model could read from source files, since importing them takes ten seconds."""
 
 import ast
 import functools
@@ -9,17 +9,17 @@ from pathlib import Path
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
 
-_OF_LOADING = (
+_LOADING_SOURCES = (
     *("modeling_utils.py", "configuration_utils.py", "modeling_gguf_pytorch_utils.py", "core_model_loading.py"),
     *("utils/hub.py", "utils/quantization_config.py", "integrations/accelerate.py", "integrations/peft.py"),
     *("models/auto/auto_factory.py", "models/auto/configuration_auto.py", "generation/configuration_utils.py"),
 )
-"""Sources of transformers that read the arguments which every model takes."""
+"""Source files of transformers that read the loading arguments common to all models."""
 
 
 @functools.cache
 def harness_arguments() -> frozenset[str]:
-    """Returns the names in the signature of lm-eval's `hf`; none where its source is not as expected."""
+    """Returns the parameter names of lm-eval's `HFLM`; empty if its source has another structure than expected."""
     source = _package("lm_eval") / "models" / "huggingface.py"
     for node in ast.walk(_tree(source)):
         if isinstance(node, ast.ClassDef) and node.name == "HFLM":
@@ -30,26 +30,27 @@ def harness_arguments() -> frozenset[str]:
 
 
 def names_of_a_checkpoint(folder: Path) -> frozenset[str] | None:
-    """Returns all names that code of a local checkpoint's model could read as an argument.
+    """Returns all names that a local checkpoint's model could read as an argument; any other name has no effect.
 
-    They are the identifiers in the sources of the model's class, of transformers' loading and of lm-eval's `hf`, with
-    the keys of its config.json. A name that is not among them is read nowhere. None where files do not tell the model's
-    code: the checkpoint brings its own, or no package has its type.
+    They are the keys of its config.json, and all identifiers and strings in the sources of the model's class, of
+    transformers' loading and of lm-eval's `hf`. Returns None if the sources are unknown: the checkpoint has its own
+    code (`auto_map`), or neither transformers nor sbeval has its model type.
     """
     try:
         settings = read_json_object(folder / "config.json", "settings")
     except UserError:
         return None
-    kind = settings.get("model_type")
-    package = _package("transformers")
-    sources = [_package("lm_eval") / "models" / "huggingface.py", *(package / file for file in _OF_LOADING)]
-    if "auto_map" in settings or not isinstance(kind, str):
+    model_type = settings.get("model_type")
+    transformers = _package("transformers")
+    sources = [_package("lm_eval") / "models" / "huggingface.py"]
+    sources += [transformers / file for file in _LOADING_SOURCES]
+    if "auto_map" in settings or not isinstance(model_type, str):
         return None
-    if kind == "sbeval":
-        own = _package("sbeval")
-        sources += [*(own / "models").rglob("*.py"), *(own / "checkpoints").glob("load.py")]
-    elif kind.isidentifier() and (package / "models" / kind).is_dir():
-        sources += (package / "models" / kind).glob("*.py")
+    if model_type == "sbeval":
+        sbeval = _package("sbeval")
+        sources += [*(sbeval / "models").rglob("*.py"), *(sbeval / "checkpoints").glob("load.py")]
+    elif model_type.isidentifier() and (transformers / "models" / model_type).is_dir():
+        sources += (transformers / "models" / model_type).glob("*.py")
     else:
         return None
     return frozenset(settings).union(*map(_identifiers, sources))
@@ -57,8 +58,8 @@ def names_of_a_checkpoint(folder: Path) -> frozenset[str] | None:
 
 def _package(name: str) -> Path:
     spec = find_spec(name)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else Path()
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(folders[0]) if folders else Path()
 
 
 def _tree(source: Path) -> ast.Module:

@@ -1,4 +1,4 @@
-"""Writing a released checkpoint out in this project's form, and settling how its grouped heads were laid out."""
+"""Converts a checkpoint of another format to the sbeval format."""
 
 import shutil
 from pathlib import Path
@@ -12,9 +12,15 @@ from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.models import SbevalForCausalLM
 
 _TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model"),
-    *("chat_template.jinja", "generation_config.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
 )
 
 
@@ -27,13 +33,21 @@ def convert_checkpoint(
     revision: str | None = None,
     replace: bool = False,
 ) -> LoadedCheckpoint:
-    """Writes a checkpoint of any stick-breaking format to a folder in this project's form, its tokenizer beside it.
+    """Loads a checkpoint and writes it with its tokenizer to a folder in the sbeval format.
 
-    The other options are those of `load_checkpoint`, whose answer is returned; with `replace`, what the destination
-    holds is moved aside.
+    Args:
+        source: folder or hub id of the checkpoint.
+        destination: a new or empty folder, unless `replace` is set.
+        dtype: as in `load_checkpoint`.
+        kv_expand: as in `load_checkpoint`.
+        revision: as in `load_checkpoint`.
+        replace: move the files in `destination` aside instead of raising an error.
+
+    Returns:
+        The loaded checkpoint.
 
     Raises:
-        UserError: the source cannot become a model of this family, or the destination holds something.
+        UserError: the format cannot be converted, or the destination is not empty.
     """
     if not replace:
         _check_empty(destination)
@@ -41,11 +55,11 @@ def convert_checkpoint(
     if not isinstance(loaded.model, SbevalForCausalLM):
         raise UserError(
             f"a checkpoint of the format {loaded.format} cannot be converted: only stick-breaking formats and their "
-            "baselines have a place in this family; evaluate it as it is"
+            "baselines can become sbeval models; evaluate the checkpoint without conversion"
         )
     if replace and not is_new(destination):
         set_aside(destination, reads=[] if loaded.folder is None else [loaded.folder])
-    _check_empty(destination)  # loading may have taken an hour
+    _check_empty(destination)  # again, since loading may have taken an hour
     with written_beside(destination) as unfinished:
         loaded.model.save_pretrained(unfinished)
         for name in _TOKENIZER_FILES:
@@ -57,6 +71,5 @@ def convert_checkpoint(
 def _check_empty(destination: Path) -> None:
     if not is_new(destination):
         raise UserError(
-            f"Expected a new or empty folder to write to, {destination} holds something; choose another, or have it "
-            "moved aside with --replace"
+            f"{destination} is not empty; choose a new or empty folder, or pass --replace to move its files aside"
         )

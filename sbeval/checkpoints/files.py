@@ -1,6 +1,7 @@
-"""The files of a checkpoint: found, checked to be whole, and read one tensor at a time."""
+"""Finds the files of a checkpoint, checks that they are complete, and reads single tensors."""
 
 import contextlib
+import logging
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,17 +20,24 @@ from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id, local_path
 
-_SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
-_PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+logger = logging.getLogger(__name__)
+# in the order in which transformers looks for them
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _MOST_LABELS = 2**20
-_OF_WEIGHTS = ("weight", "proj", "bias")
+_WEIGHT_SUFFIXES = ("weight", "proj", "bias")
 _MASKS = (".attn.bias", "attention.bias", "attention_bias")
 _MOST_DIMENSIONS = 3
-_FLOATING_POINT = re.compile(r"(F|FLOAT)(16|32|64)$")  # not of a byte, which stand beside their scales
+_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
+# adapters, Mistral's own format, and variants such as model.fp16.safetensors: a user selects these by name
+_OTHER_USES = re.compile(
+    r"adapter_model|consolidated|(model|pytorch_model)(-\d+-of-\d+)?\.\w+(-\d+-of-\d+)?\.(safetensors|bin)$"
+)
+_FLOATING_POINT = re.compile(r"(F|FLOAT)(16|32|64)$")  # not 8 bits, since those have separate scales
 
 
 def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
-    """Returns the local folder of a checkpoint, downloading it where it is named by its hub id.
+    """Returns the local folder of a checkpoint; a hub id is downloaded.
 
     Raises:
         UserError: there is no such folder, or the hub has no such repository or cannot be reached.
@@ -40,51 +48,55 @@ def find_folder(path_or_id: str | Path, revision: str | None = None) -> Path:
     name = str(path_or_id)
     if not is_hub_id(path_or_id):
         raise UserError(f"Expected a checkpoint folder or a hub id such as owner/name, found nothing at {name!r}")
-    texts = ["*.json", "*.txt", "*.model", "*.jinja"]
+    other_files = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*texts, "*.safetensors"]))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*other_files, "*.safetensors"]))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*texts, "*.bin"]))
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*other_files, "*.bin"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = first_line(error)
-        raise UserError(f"no folder {name!r} here, and the hub gave no checkpoint of that name: {reason}") from error
+        raise UserError(
+            f"there is no folder {name!r}, and no checkpoint of that name could be downloaded from the hub: {reason}"
+        ) from error
     return folder
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the contents of `config.json`.
+    """Returns the contents of config.json.
 
     Raises:
-        UserError: there is none, it cannot be read, or it has so many labels that naming them takes the memory.
+        UserError: it is missing, cannot be read, or has a `num_labels` for which transformers would run out of memory.
     """
     path = folder / "config.json"
     refuse_adapter(folder)
     if not path.is_file():
-        raise UserError(f"a checkpoint folder holds a config.json, {folder} has none")
+        raise UserError(f"{folder} has no config.json, which every checkpoint folder needs")
     config = read_json_object(path, "the configuration of a checkpoint", nan=False)
     for section in (config, *config.values()):
         if isinstance(section, dict) and fits(labels := section.get("num_labels", 0), int) and labels > _MOST_LABELS:
-            raise UserError(f"Expected at most {_MOST_LABELS} labels in {path}, found num_labels {labels}; mend it")
+            raise UserError(f"num_labels in {path} must be at most {_MOST_LABELS}, found {labels}; correct it")
     return config
 
 
 def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
-    """Checks, before transformers loads a folder, that its files are whole and hold as much as its configuration asks.
+    """Checks, before transformers loads a folder, that its files are complete and large enough for the configuration.
 
-    Pickles that are no part of an index are transformers' to open: it reads some that `Weights` does not. `config` are
-    the contents of `config.json`, where they were read before.
+    A single pytorch_model.bin that `Weights` cannot open is left to transformers, which reads more kinds of pickles.
+
+    Args:
+        folder: folder of the checkpoint.
+        config: contents of config.json, if they were read before.
 
     Raises:
-        UserError: a file is missing or damaged, an index is none, or the configuration asks for more than the files
-            can hold.
+        UserError: a file is missing or damaged, an index is invalid, or the configuration needs larger files.
     """
-    for name in (*_SAFETENSORS[::-1], *_PICKLES[::-1]):
+    for name in (*_SAFETENSORS, *_PICKLES):
         if (folder / name).is_file():
             config = config or read_config(folder)
             try:
                 weights = Weights(folder)
             except UserError:
-                if name != _PICKLES[1]:
+                if name != _PICKLES[0]:
                     raise
                 size = (folder / name).stat().st_size
                 check_sizes(config, tensors=size, weight_bytes=size)
@@ -94,32 +106,33 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
 
 
 def held_bytes(folder: Path) -> int:
-    """Returns the size of the files in a folder that may hold weights, and of the shards that an index names."""
+    """Returns the total size in bytes of the weight files in a folder, and of shards that an index names elsewhere."""
     files = {*folder.glob("*")}
-    for name in (_SAFETENSORS[0], _PICKLES[0]):
+    for name in (_SAFETENSORS[1], _PICKLES[1]):
         if (folder / name).is_file():
-            with contextlib.suppress(UserError):  # who reads it says what is wrong with it
+            with contextlib.suppress(UserError):  # loading reports what is wrong with the index
                 files |= {folder / shard for shard in _shards(folder / name)}
     return sum(file.stat().st_size for file in files if file.suffix in (".safetensors", ".bin") and file.is_file())
 
 
 class Weights:
-    """The tensors of a checkpoint by name, each taken once and checked for its shape."""
+    """The tensors of a checkpoint by name; records which ones a reader took, so that it can find the rest."""
 
     def __init__(self, folder: Path, files: Sequence[str] = (*_SAFETENSORS, *_PICKLES)) -> None:
-        """Opens every file of the first of `files` that is there, so that a missing or damaged one is found early.
+        """Opens the first of `files` that exists, and all shards if it is an index, to find missing or damaged ones.
 
         Raises:
-            UserError: weights are missing, damaged, or not where the index says.
+            UserError: weight files are missing or damaged, or a shard lacks tensors that the index names.
         """
         self.folder = folder
         self._file_of: dict[str, Path] = {}
         self._pickled: dict[str, Tensor] = {}
-        self._kinds: dict[str, str] = {}
+        self._dtypes: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._taken: set[str] = set()
         for name in files:
             if (folder / name).is_file():
+                self._source = name
                 self._open(folder / name)
                 return
         raise UserError(f"Expected model.safetensors, pytorch_model.bin or an index of shards in {folder}, found none")
@@ -144,13 +157,13 @@ class Weights:
                     names = set(file.keys())
                     for name in names:
                         tensor = file.get_slice(name)
-                        self._kinds[name], self._shapes[name] = tensor.get_dtype(), tuple(tensor.get_shape())
+                        self._dtypes[name], self._shapes[name] = tensor.get_dtype(), tuple(tensor.get_shape())
             else:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-                    raise ValueError("it holds something else than tensors by name")
+                    raise ValueError("it is not a dictionary from names to tensors")
                 self._pickled.update(tensors)
-                self._kinds |= {name: str(tensor.dtype).upper() for name, tensor in tensors.items()}
+                self._dtypes |= {name: str(tensor.dtype).upper() for name, tensor in tensors.items()}
                 self._shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items()}
                 names = set(tensors)
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
@@ -158,91 +171,124 @@ class Weights:
                 f"{path} is truncated or damaged ({first_line(error)}); copy it or download it again"
             ) from error
         if absent := (expected or set()) - names:
-            raise UserError(f"{path} lacks tensors its index names: {some(absent)}; download it again")
+            raise UserError(f"{path} lacks tensors that its index names: {some(absent)}; download it again")
         self._file_of.update(dict.fromkeys(names, path))
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Refuses a configuration that asks for more than the files can hold, or does not say how they are quantised.
+        """Checks that the files are large enough for a configuration, and that weights are in floating point.
 
-        Masks of attention and positions may be whole numbers or truth values in any checkpoint; weights would be cast.
+        Integer or boolean weights are allowed only if config.json names a quantisation; without one, loading would cast
+        them. Attention masks and positions may be integers or booleans in any checkpoint. Shards that are not read are
+        an error; other weight files that are not read are named in a warning.
+
+        Raises:
+            UserError: the files are too small, a weight is not in floating point, or a shard is not read.
         """
+        self._check_unread_files()
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
-        whole = () if names_quantisation(config) else {name for name in self._kinds if not self.is_floating_point(name)}
-        weights = [name for name in whole if name.endswith(_OF_WEIGHTS) and not f".{name}".endswith(_MASKS)]
-        if cast := [name for name in weights if len(self.shape(name)) <= _MOST_DIMENSIONS]:
+        if names_quantisation(config):
+            return
+        not_floating = [name for name in self._dtypes if not self.is_floating_point(name)]
+        weights = [name for name in not_floating if name.endswith(_WEIGHT_SUFFIXES) and not f".{name}".endswith(_MASKS)]
+        if integers := [name for name in weights if len(self.shape(name)) <= _MOST_DIMENSIONS]:
             raise UserError(
-                f"Expected weights in floating point in {self.folder}, whose config.json names no quantisation, found "
-                f"whole numbers or truth values in {some(cast)}; save the checkpoint again, with its "
-                "quantization_config if it has one"
+                f"config.json in {self.folder} names no quantisation, but these weights are integers or booleans: "
+                f"{some(integers)}; save the checkpoint again, with its quantization_config if it has one"
             )
 
+    def _check_unread_files(self) -> None:
+        candidates = self.folder.glob("pytorch_model*.bin" if self._pickled else "*.safetensors")
+        unread = sorted(path for path in {*candidates} - {*self._file_of.values()} if not _OTHER_USES.match(path.name))
+        for path in unread:
+            if _SHARD.fullmatch(path.name) and (further := self._missing_from(path)):
+                raise UserError(
+                    f"{path.name} in {self.folder} has tensors ({some(further)}) that {self._source} neither holds nor "
+                    "names: correct the index of the shards, or move that file to another folder."
+                )
+        if unread:
+            names = some(path.name for path in unread)
+            logger.warning("%s in %s: not read, since %s holds or names all weights", names, self.folder, self._source)
+
+    def _missing_from(self, path: Path) -> list[str]:
+        """Returns the names of tensors in another file that these weights lack."""
+        try:
+            return [name for name in Weights(self.folder, (path.name,)).names() if name not in self]
+        except UserError:  # a damaged file is not read either
+            return []
+
     def all_in_floating_point(self) -> bool:
-        """Returns whether every tensor has numbers in floating point of two bytes or more."""
-        return all(map(_FLOATING_POINT.search, self._kinds.values()))
+        """Whether every tensor is in floating point with at least 16 bits."""
+        return all(map(_FLOATING_POINT.search, self._dtypes.values()))
 
     def is_floating_point(self, name: str) -> bool:
-        """Returns whether a tensor has numbers in floating point of any width."""
-        return "F" in self._kinds[name]
+        """Whether a tensor is in floating point of any width."""
+        return "F" in self._dtypes[name]
 
     def names(self) -> list[str]:
-        """Returns the names of all tensors."""
+        """Returns the names of all tensors, sorted."""
         return sorted(self._file_of)
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
     def dtype(self) -> torch.dtype:
-        """Returns the dtype of the first floating point tensor."""
+        """Returns the dtype of the first floating point tensor, by name.
+
+        Raises:
+            UserError: there is none.
+        """
         for name in sorted(self._file_of):
             tensor = self._read(name)
             if tensor.is_floating_point():
                 return tensor.dtype
-        raise UserError(f"the checkpoint in {self.folder} holds no floating point tensor")
+        raise UserError(f"the checkpoint in {self.folder} has no floating point tensor")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns a tensor's shape without reading it."""
+        """Returns a tensor's shape without reading the tensor."""
         self._path(name)
         return self._shapes[name]
 
     def read(self, name: str) -> Tensor:
-        """Returns a tensor of any shape, and does not count it as taken."""
+        """Reads a tensor without marking it as taken."""
         return self._read(name)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Returns a tensor.
+        """Reads a tensor, checks its shape, and marks it as taken.
 
         Raises:
-            UserError: it is missing or its shape is another.
+            UserError: it is missing or has another shape.
         """
         tensor = self._read(name)
         if tuple(tensor.shape) != shape:
-            raise UserError(f"{name} should be {list(shape)} by the configuration, but is {list(tensor.shape)}")
+            raise UserError(
+                f"{name} should have the shape {list(shape)} by the configuration, but has {list(tensor.shape)}"
+            )
         self._taken.add(name)
         return tensor
 
     def drop(self, names: Iterable[str]) -> None:
-        """Marks tensors as not needed."""
+        """Marks tensors as taken that a model does not need, so that `refuse_left_over` accepts them."""
         self._taken.update(names)
 
     def refuse_left_over(self, layout: str) -> None:
-        """Raises a UserError where tensors have no place in a layout."""
+        """Raises a UserError if any tensor was not taken; `layout` names the format in the message."""
         if names := set(self._file_of) - self._taken:
-            raise UserError(f"these tensors are no part of the {layout} layout: {some(names)}")
+            raise UserError(f"the checkpoint has tensors that are not part of the {layout} format: {some(names)}")
 
     def check_tied_head(self, embedding: Tensor) -> None:
-        """Takes the head of a model whose head is its embedding, if the files hold one all the same.
+        """Checks that `lm_head.weight` of a model with tied embeddings, if it is in the files, equals the embedding.
 
         Raises:
-            UserError: it is another than the embedding.
+            UserError: the two differ.
         """
         if "lm_head.weight" not in self:
             return
         head = self.take("lm_head.weight", tuple(embedding.shape))
         if head.dtype != embedding.dtype or not torch.equal(head, embedding):
             raise UserError(
-                "Expected lm_head.weight to be the embedding, since tie_word_embeddings is true or absent, found other "
-                "numbers; mend the configuration"
+                "lm_head.weight differs from the embedding although tie_word_embeddings is true or absent; set "
+                "tie_word_embeddings to false in config.json"
             )
 
     def _path(self, name: str) -> Path:
@@ -260,28 +306,32 @@ class Weights:
 
 
 def _shards(path: Path) -> dict[str, set[str]]:
-    """Returns the names of the files that an index of shards names, and of the tensors that each should hold."""
+    """Reads an index of shards; maps the name of each shard to the names of its tensors.
+
+    Raises:
+        UserError: the file is not such an index.
+    """
     index = read_json_object(path, "an index of shards", remedy="download it again").get("weight_map")
     if not isinstance(index, dict):
-        raise UserError(f"{path} is no index of shards: it holds no weight_map; download it again")
+        raise UserError(f"{path} is not an index of shards, since it has no weight_map; download it again")
     shards: dict[str, set[str]] = {}
     for tensor, shard in index.items():
         if not isinstance(shard, str) or not _lies_within(shard):
             raise UserError(
-                f"{path} is no index of shards: expected the name of a file beside it for {shown(tensor)}, found "
-                f"{shown(shard)}; download it again"
+                f"{path} is not a valid index of shards: {shown(tensor)} is mapped to {shown(shard)}, which is not the "
+                "name of a file in its folder; download it again"
             )
         shards.setdefault(shard, set()).add(tensor)
     return shards
 
 
 def _lies_within(name: str) -> bool:
-    """Whether a name means a file in a folder or below it."""
+    """Whether a relative path stays within its folder."""
     path = Path(name)
     return path.name != "" and "\0" not in name and not path.is_absolute() and ".." not in path.parts
 
 
 def some(names: Iterable[str]) -> str:
-    """Returns the first three names in order, and how many more there are."""
+    """Joins the first three names in sorted order, and appends how many more there are."""
     ordered = sorted(names)
     return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")

@@ -1,7 +1,8 @@
-"""Checkpoints of flash-linear-attention's stick-breaking model and the Forgetting Transformer, without their packages.
+"""Reads checkpoints of flash-linear-attention (stick-breaking attention) and of the Forgetting Transformer (FoX).
 
-The latter is its authors' or flash-linear-attention's; the authors' softmax baselines are read as well:
-`transformer-project_fox`, and their "pro" layers without forget gates.
+The packages that wrote them are not needed. Forgetting Transformers are read in the format of flash-linear-attention
+and in that of the paper's authors. Of the authors' code, softmax baselines are read as well: `transformer-project_fox`,
+and models with "pro" layers but without forget gates.
 """
 
 from collections.abc import Mapping
@@ -20,68 +21,71 @@ FOX_TYPE, FOX_SOFTMAX_TYPE = "forgetting_transformer-project_fox", "transformer-
 FORGETTING_TYPE = "forgetting_transformer"
 _FOX_TYPES = (FOX_TYPE, FOX_SOFTMAX_TYPE)
 MODEL_TYPES = (STICKBREAKING_TYPE, FORGETTING_TYPE, *_FOX_TYPES)
-_HEADS_NORM_EPS = 1e-5  # of queries and keys, in both packages whatever `norm_eps` says
+_QK_NORM_EPS = 1e-5  # epsilon of the QK norm: both packages ignore `norm_eps` there
 Names = dict[str, tuple[str, tuple[int, ...]]]
-"""A checkpoint's names and shapes of tensors by this family's names."""
+"""Maps a tensor name in the loaded model to its name and shape in the checkpoint."""
 
 
 def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
-    """Returns the format's name, this family's configuration and its tensors.
+    """Reads the configuration and the tensors of one of these formats.
 
-    The layout states no training length; it stays unknown unless the configuration holds `max_position_embeddings`.
+    The training length is `max_position_embeddings`, or unknown if the configuration does not have that key.
+
+    Returns:
+        The name of the format, the configuration, and the state dict of `SbevalForCausalLM`.
 
     Raises:
-        UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
+        UserError: a feature is not supported, or a tensor is missing, has a wrong shape or is unknown.
     """
     model_type = str(source["model_type"])
-    breaks_sticks = model_type == STICKBREAKING_TYPE
-    given = ConfigValues(source)
-    given.one_of("hidden_act", ("swish", "silu") if breaks_sticks else ("swish",), "swish")
-    fields = _shared_fields(given)
+    is_stickbreaking = model_type == STICKBREAKING_TYPE
+    values = ConfigValues(source)
+    values.one_of("hidden_act", ("swish", "silu") if is_stickbreaking else ("swish",), "swish")
+    fields = _shared_fields(values)
     fields["intermediate_size"] = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
     if model_type != FOX_SOFTMAX_TYPE:
-        fields["qk_norm"] = given.get("qk_norm", bool, False)
+        fields["qk_norm"] = values.get("qk_norm", bool, False)
     if model_type in (FOX_TYPE, FORGETTING_TYPE):
         fields["qk_norm_per_head"] = fields["qk_norm"]
-        fields["qk_norm_eps"] = _HEADS_NORM_EPS if fields["qk_norm"] else None
-        fields["attention_gate"] = given.get("use_output_gate", bool, False)
+        fields["qk_norm_eps"] = _QK_NORM_EPS if fields["qk_norm"] else None
+        fields["attention_gate"] = values.get("use_output_gate", bool, False)
     if model_type in (STICKBREAKING_TYPE, FORGETTING_TYPE):
-        fields["attention"] = "stickbreaking" if breaks_sticks else "forgetting"
-        fields["bias"] = ["qkv"] if given.get("qkv_bias", bool, False) else []
-        gates, ignored = ("none", FLA) if breaks_sticks else ("full", FLA_FORGETTING)
+        fields["attention"] = "stickbreaking" if is_stickbreaking else "forgetting"
+        fields["bias"] = ["qkv"] if values.get("qkv_bias", bool, False) else []
+        gates, ignored = ("none", FLA) if is_stickbreaking else ("full", FLA_FORGETTING)
     else:
-        gates, ignored = _add_fox_fields(fields, given, model_type)
-    if breaks_sticks:
-        fields["attend_current"] = given.get("attend_current", bool, False)
+        gates, ignored = _add_fox_fields(fields, values, model_type)
+    if is_stickbreaking:
+        fields["attend_current"] = values.get("attend_current", bool, False)
     config = SbevalConfig(**fields)
-    given.refuse_unread(ignored, whole=True)
+    values.refuse_unread(ignored, whole=True)
     tensors = _take(config, gates, model_type, weights)
     if config.tie_word_embeddings:
         weights.check_tied_head(tensors["model.embed_tokens.weight"])
-    weights.refuse_left_over(f"fla {model_type}" if breaks_sticks else model_type)
+    weights.refuse_left_over(f"fla {model_type}" if is_stickbreaking else model_type)
     package = "fox" if model_type in _FOX_TYPES else "fla"
     return f"{package}:{model_type.removesuffix('-project_fox')}", config, tensors
 
 
-def _shared_fields(given: ConfigValues) -> dict[str, Any]:
-    """Returns the fields of this family's configuration that all these formats name alike."""
+def _shared_fields(values: ConfigValues) -> dict[str, Any]:
+    """Returns the fields of `SbevalConfig` whose keys are the same in all these formats."""
     return {
-        "vocab_size": given.count("vocab_size", default=32000),
-        "hidden_size": given.count("hidden_size", default=2048),
-        "num_hidden_layers": given.count("num_hidden_layers", default=24),
-        "num_attention_heads": given.count("num_heads", default=32),
-        "num_key_value_heads": given.count("num_kv_heads", default=None),
-        "norm_eps": given.get("norm_eps", float, 1e-6),
-        "tie_word_embeddings": given.get("tie_word_embeddings", bool, False),
-        "training_length_tokens": given.count("max_position_embeddings", default=None),
-        "pad_token_id": given.token("pad_token_id"),
-        "bos_token_id": given.token("bos_token_id", 1),
-        "eos_token_id": given.token("eos_token_id", 2),
+        "vocab_size": values.count("vocab_size", default=32000),
+        "hidden_size": values.count("hidden_size", default=2048),
+        "num_hidden_layers": values.count("num_hidden_layers", default=24),
+        "num_attention_heads": values.count("num_heads", default=32),
+        "num_key_value_heads": values.count("num_kv_heads", default=None),
+        "norm_eps": values.get("norm_eps", float, 1e-6),
+        "tie_word_embeddings": values.get("tie_word_embeddings", bool, False),
+        "training_length_tokens": values.count("max_position_embeddings", default=None),
+        "pad_token_id": values.token("pad_token_id"),
+        "bos_token_id": values.token("bos_token_id", 1),
+        "eos_token_id": values.token("eos_token_id", 2),
     }
 
 
 def fla_names(config: SbevalConfig) -> Names:
-    """Returns fla's names and shapes of a plain transformer by this family's names."""
+    """Maps tensor names of a plain transformer in an sbeval model to flash-linear-attention's names and shapes."""
     width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     key_width = config.num_key_value_heads * head_dim
     names: Names = {
@@ -110,37 +114,37 @@ def fla_names(config: SbevalConfig) -> Names:
     return names
 
 
-def _add_fox_fields(fields: dict[str, Any], given: ConfigValues, model_type: str) -> tuple[str, Ignored]:
-    """Returns what kind of gates the authors' model has, and which keys change nothing of it."""
-    fields["intermediate_size"] //= 2  # gate and up are one map
-    rotates = given.get("use_rope", bool, model_type == FOX_SOFTMAX_TYPE)
-    base = given.get("rope_base", float, 500000.0)
+def _add_fox_fields(fields: dict[str, Any], values: ConfigValues, model_type: str) -> tuple[str, Ignored]:
+    """Adds the fields of a FoX model to `fields`; returns its kind of forget gates and the ignored keys."""
+    fields["intermediate_size"] //= 2  # gate and up projection are one matrix
+    rotates = values.get("use_rope", bool, model_type == FOX_SOFTMAX_TYPE)
+    base = values.get("rope_base", float, 500000.0)
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": base} if rotates else None
     if model_type == FOX_SOFTMAX_TYPE:
         fields["attention"] = "rope" if rotates else "nope"
-        fields["sliding_window"] = given.count("window_size", default=None)
+        fields["sliding_window"] = values.count("window_size", default=None)
         return "none", FOX_SOFTMAX
-    gates = given.one_of("fgate_type", ("full", "bias_only", "fixed", "none"), "full")
+    gates = values.one_of("fgate_type", ("full", "bias_only", "fixed", "none"), "full")
     fields["attention"] = "forgetting" if gates != "none" else "rope" if rotates else "nope"
-    fields["qk_norm_per_head"] &= not given.get("qk_norm_share_param_across_head", bool, False)
-    given.one_of("ogate_act", ("sigmoid",) if fields["attention_gate"] else ("sigmoid", "silu"), "sigmoid")
+    fields["qk_norm_per_head"] &= not values.get("qk_norm_share_param_across_head", bool, False)
+    values.one_of("ogate_act", ("sigmoid",) if fields["attention_gate"] else ("sigmoid", "silu"), "sigmoid")
     for ours, theirs in (("output_norm", "output_norm"), ("key_shift", "k_shift"), ("value_shift", "v_shift")):
-        fields[ours] = given.get(f"use_{theirs}", bool, False)
+        fields[ours] = values.get(f"use_{theirs}", bool, False)
     return gates, FOX
 
 
 def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -> dict[str, Tensor]:
     names, fox = fla_names(config), model_type in _FOX_TYPES
     width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-    shared_rows: dict[str, Tensor] = {}
+    split_rows: dict[str, Tensor] = {}
     for layer in range(config.num_hidden_layers):
         ours, theirs = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.attn"
-        for letter, part, shifts in (("k", "key", config.key_shift), ("v", "value", config.value_shift)):
+        for letter, kind, shifts in (("k", "key", config.key_shift), ("v", "value", config.value_shift)):
             if shifts:
                 _, shape = names[f"{ours}.{letter}_proj.weight"]
                 names[f"{ours}.{letter}_proj.weight"] = (f"{theirs}.{letter}_proj.linear.weight", shape)
-                shares = (f"{theirs}.{letter}_proj.shift_proj.weight", (config.num_key_value_heads, width))
-                names[f"{ours}.{part}_shift.weight"] = shares
+                shift_shape = (config.num_key_value_heads, width)
+                names[f"{ours}.{kind}_shift.weight"] = (f"{theirs}.{letter}_proj.shift_proj.weight", shift_shape)
         for norm in ("q_norm", "k_norm") if config.qk_norm_per_head else ():
             rows = heads if norm == "q_norm" else config.num_key_value_heads
             names[f"{ours}.{norm}.weight"] = (f"{theirs}.{norm}.weight", (rows * config.head_dim,))
@@ -149,23 +153,25 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
         if config.output_norm:
             names[f"{ours}.output_norm.weight"] = (f"{theirs}.output_norm.weight", (width,))
         if gates == "full":
-            gate = "fgate_proj" if fox else "f_proj"
-            names[f"{ours}.forget_gate.weight"] = (f"{theirs}.{gate}.weight", (heads, width))
-        if gates != "none":
-            gate = f"{theirs}.fgate_bias" if gates != "full" else f"{theirs}.{'fgate' if fox else 'f'}_proj.bias"
-            names[f"{ours}.forget_gate.bias"] = (gate, (heads,))
+            gate = f"{theirs}.fgate_proj" if fox else f"{theirs}.f_proj"
+            names[f"{ours}.forget_gate.weight"] = (f"{gate}.weight", (heads, width))
+            names[f"{ours}.forget_gate.bias"] = (f"{gate}.bias", (heads,))
+        elif gates != "none":
+            names[f"{ours}.forget_gate.bias"] = (f"{theirs}.fgate_bias", (heads,))
         if fox:
-            # one map, of which the gate has the first rows
+            # gate and up projection are one matrix, with the rows of the gate first
             mlp = f"model.layers.{layer}.mlp"
             both = weights.take(f"{mlp}.gate_proj.weight", (2 * inner, width))
             del names[f"{mlp}.gate_proj.weight"], names[f"{mlp}.up_proj.weight"]
-            shared_rows |= dict(zip((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), both.chunk(2), strict=True))
-    tensors = shared_rows | {name: weights.take(theirs, shape) for name, (theirs, shape) in names.items()}
-    of_heads = ("output_norm.weight", *(("q_norm.weight", "k_norm.weight") if config.qk_norm_per_head else ()))
-    tensors = {name: x.view(-1, config.head_dim) if name.endswith(of_heads) else x for name, x in tensors.items()}
+            split_rows |= dict(zip((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), both.chunk(2), strict=True))
+    tensors = split_rows | {name: weights.take(theirs, shape) for name, (theirs, shape) in names.items()}
+    per_head: tuple[str, ...] = ("output_norm.weight",)
+    if config.qk_norm_per_head:
+        per_head += ("q_norm.weight", "k_norm.weight")
+    tensors = {name: x.view(-1, config.head_dim) if name.endswith(per_head) else x for name, x in tensors.items()}
     for layer in range(config.num_hidden_layers):
         ours = f"model.layers.{layer}.self_attn"
-        if gates in ("bias_only", "fixed"):  # gates that do not look at the text
+        if gates in ("bias_only", "fixed"):  # gates that do not depend on the input
             tensors[f"{ours}.forget_gate.weight"] = torch.zeros(heads, width)
         if config.attention_gate and "qkv" in config.bias:
             tensors[f"{ours}.head_gate.bias"] = torch.zeros(width)

@@ -1,6 +1,9 @@
-"""Which keys of foreign configurations change nothing at evaluation: with any value (None), or with these alone.
+"""Lists of configuration keys, by format, that do not affect evaluation.
 
-What is read is on no list here. A key that is neither read nor listed is an error (`ConfigValues.refuse_unread`).
+A list maps a key to the values with which it has no effect; None means any value. A key that is neither read nor listed
+is an error (`ConfigValues.refuse_unread`), since it might change every number. tests/checkpoints/config_keys.py
+collects the keys that public sources ever declared, from their histories; run again, it shows keys that were added
+since.
 """
 
 from collections.abc import Sequence
@@ -17,8 +20,8 @@ def _any_value(names: str) -> Ignored:
     return _only(names, None)
 
 
-OF_TRANSFORMERS: Ignored = {
-    # where a model comes from, what its tasks and outputs are called, how it is stored and computed
+TRANSFORMERS: Ignored = {
+    # origin of the model, names of its tasks and outputs, storage and implementation
     **_any_value(
         """model_type architectures auto_map transformers_version torch_dtype dtype _name_or_path name_or_path
         _commit_hash _from_auto use_cache return_dict output_hidden_states output_attentions torchscript use_bfloat16
@@ -26,12 +29,12 @@ OF_TRANSFORMERS: Ignored = {
         task_specific_params gradient_checkpointing chunk_size_feed_forward attn_implementation _attn_implementation
         _attn_implementation_autoset is_decoder sep_token_id decoder_start_token_id keys_to_ignore_at_inference"""
     ),
-    # an evaluation says itself how long answers are and whether they are sampled
+    # the length of answers and sampling are options of an evaluation
     **_any_value("max_length do_sample temperature top_k top_p typical_p output_scores return_dict_in_generate"),
     **_only("is_encoder_decoder add_cross_attention tie_encoder_decoder", (False, None)),
     **_only("cross_attention_hidden_size quantization_config", (None,)),
     "pruned_heads": ({}, None),
-    # of generation, where older versions kept it: generation_config.json is the place that is read
+    # older versions of transformers wrote generation settings here; only generation_config.json is read
     **_only("early_stopping remove_invalid_values", (False, None)),
     **_only("min_length no_repeat_ngram_size encoder_no_repeat_ngram_size", (0, None)),
     **_only("num_beams num_beam_groups num_return_sequences", (1, None)),
@@ -44,10 +47,10 @@ OF_TRANSFORMERS: Ignored = {
     ),
 }
 
-# dropout and initial weights belong to training, and attention_head_type says what multi_query does
+# dropout and initialisation affect training only; attention_head_type replaces multi_query
 DOLOMITE_FLAT: Ignored = {
     **_any_value("resid_pdrop embd_pdrop attn_pdrop initializer_range init_method multi_query"),
-    # rounding alone
+    # affect rounding only
     **_any_value("attention_softmax_in_fp32 scale_attention_softmax_in_fp32 upcast_logits_for_loss"),
     "forget_gate": (False,),
 }
@@ -60,12 +63,12 @@ DOLOMITE_BLOCK: Ignored = _any_value("dropout softmax_dropout")
 DOLOMITE_YARN: Ignored = _any_value(
     "type beta_fast beta_slow extrapolation_factor attn_factor attention_factor finetuned"
 )
-"""Within the scaling of rotary embeddings, of which dolomite-engine reads two numbers."""
+"""Keys within RoPE's scaling, of which dolomite-engine reads only two."""
 DOLOMITE_ROPE: Ignored = _any_value("rope_theta rope_scaling rope_parameters rope_dim")
-"""Without rotary embeddings."""
+"""Keys of RoPE, ignored in models without rotary embeddings."""
 
 FLA: Ignored = {
-    # the width of the MLP is its tensors'; kernels and losses change rounding alone
+    # the width of the MLP is taken from its tensors; kernels and losses affect rounding only
     **_any_value(
         """hidden_ratio intermediate_size initializer_range fuse_norm fuse_swiglu fuse_cross_entropy
         fuse_linear_cross_entropy use_l2warp"""
@@ -75,21 +78,22 @@ FLA: Ignored = {
 }
 FLA_FORGETTING: Ignored = {**FLA, "attnres_block_size": (None,)}
 FOX: Ignored = {
-    # the width of the MLP is its tensors', decays begin with what the next three say, and pruning is within rounding
+    # the width of the MLP is taken from its tensors; decay_time_* and fgate_bias_init are initial values; pruning stays
+    # within rounding
     **_any_value(
         """hidden_ratio intermediate_size initializer_range fuse_norm fuse_cross_entropy log_pruning_tolerance
         decay_time_min decay_time_max fgate_bias_init"""
     ),
     "elementwise_affine": (True,),
-    # without effect there, so another value means that another model was meant
+    # the original code ignores these keys, so another value suggests that another model was intended
     "attention_bias": (False,),
     "window_size": (None,),
 }
-_OF_FORGETTING = ("log_pruning_tolerance", "decay_time_min", "decay_time_max", "fgate_bias_init", "window_size")
-FOX_SOFTMAX: Ignored = {key: values for key, values in FOX.items() if key not in _OF_FORGETTING}
-FOX_SOFTMAX["qk_norm"] = (False,)  # until March 2025
+_FORGETTING_KEYS = ("log_pruning_tolerance", "decay_time_min", "decay_time_max", "fgate_bias_init", "window_size")
+FOX_SOFTMAX: Ignored = {key: values for key, values in FOX.items() if key not in _FORGETTING_KEYS}
+FOX_SOFTMAX["qk_norm"] = (False,)  # the key existed until March 2025
 MODULEFORMER: Ignored = {
-    # n_ctx is computed; the norms are built with PyTorch's own epsilon whatever the key says
+    # n_ctx is derived from other keys; the norms use PyTorch's default epsilon whatever layer_norm_epsilon is
     **_any_value(
         """resid_pdrop embd_pdrop attn_pdrop moe_pdrop initializer_range aux_loss_type aux_loss_weight sample_topk n_ctx
         layer_norm_epsilon"""

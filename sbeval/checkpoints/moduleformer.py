@@ -1,4 +1,4 @@
-"""Checkpoints of ModuleFormer / MoLM."""
+"""Reads checkpoints of ModuleFormer (MoLM)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,42 +25,49 @@ _BUFFERS = ("attn.mask", "attn.cum_weight")
 
 
 def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str, ModuleFormerConfig, dict[str, Tensor]]:
-    """Returns the format's name, the configuration and the tensors by the names of `ModuleFormerForCausalLM`.
+    """Reads a ModuleFormer configuration and its tensors.
 
-    The training length is the longest context training could see: a block and the history before it.
+    The training length is the longest context in training: a block and the history before it.
+
+    Returns:
+        The name of the format, the configuration, and the state dict of `ModuleFormerForCausalLM`.
 
     Raises:
-        UserError: a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
+        UserError: a feature is not supported, or a tensor is missing, has a wrong shape or is unknown.
     """
-    given = ConfigValues(source)
+    values = ConfigValues(source)
     config = ModuleFormerConfig(
-        vocab_size=given.count("vocab_size", default=50295),
-        hidden_size=given.count("n_embd", default=1024),
-        num_hidden_layers=given.count("n_layer", default=24),
-        num_attention_heads=given.count("n_head", default=8),
-        attention_width=given.count("att_hidden", default=512),
-        mlp_width=given.count("ffd_hidden", default=2048),
-        attention_experts=given.count("n_att_experts", default=32),
-        attention_chosen=given.count("k_att", default=2),
-        mlp_experts=given.count("n_mlp_experts", default=32),
-        mlp_chosen=given.count("k_mlp", default=2),
-        gate=given.one_of("gate_type", ("mlp", "linear", "gmm"), "mlp"),
-        gate_width=given.count("gating_size", default=256),
-        activation=_ACTIVATIONS[given.one_of("activation_function", tuple(_ACTIVATIONS), "gelu_new")],
-        max_position_embeddings=given.count("block_size", default=512) + given.count("history_length", default=512),
-        bos_token_id=given.token("bos_token_id", 50256),
-        eos_token_id=given.token("eos_token_id", 50256),
+        vocab_size=values.count("vocab_size", default=50295),
+        hidden_size=values.count("n_embd", default=1024),
+        num_hidden_layers=values.count("n_layer", default=24),
+        num_attention_heads=values.count("n_head", default=8),
+        attention_width=values.count("att_hidden", default=512),
+        mlp_width=values.count("ffd_hidden", default=2048),
+        attention_experts=values.count("n_att_experts", default=32),
+        attention_chosen=values.count("k_att", default=2),
+        mlp_experts=values.count("n_mlp_experts", default=32),
+        mlp_chosen=values.count("k_mlp", default=2),
+        gate=values.one_of("gate_type", ("mlp", "linear", "gmm"), "mlp"),
+        gate_width=values.count("gating_size", default=256),
+        activation=_ACTIVATIONS[values.one_of("activation_function", tuple(_ACTIVATIONS), "gelu_new")],
+        max_position_embeddings=values.count("block_size", default=512) + values.count("history_length", default=512),
+        bos_token_id=values.token("bos_token_id", 50256),
+        eos_token_id=values.token("eos_token_id", 50256),
     )
-    given.token("pad_token_id")
-    given.refuse_unread(MODULEFORMER, whole=True)
+    values.token("pad_token_id")
+    values.refuse_unread(MODULEFORMER, whole=True)
     if config.attention_width % config.num_attention_heads:
-        raise UserError(f"att_hidden {config.attention_width} is no multiple of n_head {config.num_attention_heads}")
-    of_attention = (config.attention_chosen, config.attention_experts)
-    for chosen, experts in (of_attention, (config.mlp_chosen, config.mlp_experts)):
+        raise UserError(
+            f"att_hidden {config.attention_width} must be a multiple of n_head {config.num_attention_heads}"
+        )
+    for key, chosen, experts in (
+        ("k_att", config.attention_chosen, config.attention_experts),
+        ("k_mlp", config.mlp_chosen, config.mlp_experts),
+    ):
         if chosen > experts:
-            raise UserError(f"Expected at most as many experts chosen as there are, found {chosen} of {experts}")
+            raise UserError(f"{key} {chosen} is more than the number of experts, {experts}; correct the configuration")
     tensors = {ours: weights.take(theirs, shape) for ours, (theirs, shape) in _names(config).items()}
-    # there an expert's matrix is (in, out)
+    # ModuleFormer stores an expert's matrix as (in, out), `Experts` as (out, in)
     tensors = {name: tensor.mT if name.endswith("experts.weight") else tensor for name, tensor in tensors.items()}
     weights.drop(f"transformer.h.{layer}.{name}" for layer in range(config.num_hidden_layers) for name in _BUFFERS)
     weights.refuse_left_over("ModuleFormer")
@@ -68,7 +75,7 @@ def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str,
 
 
 def _names(config: ModuleFormerConfig) -> Names:
-    """From this project's names to the checkpoint's names and shapes."""
+    """Maps tensor names of `ModuleFormerForCausalLM` to names and shapes in the checkpoint."""
     hidden, width = config.hidden_size, config.attention_width
     names: Names = {
         "model.wte.weight": ("transformer.wte.weight", (config.vocab_size, hidden)),

@@ -1,4 +1,4 @@
-"""ModuleFormer (MoLM) for evaluation: inclusive stick-breaking attention whose query and output maps are experts.
+"""ModuleFormer (MoLM), for evaluation only: stick-breaking attention with experts as query and output projections.
 
 Shape suffixes: B batch, L new positions, K cached and new positions, N = B * L tokens, E hidden_size, T chosen experts,
 S = N * T rows sorted by expert, X experts, I width of an expert, H key/value heads (each shared by T query heads),
@@ -22,7 +22,7 @@ from sbeval.models.mlp import Assignment, Experts, activate
 
 
 class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
-    """The part of a ModuleFormer configuration that evaluation needs; `hidden_size` is its `n_embd`, and so on."""
+    """Fields of a ModuleFormer configuration that evaluation needs, with names such as `hidden_size` for `n_embd`."""
 
     model_type: ClassVar[str] = "moduleformer"
     scheme: ClassVar[str] = "stickbreaking"
@@ -49,16 +49,17 @@ class ModuleFormerConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 
     @property
     def head_dim(self) -> int:
-        """Channels of a key head."""
+        """Size of an attention head."""
         return self.attention_width // self.num_attention_heads
 
 
 class Gate(nn.Module):
-    """Chooses experts: a softmax over all of them, of which the largest are kept as they are."""
+    """Router: takes the softmax over all experts and returns the largest probabilities without renormalising them."""
 
     def __init__(self, config: ModuleFormerConfig, experts: int, chosen: int) -> None:
         super().__init__()
-        self.kind, self.chosen = config.gate, chosen
+        self.kind = config.gate
+        self.chosen = chosen
         if config.gate == "mlp":
             self.hidden = nn.Linear(config.hidden_size, config.gate_width)
             self.output = nn.Linear(config.gate_width, experts, bias=False)
@@ -83,7 +84,7 @@ class Gate(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A gate with a matrix in and a matrix out for each expert."""
+    """A router, and for each expert an input and an output matrix."""
 
     def __init__(self, config: ModuleFormerConfig, experts: int, chosen: int, width: int) -> None:
         super().__init__()
@@ -92,22 +93,23 @@ class Mixture(nn.Module):
         self.output_experts = Experts(experts, width, config.hidden_size)
 
     def enter(self, x_NE: Tensor) -> tuple[Tensor, Tensor, Assignment]:
-        """Returns the experts' outputs [S, width], their probabilities [N, T], and which row is whose."""
+        """Applies the chosen experts' input matrices; returns rows [S, width], probabilities [N, T], assignment."""
         probability_NT, index_NT = self.gate(x_NE)
         assigned = Assignment(index_NT, self.experts.weight.shape[0])
         return self.experts(x_NE[assigned.token_S], assigned.end_X), probability_NT, assigned
 
     def leave(self, x_SI: Tensor, probability_NT: Tensor, assigned: Assignment) -> Tensor:
-        """Returns the sum of the experts' outputs by their probabilities, [N, E]."""
+        """Applies the output matrices; returns the sum of the experts' outputs weighted by probability, [N, E]."""
         return assigned.mixed(self.output_experts(x_SI, assigned.end_X), probability_NT)
 
 
 class ModuleFormerAttention(nn.Module):
-    """Each chosen expert has its own queries; keys and values are shared."""
+    """Stick-breaking attention in which each chosen expert projects its own queries; keys and values are shared."""
 
     def __init__(self, config: ModuleFormerConfig, layer_index: int) -> None:
         super().__init__()
-        self.layer_index, self.heads = layer_index, config.num_attention_heads
+        self.layer_index = layer_index
+        self.heads = config.num_attention_heads
         self.head_dim = config.attention_width // config.num_attention_heads
         self.q_proj = Mixture(config, config.attention_experts, config.attention_chosen, config.attention_width)
         self.k_proj = nn.Linear(config.hidden_size, config.attention_width)
@@ -115,13 +117,13 @@ class ModuleFormerAttention(nn.Module):
         self.kernels = StickBreakingKernels()
 
     def forward(self, hidden_BLE: Tensor, past_key_values: Cache | None, seq_start_B: Tensor | None) -> Tensor:
-        """[B, L, E] to the same."""
+        """Returns [B, L, E]."""
         batch, new = hidden_BLE.shape[:2]
         q_SI, probability_NT, assigned = self.q_proj.enter(hidden_BLE.flatten(0, 1))
-        # query heads that share a key/value head lie side by side: [B, L, T, H, D] to [B, H * T, L, D]
+        # query heads that share a key/value head are adjacent: [B, L, T, H, D] to [B, H * T, L, D]
         q = assigned.by_token(q_SI).view(batch, new, -1, self.heads, self.head_dim).permute(0, 3, 2, 1, 4).flatten(1, 2)
         shape = (batch, new, self.heads, self.head_dim)
-        k, v = (mapped(hidden_BLE).view(shape).transpose(1, 2) for mapped in (self.k_proj, self.v_proj))
+        k, v = (project(hidden_BLE).view(shape).transpose(1, 2) for project in (self.k_proj, self.v_proj))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_index)
         options = self.kernels._asdict()
@@ -132,7 +134,7 @@ class ModuleFormerAttention(nn.Module):
 
 
 class ModuleFormerBlock(nn.Module):
-    """Attention and a mixture of MLPs, each behind a LayerNorm."""
+    """Pre-norm block: attention and a mixture of MLP experts, each after a LayerNorm."""
 
     def __init__(self, config: ModuleFormerConfig, layer_index: int) -> None:
         super().__init__()
@@ -143,7 +145,7 @@ class ModuleFormerBlock(nn.Module):
         self.mlpf = Mixture(config, config.mlp_experts, config.mlp_chosen, config.mlp_width)
 
     def forward(self, hidden_BLE: Tensor, past_key_values: Cache | None, seq_start_B: Tensor | None) -> Tensor:
-        """[B, L, E] to the same."""
+        """Returns [B, L, E]."""
         hidden_BLE = hidden_BLE + self.attn(self.ln_1(hidden_BLE), past_key_values, seq_start_B)
         inner_SI, probability_NT, assigned = self.mlpf.enter(self.ln_2(hidden_BLE).flatten(0, 1))
         mixed_NE = self.mlpf.leave(activate(self.activation, inner_SI), probability_NT, assigned)
@@ -151,7 +153,7 @@ class ModuleFormerBlock(nn.Module):
 
 
 class ModuleFormerPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """What both classes share."""
+    """Base class of `ModuleFormerModel` and `ModuleFormerForCausalLM`."""
 
     config_class = ModuleFormerConfig
     config: ModuleFormerConfig
@@ -159,11 +161,11 @@ class ModuleFormerPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-c
     _no_split_modules = ["ModuleFormerBlock"]  # noqa: RUF012
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leaves weights alone: they always come from a checkpoint."""
+        """Does nothing, since all weights come from a checkpoint."""
 
 
 class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped-call]
-    """The stack of blocks."""
+    """Token embedding, blocks and final norm."""
 
     def __init__(self, config: ModuleFormerConfig) -> None:
         super().__init__(config)
@@ -173,7 +175,7 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
         self.post_init()  # type: ignore[no-untyped-call]
 
     def get_input_embeddings(self) -> nn.Module:
-        """Returns the embedding."""
+        """Returns the token embedding."""
         return self.wte
 
     def forward(
@@ -184,9 +186,13 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs the blocks on tokens [B, L]; `attention_mask` may pad on the left."""
-        if self.config.use_cache if use_cache is None else use_cache:
-            past_key_values = DynamicCache(config=self.config) if past_key_values is None else past_key_values
+        """Runs the blocks on tokens [B, L]; `attention_mask` may mark padding on the left only."""
+        if use_cache is None:
+            use_cache = self.config.use_cache
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # its name from transformers 5.24 on
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         seq_start_B = sequence_starts(attention_mask, keys=past + input_ids.shape[1], has_past=past > 0)
         hidden = self.wte(input_ids)
@@ -196,7 +202,7 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
 
 
 class ModuleFormerForCausalLM(ModuleFormerPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
-    """The language model, for evaluation only."""
+    """`ModuleFormerModel` with a language modelling head; cannot be saved."""
 
     def __init__(self, config: ModuleFormerConfig) -> None:
         super().__init__(config)
@@ -210,18 +216,18 @@ class ModuleFormerForCausalLM(ModuleFormerPreTrainedModel, GenerationMixin):  # 
         return logits
 
     def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
-        """Chooses how attention is computed from now on (`SbevalForCausalLM.set_kernels`)."""
+        """Sets how attention is computed from now on; arguments as in `SbevalForCausalLM.set_kernels`."""
         for module in self.modules():
             if isinstance(module, ModuleFormerAttention):
                 module.kernels = StickBreakingKernels(impl=impl, skip_threshold=skip_threshold)
 
     def forward(self, input_ids: Tensor, logits_to_keep: int | Tensor = 0, **kwargs: Any) -> CausalLMOutputWithPast:
-        """Runs the blocks as `ModuleFormerModel.forward` does, then the head on the kept positions."""
+        """Runs the model and the head; `logits_to_keep` is a number of last positions (0: all), or indices."""
         outputs = self.model(input_ids, **kwargs)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.head_logits(outputs.last_hidden_state[:, kept])
+        kept_positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head_logits(outputs.last_hidden_state[:, kept_positions])
         return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses: this class only evaluates checkpoints of another format."""
-        raise UserError("ModuleFormer checkpoints are read for evaluation only and cannot be converted or saved")
+        """Raises a `UserError`, since no reader exists for a saved model of this class."""
+        raise UserError("ModuleFormer models are for evaluation only and cannot be converted or saved")

@@ -1,4 +1,4 @@
-"""Contexts in which transformers says less."""
+"""Context managers that silence transformers' log and progress bars."""
 
 import contextlib
 import logging
@@ -9,7 +9,7 @@ from transformers.utils import logging as transformers_logging
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Keeps transformers from drawing progress bars, which would cut through other lines."""
+    """Switches transformers' progress bars off, which would break other lines of output."""
     if not transformers_logging.is_progress_bar_enabled():
         yield
         return
@@ -22,7 +22,7 @@ def without_bars() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keeps transformers silent: what it would warn of, such as a missing tensor, is found and said by us."""
+    """Silences transformers' log and progress bars, where sbeval itself checks and reports what they warn of."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:

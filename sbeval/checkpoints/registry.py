@@ -1,4 +1,7 @@
-"""Every format beyond transformers' own that this project reads: which model types mean it, and what reads it."""
+"""The table of checkpoint formats that sbeval reads itself, beside those that transformers loads.
+
+Loading, conversion, context extension and the lm-eval adapter look formats up here.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,10 +22,10 @@ from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
 from sbeval.models import SbevalForCausalLM
 
 CheckpointReader = Callable[[Mapping[str, Any], Weights, KvExpand], tuple[str, Any, dict[str, Tensor]]]
-"""From the contents of `config.json`, the tensors, and how grouped heads share keys and values, to the format's full
-name, the configuration of `model_class`, and its tensors by name.
+"""Takes the contents of config.json, the weights and `kv_expand`; returns the full name of the format, the
+configuration of `model_class`, and the tensors of its state dict.
 
-It raises a UserError where a part is not supported, or a tensor is missing, misshapen or has no place in the layout.
+Raises a UserError if a feature is not supported, or a tensor is missing, has a wrong shape or is unknown.
 """
 
 
@@ -31,9 +34,11 @@ class CheckpointFormat:
     """A checkpoint format.
 
     Attributes:
-        model_types: entries `model_type` of `config.json` that mean this format.
-        extendable: whether what it becomes can be trained and saved again.
-        takes_kv_expand: whether one can choose how grouped heads share keys and values.
+        model_types: values of `model_type` in config.json that identify the format.
+        read: converts configuration and tensors to those of `model_class`.
+        model_class: class of the loaded model.
+        extendable: whether the loaded model can be trained and saved, as for a context extension.
+        takes_kv_expand: whether the option `kv_expand` applies.
     """
 
     model_types: tuple[str, ...]
@@ -60,5 +65,5 @@ FORMATS = (
 
 
 def format_of_type(model_type: str) -> CheckpointFormat | None:
-    """Returns the format that a model type means, None where transformers loads it itself."""
-    return next((known for known in FORMATS if model_type in known.model_types), None)
+    """Returns the format of a model type, or None if transformers loads it."""
+    return next((entry for entry in FORMATS if model_type in entry.model_types), None)

@@ -1,7 +1,9 @@
-"""Which tensors of a checkpoint does the loaded model not read, and which of them may it leave unread?
+"""Finds tensors of a checkpoint that the loaded model does not read, and decides whether that is an error.
 
-A model may leave a tensor unread where transformers or the model itself declares that (`_declared`), or where the user
-allows it (`allow_unread`). Every other tensor is an error: the numbers would be those of a part of the checkpoint.
+A tensor may stay unread if the user allows it (`allow_unread`) or the checkpoint declares that it belongs to something
+else: a class that `architectures` names, layers of multi-token prediction, keys that the model's class ignores, buffers
+that the model computes. There is no list of tensor names; masks and positions of old files are recognised by their
+values. Any other unread tensor is an error, since results would be those of a part of the checkpoint.
 """
 
 import contextlib
@@ -23,19 +25,19 @@ from sbeval.checkpoints.files import Weights, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.errors import UserError
 
-_MOVED_BUFFERS = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # as transformers' own load report has them
-_FILL = -1e4  # the least negative number that attention masks with
+_MOVED_BUFFERS = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # as transformers omits them from its load report
+_FILL = -1e4  # attention masks are filled with this number or a lower one
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class UnreadTensors:
-    """Names of tensors that a checkpoint holds and the loaded model does not read, sorted.
+    """Sorted names of tensors in a checkpoint that the loaded model does not read.
 
     Attributes:
-        allowed: those that the user's `allow_unread` names.
-        declared: those that the model's class or its configuration declares: layers of multi-token prediction, heads
-            and towers of the class that wrote the file, buffers that the model computes.
+        allowed: tensors that match the user's `allow_unread`.
+        declared: tensors that the model's class or configuration declares as unread: layers of multi-token prediction,
+            heads and towers of the class that wrote the file, buffers that the model computes.
     """
 
     allowed: tuple[str, ...] = ()
@@ -45,18 +47,18 @@ class UnreadTensors:
         return bool(self.allowed or self.declared)
 
     def __or__(self, other: Self) -> "UnreadTensors":
-        """Returns the tensors of both, such as those of a model and of its adapter."""
+        """Returns the union, as for a model and its adapter."""
         return UnreadTensors(
             allowed=tuple(sorted({*self.allowed, *other.allowed})),
             declared=tuple(sorted({*self.declared, *other.declared})),
         )
 
     def to_json(self) -> dict[str, list[str]] | None:
-        """Returns folded names (`folded`), None where every tensor was read."""
+        """Returns the names in short form (`folded`) for a results file, or None if every tensor was read."""
         return {"allowed": folded(self.allowed), "declared": folded(self.declared)} if self else None
 
     def sentence(self) -> str | None:
-        """Returns how many tensors stay unread, why, and some of their names; None where every tensor was read."""
+        """Describes how many tensors stay unread, why, and some of their names; None if every tensor was read."""
         parts = [
             f"{len(names)} tensors, {reason}: {some(folded(names))}"
             for names, reason in ((self.allowed, "allowed by allow_unread"), (self.declared, "as the model declares"))
@@ -66,20 +68,20 @@ class UnreadTensors:
 
 
 Report = Callable[[UnreadTensors], None]
-"""What takes the tensors that a load has left unread."""
+"""A callback that gets the tensors which a model left unread."""
 
 
 def folded(names: Iterable[str]) -> list[str]:
-    """Returns names with the numbers of layers and experts joined: `model.layers.2-3.mlp.up_proj.weight`, sorted."""
+    """Merges names that differ in layer or expert numbers, as in `model.layers.2-3.mlp.up_proj.weight`; sorted."""
     numbers: dict[str, list[set[int]]] = {}
     for name in names:
-        places = [int(number) for number in _NUMBER.findall(name)]
-        seen = numbers.setdefault(_NUMBER.sub("*", name), [set() for _ in places])
-        for held, number in zip(seen, places, strict=True):
-            held.add(number)
+        name_numbers = [int(number) for number in _NUMBER.findall(name)]
+        pattern_numbers = numbers.setdefault(_NUMBER.sub("*", name), [set() for _ in name_numbers])
+        for all_numbers, number in zip(pattern_numbers, name_numbers, strict=True):
+            all_numbers.add(number)
     lines = []
-    for pattern, places_of in numbers.items():
-        ranges = iter([_ranges(held) for held in places_of])
+    for pattern, pattern_numbers in numbers.items():
+        ranges = iter([_ranges(all_numbers) for all_numbers in pattern_numbers])
         lines.append(re.sub(r"\*", lambda _, ranges=ranges: next(ranges), pattern))  # type: ignore[misc]
     return sorted(lines)
 
@@ -97,13 +99,17 @@ def _ranges(numbers: Iterable[int]) -> str:
 def allowed_among(
     names: Iterable[str], allow_unread: Sequence[str] | None, *, reader: str, place: str, mend: str
 ) -> UnreadTensors:
-    """Returns unread tensors that the user allows.
+    """Checks that the user allows all of these unread tensors, and returns them.
 
-    `reader` does not read them, `place` holds them, and `mend` says which settings are wrong as a rule. `allow_unread`
-    is None where the user cannot allow any.
+    Args:
+        names: names of the unread tensors.
+        allow_unread: glob patterns of the user; None if the user has no such option.
+        reader: for the message: what does not read them.
+        place: for the message: the checkpoint.
+        mend: for the message: settings that are usually the cause.
 
     Raises:
-        UserError: naming those that no pattern of `allow_unread` matches.
+        UserError: `allow_unread` does not match some of them; the message names these.
     """
     unread = sorted(names)
     patterns = allow_unread or ()
@@ -117,8 +123,8 @@ def allowed_among(
                 f"allow_unread={_NUMBER.sub('*', refused[0])}"
             )
         raise UserError(
-            f"Expected {reader} to read every tensor of {place}, found {count} that it does not read "
-            f"({some(folded(refused))}): {remedy}."
+            f"{reader} does not read {count} of {place} ({some(folded(refused))}), so results would be those of a "
+            f"part of the checkpoint: {remedy}."
         )
     return UnreadTensors(allowed=tuple(unread))
 
@@ -132,31 +138,38 @@ def settle_unread(
     allow_unread: Sequence[str] | None = None,
     trust_remote_code: bool = False,
 ) -> UnreadTensors:
-    """Decides on the tensors that transformers' load report calls unexpected.
+    """Decides whether the tensors that transformers' load report calls unexpected may stay unread.
 
-    `unexpected` are their names in `model`, without those that the model's class ignores; `folder` holds the files,
-    None where they are not read here, as those of a GGUF file. `allow_unread` is None where the user cannot allow any.
+    Args:
+        model: the loaded model.
+        unexpected: their names after transformers' renaming, without those that the model's class ignores.
+        folder: folder with the files, or None if they cannot be read here, as for a GGUF file.
+        name: name of the checkpoint in messages.
+        allow_unread: glob patterns of the user; None if the user has no such option.
+        trust_remote_code: whether to run code from the checkpoint to read its configuration.
 
     Raises:
-        UserError: naming the tensors that nothing declares and `allow_unread` does not name.
+        UserError: a tensor is neither declared as unread nor matched by `allow_unread`.
     """
-    left = set(unexpected)
+    unexpected_names = set(unexpected)
     mend = "the number of layers, biases, quantization_config or the model type in config.json"
-    said = {"reader": f"{type(model).__name__} with its configuration", "place": name, "mend": mend}
+    message_parts = {"reader": f"{type(model).__name__} with its configuration", "place": name, "mend": mend}
     if (weights := _weights(folder)) is None:
-        return allowed_among(left, allow_unread, **said)
-    names, owned = _renamed(model, weights.names()), model.state_dict().keys()
-    # a name that comes of several tensors, such as one for all experts, stands for them
-    refused = {stored for stored, renamed in names.items() if renamed in left and renamed not in owned}
-    refused |= left - {names[stored] for stored in refused}
-    declared = {stored for stored in _ignored(model, names) if names[stored] not in owned} - refused
+        return allowed_among(unexpected_names, allow_unread, **message_parts)
+    names, model_names = _renamed(model, weights.names()), model.state_dict().keys()
+    # transformers may merge several tensors into one, as for all experts; its name then stands for all of them
+    refused = {
+        stored for stored, renamed in names.items() if renamed in unexpected_names and renamed not in model_names
+    }
+    refused |= unexpected_names - {names[stored] for stored in refused}
+    declared = {stored for stored in _ignored(model, names) if names[stored] not in model_names} - refused
     if refused:
-        buffers = {buffer for buffer, _ in model.named_buffers()} - owned
+        buffers = {buffer for buffer, _ in model.named_buffers()} - model_names
         harmless = {stored for stored in refused if {stored, names.get(stored)} & buffers}
         harmless |= {stored for stored in refused - harmless if stored in weights and _is_mask(weights, stored)}
         harmless |= _of_other_models(model, refused - harmless, weights.names(), folder, trust_remote_code)
         refused, declared = refused - harmless, declared | harmless
-    allowed = allowed_among(refused, allow_unread, **said)
+    allowed = allowed_among(refused, allow_unread, **message_parts)
     return dataclasses.replace(allowed, declared=tuple(sorted(declared)))
 
 
@@ -167,67 +180,70 @@ def _weights(folder: Path | None) -> Weights | None:
 
 
 def _ignored(model: Any, names: Mapping[str, str]) -> set[str]:
-    """Returns the tensors that transformers leaves out of its load report, by their names in the file."""
+    """Returns the tensors that transformers omits from its load report, by their names in the file."""
     patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), *_MOVED_BUFFERS]
     ignored = re.compile("|".join(f"({pattern})" for pattern in patterns))
     return {stored for stored, renamed in names.items() if ignored.search(renamed)}
 
 
 def _renamed(model: Any, names: Sequence[str], conversions: Sequence[Any] | None = None) -> dict[str, str]:
-    """Returns the name in `model` of each tensor of a file, found as transformers finds it."""
+    """Maps each tensor name of a file to its name in `model`, with transformers' renaming rules."""
     transforms = get_model_conversion_mapping(model) if conversions is None else conversions
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
-    owned = model.state_dict()
+    state_dict = model.state_dict()
     renamed = {}
     for name in names:
-        target = rename_source_key(name, renamings, converters, model.base_model_prefix, owned)[0]
-        if target not in owned and name in owned:
+        target = rename_source_key(name, renamings, converters, model.base_model_prefix, state_dict)[0]
+        if target not in state_dict and name in state_dict:
             target = name
         renamed[name] = target
     return renamed
 
 
 def _is_mask(weights: Weights, name: str) -> bool:
-    """Whether a tensor holds masks or positions, which attention computes by itself and older files hold.
+    """Whether a tensor is an attention mask or a list of positions, which old files contain and models compute.
 
-    These are the number that masks are filled with, ones at and below the diagonal, and of whole numbers and truth
-    values also those that are all equal or count up. Nothing else is read here.
+    Recognised are: a scalar with the fill value of masks, a lower triangle of ones, and, for integers and booleans, a
+    constant tensor or one that counts up from 0. Only tensors that can be one of these are read.
     """
     shape = weights.shape(name)
     if shape == ():
         return bool(weights.read(name) <= _FILL)
-    of_pairs = len(shape) > 1 and shape[-1] == shape[-2]
-    whole = not weights.is_floating_point(name)
-    if not whole and not (of_pairs and set(shape[:-2]) == {1}):
+    is_square = len(shape) > 1 and shape[-1] == shape[-2]
+    is_integer = not weights.is_floating_point(name)
+    if not is_integer and not (is_square and set(shape[:-2]) == {1}):
         return False
     values: Tensor = weights.read(name)
-    if of_pairs and torch.equal(values, torch.ones_like(values).tril()):
+    if is_square and torch.equal(values, torch.ones_like(values).tril()):
         return True
+    if not is_integer:
+        return False
     positions = torch.arange(shape[-1], dtype=torch.int64).expand(shape)
-    return whole and (bool((values == values.flatten()[:1]).all()) or torch.equal(values.to(torch.int64), positions))
+    is_constant = bool((values == values.flatten()[:1]).all())
+    return is_constant or torch.equal(values.to(torch.int64), positions)
 
 
 def _of_other_models(
     model: Any, names: set[str], stored: Sequence[str], folder: Path | None, trust_remote_code: bool
 ) -> set[str]:
-    """Returns the names of tensors that belong to another model of this checkpoint, as transformers declares it.
+    """Returns the names of tensors that belong to another model in this checkpoint.
 
-    These are heads and towers of the classes that `architectures` of config.json names, and the layers of multi-token
-    prediction that `num_mtp_layers` of the configuration counts. `stored` are the names of all tensors of the file.
+    These are heads and towers of the classes that `architectures` in config.json names, and layers of multi-token
+    prediction, whose number is `num_mtp_layers` in config.json. `stored` are the names of all tensors of the file.
     """
     if not names or folder is None:
         return set()
-    found: set[str] = set()
+    of_declared: set[str] = set()
     for other in _declared_models(model, folder, trust_remote_code):
         owned, renamed = other.state_dict().keys(), _renamed(other, stored)
-        found |= {name for name in names if renamed.get(name) in owned}
-    return found | _of_token_prediction(model, names, stored)
+        of_declared |= {name for name in names if renamed.get(name) in owned}
+    return of_declared | _of_token_prediction(model, names, stored)
 
 
 def _declared_models(model: Any, folder: Path, trust_remote_code: bool) -> Iterable[PreTrainedModel]:
-    """Yields a model without weights of each other class that config.json names."""
-    with contextlib.suppress(Exception), quiet_transformers():  # of any class: it is a foreign file that says so
+    """Yields a model on the meta device for each class in `architectures` other than that of `model`."""
+    with contextlib.suppress(Exception), quiet_transformers():  # classes named in a file may fail to build in any way
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         for architecture in getattr(config, "architectures", None) or ():
             kind: Any = getattr(transformers, architecture, None)
@@ -240,7 +256,10 @@ def _declared_models(model: Any, folder: Path, trust_remote_code: bool) -> Itera
 
 
 def _of_token_prediction(model: Any, names: set[str], stored: Sequence[str]) -> set[str]:
-    """Returns the names of layers of multi-token prediction, which hold more than a layer of the model does."""
+    """Returns the names of tensors in layers of multi-token prediction.
+
+    Such a layer is recognised by tensors beside its decoder block, which an ordinary decoder layer does not have.
+    """
     count = getattr(model.config.get_text_config(), "num_mtp_layers", None)
     if not count:
         return set()
@@ -250,10 +269,10 @@ def _of_token_prediction(model: Any, names: set[str], stored: Sequence[str]) -> 
         with torch.device("meta"):
             other: Any = MtpModel(model, count)
         owned = other.state_dict().keys()
-        renamed = _renamed(other, stored, other.get_weight_conversions(model))
+        renamed = _renamed(other, stored, _conversions_of_token_prediction(other, model, count))
         ignored = [re.compile(pattern) for pattern in other._keys_to_ignore_on_load_unexpected or ()]
         place = re.compile(r"(layers\.\d+\.)")
-        # a layer of the model that is cut off has a block alone
+        # a decoder layer that the configuration cuts off has only a block, and must not count as a prediction layer
         layers = {
             match[1]
             for name in names
@@ -266,3 +285,16 @@ def _of_token_prediction(model: Any, names: set[str], stored: Sequence[str]) -> 
             and (renamed[name] in owned or any(pattern.search(renamed[name]) for pattern in ignored))
         }
     return set()
+
+
+def _conversions_of_token_prediction(other: Any, model: Any, count: int) -> Sequence[Any]:
+    if hasattr(other, "get_weight_conversions"):  # from transformers 5.20 on
+        conversions: Sequence[Any] = other.get_weight_conversions(model)
+        return conversions
+    layers = model.config.get_text_config().num_hidden_layers
+    renamings = [
+        WeightRenaming(source_patterns=f"layers.{n}.", target_patterns=f"layers.{n - layers}.mtp_block.")
+        for n in range(layers, layers + count)
+    ]
+    of_layers = get_model_conversion_mapping(other, add_legacy=False)
+    return [*renamings, *of_layers, *get_model_conversion_mapping(model)]

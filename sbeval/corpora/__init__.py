@@ -1,16 +1,24 @@
-"""Text sources, their documents, their tokens, and the windows protocols cut from them.
+"""Corpora: text sources, their documents, their tokens on disk, and the windows that evaluation protocols cut.
 
-- `documents`: what is a document, and how are its words counted?
-- `sources`: which texts are on every machine or have a name, and where does it lie in a dataset of the hub?
-- `local`: how are local files read?
-- `split`: how are documents cut into smaller ones?
-- `tokenizers`: how is a tokenizer loaded, and what does it add to a text?
-- `encode`: which words and bytes fall to each token, and what if a document is too long to be encoded at once?
-- `tokens`: how do the tokens of a corpus lie on disk?
-- `store`: how are they made once, and named in requests?
-- `seen`: which documents was a model trained on?
-- `windows`: which tokens does a protocol feed and score?
+- `documents`: what is a document, and how are its words and bytes counted?
+- `sources`: the named corpora: hub datasets, wikitext, and Python's standard library
+- `local`: how are local files of text read?
+- `split`: how are documents split into smaller ones?
+- `tokenizers`: how is a tokenizer loaded and hashed, and which special tokens does it add?
+- `encode`: how are documents encoded, and how many words and bytes belong to each token?
+- `tokens`: how are the tokens of a corpus stored and read?
+- `store`: how is a corpus tokenised once, cached, and referred to in requests?
+- `seen`: which documents of a corpus was a model trained on?
+- `windows`: which tokens does each protocol feed to the model, and which does it score?
 - `archives`: how is a tar archive unpacked?
+
+- A request names a token range of a corpus on disk (`store.token_key`) and holds no tokens. Otherwise a prompt of
+  65,536 tokens would be copied into every document, samples file and cache key. The name contains the hashes of text
+  and tokenizer, so a cached response never belongs to another text.
+- A corpus is never held in memory. Documents are read, hashed and tokenised in batches of about a million characters
+  into an Arrow file, which is memory-mapped. `benchmarks/results/corpora.md` has the measured memory.
+- Which texts a model was trained on is known by hashes of token spans, not of documents, because training and
+  evaluation may split a text into documents differently (`seen`).
 """
 
 from sbeval.corpora.documents import Corpus, Document, corpus_sha256, count_words, make_document

@@ -1,4 +1,4 @@
-"""Unpacking of tar archives on every Python that this package runs on."""
+"""Unpacks tar archives safely on every supported Python version."""
 
 import tarfile
 from pathlib import Path
@@ -8,18 +8,18 @@ from sbeval.errors import UserError
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Writes an archive's files and folders below `folder`, which is made where it is missing.
+    """Extracts an archive's files and folders into `folder`, which is created if it is missing.
 
     Raises:
-        UserError: a member is no file or folder, or its name leads out of `folder`. Nothing is written then.
+        UserError: a member is neither file nor folder, or its path leads out of `folder`. Nothing is written then.
     """
     root = folder.resolve()
     for member in archive.getmembers():
         if not (member.isfile() or member.isdir()) or not (root / member.name).resolve().is_relative_to(root):
             raise UserError(
-                f"Expected an archive of files below one folder, found {member.name!r}; make or fetch it anew"
+                f"The archive holds {member.name!r}, which is no file below its folder; create or download it again"
             )
-    # Python 3.11.4 brought the filter, later versions warn where none is chosen
+    # Python 3.11.4 added the argument `filter`; later versions warn without it
     safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     folder.mkdir(parents=True, exist_ok=True)
-    archive.extractall(folder, **safe)  # noqa: S202  every member was looked at above
+    archive.extractall(folder, **safe)  # noqa: S202  every member was checked above

@@ -1,22 +1,26 @@
-"""A document: the unit a corpus is made of, and the cluster behind every interval."""
+"""Documents and corpora. A document is the unit of a corpus, and the cluster that confidence intervals resample."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import NamedTuple
 
 MARK = "\ufeff"
-"""A byte order mark, decoded: at the beginning of a text it says how the text is encoded, and is none of it."""
+"""A decoded byte order mark. At the start of a file it states the encoding and is not part of the text."""
 MARK_LEFT_OUT = "byte order mark left out"
-_COUNTED_TOGETHER = 2**20
+_CHUNK_CHARACTERS = 2**20
 
 Changes = dict[str, set[str]]
-"""What was done to texts as they were read, with the names of the documents it was done to."""
+"""Maps a change made while reading, such as `MARK_LEFT_OUT`, to the names of the changed documents."""
 
 
 class Document(NamedTuple):
-    """One document, with words and bytes of the page before any preprocessing, as lm-eval counts them.
+    """One document of a corpus.
 
-    The name is unique within its corpus, and names the cluster in results.
+    Attributes:
+        name: unique within the corpus; names the cluster in results.
+        text: the text to tokenise.
+        original_words: words of the page before preprocessing, counted as lm-eval does for word perplexity.
+        original_bytes: UTF-8 bytes of that page.
     """
 
     name: str
@@ -26,9 +30,13 @@ class Document(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """A named text source; `detail` identifies it further, such as an interpreter's version.
+    """A named text source.
 
-    `documents` starts a fresh pass over the documents, in an order that never changes. It fills `changes`.
+    Attributes:
+        name: name of the corpus.
+        documents: starts a new pass over the documents, always in the same order.
+        detail: identifies the source further, such as the version of the interpreter.
+        changes: filled while documents are read, with what was changed in them.
     """
 
     name: str
@@ -37,35 +45,37 @@ class Corpus(NamedTuple):
     changes: Changes | None = None
 
     def recorded_detail(self) -> str | None:
-        """Returns `detail` with what was changed in the documents read so far, such as a byte order mark left out."""
+        """Returns `detail` and the changes made to the documents read so far, as one string for the record."""
         changed = sorted((self.changes or {}).items())
         texts = [f"{change} in {len(names)} document{'s' * (len(names) > 1)}" for change, names in changed]
         return ", ".join(filter(None, (self.detail, *texts))) or None
 
 
 def count_words(text: str) -> int:
-    """Returns the number of pieces `text` has when split at runs of white space, empty end pieces included.
+    """Returns the number of words, counted as for lm-eval's word perplexity.
 
-    This is the count behind lm-eval's word perplexity.
+    That is the number of strings that splitting the text at runs of white space gives, empty ones at either end
+    included. The text is split in chunks to save memory.
     """
     if not text:
         return 1
     count, before = 0, " "
-    for start in range(0, len(text), _COUNTED_TOGETHER):
-        piece = text[start : start + _COUNTED_TOGETHER]
-        count += len(piece.split()) - (not before.isspace() and not piece[0].isspace())
-        before = piece[-1]
+    for start in range(0, len(text), _CHUNK_CHARACTERS):
+        chunk = text[start : start + _CHUNK_CHARACTERS]
+        word_goes_on = not before.isspace() and not chunk[0].isspace()
+        count += len(chunk.split()) - word_goes_on
+        before = chunk[-1]
     return count + text[0].isspace() + text[-1].isspace()
 
 
 def make_document(name: str, text: str, *, original: str | None = None) -> Document:
-    """Returns a document whose words and bytes are counted on `original`, or on `text` where nothing was changed."""
+    """Returns a document; words and bytes are counted on `original`, the page before preprocessing, or on `text`."""
     page = text if original is None else original
     return Document(name, text, count_words(page), len(page.encode("utf-8", "surrogatepass")))
 
 
 def without_marks(documents: Iterator[Document], changes: Changes) -> Iterator[Document]:
-    """Yields documents without a byte order mark in front of their text, but for those that hold nothing else."""
+    """Removes a byte order mark from the start of each text; documents without any other text are dropped."""
     for document in documents:
         if document.text.startswith(MARK):
             changes.setdefault(MARK_LEFT_OUT, set()).add(document.name)
@@ -75,7 +85,7 @@ def without_marks(documents: Iterator[Document], changes: Changes) -> Iterator[D
 
 
 def corpus_sha256(corpus: Corpus) -> str:
-    """Returns the hash over every document's name, text and original counts, in order."""
+    """Returns the SHA-256 over name, text and original counts of every document, in order."""
     digest = sha256()
     for document in corpus.documents():
         text = document.text.encode("utf-8", "surrogatepass")

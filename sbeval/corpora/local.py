@@ -1,6 +1,6 @@
-"""Documents of local files: .txt, .jsonl and .parquet, plain or compressed with zstd or gzip, alone or in a folder.
+"""Reads documents from local files: .txt, .jsonl and .parquet, plain or compressed with zstd or gzip, or a folder.
 
-Files are read piece by piece, so that memory holds one document and not one corpus.
+Files are streamed: memory holds one document, not the whole corpus.
 """
 
 import codecs
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 MOST_DOCUMENT_BYTES = 512 * 2**20
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_PIECE_BYTES = 2**20
+_CHUNK_BYTES = 2**20
 _COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
-# UTF-32's first: in little-endian order it begins as UTF-16's does
+# UTF-32 first: its little-endian mark begins with that of UTF-16
 _OTHER_MARKS = {
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
@@ -31,14 +31,23 @@ _KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
 
 
 def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
-    """Returns the documents of a file, or of a folder of files in the order of their names, as a corpus of a name.
+    """Returns the documents of a file, or of a folder's files in order of their names, as a corpus.
 
-    A .jsonl file holds one document a line, a .parquet file one a row; any other file is one document. Ends .zst and
-    .gz name a compressed file. Hidden files of a folder are left out. `text_field` is the field or column of the text.
-    Line ends stay as they are. A byte order mark in front of a text is left out, which `Corpus.changes` tells.
+    A .jsonl file holds one document a line, a .parquet file one a row; any other file is one document. Files may be
+    compressed (.zst, .gz). Hidden files of a folder are skipped. Line ends are kept. A byte order mark at the
+    start of a text is removed and noted in `Corpus.changes`.
+
+    Args:
+        path: file or folder.
+        name: name of the corpus.
+        text_field: field or column that holds the text.
+
+    Raises:
+        UserError: nothing is at `path`. Reading the documents raises it too: for files that cannot be read or decoded,
+            and if there is no text at all.
     """
     if not path.exists():
-        raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")
+        raise UserError.expected(f"text at data_path {str(path)!r}", found="nothing there", remedy="check the path")
 
     changes: Changes = {}
 
@@ -51,32 +60,38 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
                 empty = False
                 yield document
         if empty:
-            raise UserError(f"Expected text in data_path {str(path)!r}, found none: give a file or folder with text.")
+            raise UserError(f"data_path {str(path)!r} holds no text: give a file or folder with text.")
 
     return Corpus(name=name, documents=documents, detail=path.name, changes=changes)
 
 
 def local_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, str, str]]:
-    """Yields file and line, and the texts of two fields, of the objects in a .jsonl file or a folder of them."""
+    """Reads pairs of texts from a .jsonl file or a folder of them.
+
+    Yields:
+        "FILE:LINE", and the texts of the fields `first` and `second`.
+
+    Raises:
+        UserError: there are no pairs, a line has no such fields, or `second` is empty.
+    """
     if not path.exists():
-        raise UserError(f"Expected pairs at {str(path)!r}, found nothing there: check the path.")
+        raise UserError(f"The pairs' file or folder {str(path)!r} does not exist: check the path.")
     empty, remedy = True, f'write one {{"{first}": "...", "{second}": "..."}} a line'
     for file in _folder_files(path) if path.is_dir() else [path]:
         base = file.relative_to(path).as_posix() if path.is_dir() else file.name
         for number, line in _lines(file):
-            before, behind = (_jsonl_text(line, file, number, field, remedy) for field in (first, second))
-            before = before.removeprefix(MARK)
-            if not behind:
-                where = f"in line {number} of {str(file)!r}"
-                raise UserError(f"Expected a {second!r} that is not empty {where}, found one that is: leave it out.")
+            first_text = _jsonl_text(line, file, number, first, remedy).removeprefix(MARK)
+            second_text = _jsonl_text(line, file, number, second, remedy)
+            if not second_text:
+                raise UserError(f"{second!r} is empty in line {number} of {str(file)!r}: remove the line.")
             empty = False
-            yield f"{base}:{number}", before, behind
+            yield f"{base}:{number}", first_text, second_text
     if empty:
-        raise UserError(f"Expected pairs in {str(path)!r}, found none: {remedy}.")
+        raise UserError(f"{str(path)!r} holds no pairs: {remedy}.")
 
 
 def text_name(path: Path) -> str:
-    """Returns the name of a file or folder of text without the endings that say how the text is stored."""
+    """Returns the name of a file or folder without suffixes such as .jsonl and .zst."""
     name = path.name
     for endings in (_COMPRESSIONS, _KINDS):
         ending = Path(name).suffix
@@ -85,10 +100,10 @@ def text_name(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Returns a file's text, line ends as they are, without a byte order mark in front of it."""
+    """Reads a file's text; line ends are kept, a byte order mark at the start is removed."""
     text = _decoded(path)
     if text.startswith(MARK):
-        logger.info("%s begins with a byte order mark, which is left out", path)
+        logger.info("the byte order mark at the start of %s was removed", path)
     return text.removeprefix(MARK)
 
 
@@ -97,41 +112,41 @@ def _decoded(path: Path) -> str:
     if path.suffix not in _COMPRESSIONS:
         _check_size(path.stat().st_size, path)
     with _open(path) as stream:
-        while piece := stream.read(_PIECE_BYTES):
-            raw += piece
+        while chunk := stream.read(_CHUNK_BYTES):
+            raw += chunk
             _check_size(len(raw), path)
     _check_encoding(raw, path)
     if b"\0" in raw:
-        raise UserError(f"Expected text in {str(path)!r}, found a binary file (it holds zero bytes): give a text file.")
+        raise UserError(f"{str(path)!r} is a binary file (it contains zero bytes): give a text file.")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"Expected UTF-8 text in {str(path)!r}, found byte {raw[error.start]:#04x} at {error.start}: "
+            f"{str(path)!r} is not valid UTF-8 (byte {raw[error.start]:#04x} at {error.start}): "
             "convert the file to UTF-8."
         ) from None
 
 
 def _check_encoding(beginning: bytes | bytearray, path: Path) -> None:
-    """Refuses a text whose byte order mark is that of another encoding than UTF-8."""
+    """Refuses a text that starts with the byte order mark of UTF-16 or UTF-32."""
     encoding = next((name for mark, name in _OTHER_MARKS.items() if beginning.startswith(mark)), None)
     if encoding is not None:
         raise UserError(
-            f"Expected UTF-8 text in {str(path)!r}, found {encoding} (by its byte order mark): convert it, as by "
+            f"{str(path)!r} is encoded in {encoding}, by its byte order mark: convert it to UTF-8, for example with "
             f"`iconv -f {encoding} -t UTF-8`."
         )
 
 
 def _folder_files(folder: Path) -> Iterator[Path]:
-    """Yields a folder's files in the order of their names; hidden ones are a system's or an editor's, not text."""
+    """Yields the files below a folder in order of their names, without hidden files."""
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not any(name.startswith(".") for name in file.relative_to(folder).parts):
             yield file
 
 
 def _file_documents(file: Path, name: str, text_field: str) -> Iterator[Document]:
-    if not file.is_file():  # a FIFO would be waited for, a device read for ever
-        raise UserError(f"Expected a file or folder with text at {str(file)!r}, found neither: give a regular file.")
+    if not file.is_file():  # reading a FIFO would block, a device might never end
+        raise UserError(f"{str(file)!r} is neither a regular file nor a folder: give a file or folder with text.")
     kind = Path(file.stem).suffix if file.suffix in _COMPRESSIONS else file.suffix
     if kind == ".parquet":
         texts = _parquet_texts(file, text_field)
@@ -166,40 +181,37 @@ def _jsonl_text(line: bytes, file: Path, number: int, text_field: str, remedy: s
         value: Any = json.loads(line)
     except (ValueError, RecursionError):
         raise UserError(
-            f"Expected JSON in UTF-8 in line {number} of {str(file)!r}, found something else: write one JSON value a "
-            "line."
+            f"Line {number} of {str(file)!r} is not valid JSON in UTF-8: write one JSON value on each line."
         ) from None
     text = value.get(text_field) if isinstance(value, dict) else value if remedy is None else None
+    required = f"an object with a string in {text_field!r}"
+    if remedy is None:
+        required = f"a string or {required}"
     remedy = remedy or 'name the field that holds the text with --metadata \'{"text_field": "..."}\''
     if not isinstance(text, str):
-        raise UserError(
-            f"Expected a string, or an object with a string {text_field!r}, in line {number} of {str(file)!r}, found "
-            f"neither: {remedy}."
-        )
+        raise UserError(f"Line {number} of {str(file)!r} is not {required}: {remedy}.")
     if _SURROGATE.search(text):
         raise UserError(
-            f"Expected Unicode text in line {number} of {str(file)!r}, found half of a surrogate pair (such as "
-            "\\ud83d alone), which no tokenizer takes: mend or leave out that line."
+            f"Line {number} of {str(file)!r} contains half of a surrogate pair (such as \\ud83d on its own), which "
+            "tokenizers cannot encode: correct or remove the line."
         )
     return text
 
 
 def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
-    import pyarrow as pa  # a third of a second that only readers of tables take
-    import pyarrow.parquet as pq  # as above
+    import pyarrow as pa  # slow import that only parquet files need
+    import pyarrow.parquet as pq  # slow import that only parquet files need
 
-    naming = 'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
+    naming = 'name the column that holds the text with --metadata \'{"text_field": "..."}\'.'
     try:
         table = pq.ParquetFile(file)
         if text_field not in table.schema_arrow.names:
-            raise UserError(
-                f"Expected a column {text_field!r} in {str(file)!r}, found {table.schema_arrow.names}: {naming}"
-            )
+            raise UserError(f"{str(file)!r} has no column {text_field!r}, only {table.schema_arrow.names}: {naming}")
         kind = table.schema_arrow.field(text_field).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
             raise UserError(
-                f"Expected text in the column {text_field!r} of {str(file)!r}, found values of type {kind}: {naming}"
+                f"The column {text_field!r} of {str(file)!r} holds values of type {kind}, not text: {naming}"
             )
         batches = table.iter_batches(batch_size=64, columns=[text_field])
         texts = (text for batch in batches for text in batch.column(0).to_pylist())
@@ -207,8 +219,8 @@ def _parquet_texts(file: Path, text_field: str) -> Iterator[tuple[int, str]]:
             yield number, text or ""
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"Expected a parquet file at {str(file)!r}, found something else ({first_line(error)}): give a file that "
-            "parquet readers open."
+            f"{str(file)!r} cannot be read as a parquet file ({first_line(error)}): give an intact parquet file, or "
+            "the right suffix."
         ) from None
 
 
@@ -220,25 +232,24 @@ def _open(path: Path) -> Iterator[Any]:
                 yield stream
         except OSError as error:
             raise UserError(
-                f"Expected a file that can be read at {str(path)!r}, found that it cannot ({error.strerror}): "
-                "check its permissions and its disk."
+                f"{str(path)!r} cannot be read ({error.strerror}): check its permissions and its disk."
             ) from error
         return
-    import pyarrow as pa  # as above
+    import pyarrow as pa  # slow import that only compressed files need
 
     try:
         with io.BufferedReader(pa.input_stream(str(path), compression=compression)) as stream:
             yield stream
-    except OSError as error:  # pyarrow's own errors of broken data are such too
+    except OSError as error:  # pyarrow raises it for damaged data too
         raise UserError(
-            f"Expected a {compression} file at {str(path)!r}, found something else ({first_line(error)}): "
-            "give the file its right ending."
+            f"{str(path)!r} cannot be read as a {compression} file ({first_line(error)}): give an intact file, or the "
+            "right suffix."
         ) from None
 
 
 def _check_size(size: int, path: Path) -> None:
     if size > MOST_DOCUMENT_BYTES:
         raise UserError(
-            f"Expected documents of at most {MOST_DOCUMENT_BYTES // 2**20} MiB, found a longer one in {str(path)!r}: "
-            "split it into several files, lines or rows."
+            f"A document in {str(path)!r} is longer than {MOST_DOCUMENT_BYTES // 2**20} MiB: split it into several "
+            "files, lines or rows."
         )

@@ -1,10 +1,12 @@
-"""Which documents of a corpus was a model trained on? By hashes of some of its training text's tokens, kept beside it.
+"""Finds the documents of a corpus that a model was trained on.
 
-A span is `SPAN_TOKENS` tokens. Of the spans of a text one in `SAMPLED_ONE_IN` is chosen by its hash, so the same ones
-in every text that holds them; of a very long text, the `MOST_SPANS` with the smallest hashes. However text is cut into
-documents, a document that was trained on has nearly all of its chosen spans among those of the training text.
+Training stores hashes of spans of `SPAN_TOKENS` consecutive tokens beside the checkpoint. One span in `SAMPLED_ONE_IN`
+is sampled by the value of its hash, so every text samples the same spans. Of a very long text only the `MOST_SPANS`
+smallest hashes are stored (16 MB). A document that was trained on has nearly all of its sampled spans among the stored
+ones, however the text was split into documents. Texts of another tokenizer and texts with fewer than `LEAST_SPANS`
+sampled spans (about 100 tokens) are not judged.
 
-Legend: T tokens, S spans chosen.
+Legend: T tokens, S sampled spans.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,20 +22,22 @@ SPAN_TOKENS = 32
 SAMPLED_ONE_IN = 16
 MOST_SPANS = 1 << 21
 LEAST_SPANS = 3
-"""Of a document with fewer spans chosen nothing is said."""
+"""Documents with fewer sampled spans are not judged."""
 FILES = "training_text-*.u64"
 _LEAST_SHARE = 0.5
 _AT_ONCE_TOKENS = 1 << 24
-_ODD, _BASE, _SHIFT = np.uint64(0x9E3779B97F4A7C15), 0xD6E8FEB86659FD93, np.uint64(32)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_BASE = 0xD6E8FEB86659FD93
+_SHIFT = np.uint64(32)
 _LIMIT = np.uint64(2**64 // SAMPLED_ONE_IN)
 
 
 def span_hashes(tokens_T: NDArray[Any]) -> NDArray[np.uint64]:
-    """Returns the hashes of the spans chosen, [S] uint64, in the order of the text."""
+    """Returns the hashes of the sampled spans of a text, uint64 [S], in text order."""
     hashes = (tokens_T.astype(np.uint64) + np.uint64(1)) * _ODD
     hashes ^= hashes >> _SHIFT
     length = 1
-    while length < SPAN_TOKENS:  # a span's hash from those of its halves
+    while length < SPAN_TOKENS:  # the hash of a span follows from the hashes of its two halves
         hashes = hashes[:-length] * np.uint64(pow(_BASE, length, 2**64)) + hashes[length:]
         length *= 2
     hashes ^= hashes >> _SHIFT
@@ -45,40 +49,52 @@ def span_hashes(tokens_T: NDArray[Any]) -> NDArray[np.uint64]:
 def keep_seen(
     stretches: Iterable[NDArray[Any]], tokenizer_sha256: str, folder: Path, *, parent: Path | None = None
 ) -> None:
-    """Writes the spans of what a model was trained on beside it, with those that its parent was trained on.
+    """Writes the span hashes of a training text into a checkpoint's folder.
 
-    `stretches` are [T] tokens each, in any order.
+    Args:
+        stretches: ranges of the training text, token ids [T] each, in any order.
+        tokenizer_sha256: hash of the tokenizer; part of the file's name.
+        folder: the checkpoint's folder.
+        parent: checkpoint that the training started from; its hashes are included.
     """
-    gathered, count = [np.empty(0, np.uint64) if parent is None else _read(_file(parent, tokenizer_sha256))], 0
+    gathered = [np.empty(0, np.uint64) if parent is None else _read(_file(parent, tokenizer_sha256))]
+    count = 0
     for stretch in stretches:
-        for hashes in _in_pieces(stretch):
+        for hashes in _in_chunks(stretch):
             gathered.append(hashes)
-            if (count := count + len(hashes)) >= MOST_SPANS:
+            count += len(hashes)
+            if count >= MOST_SPANS:
                 gathered, count = [_smallest(gathered)], 0
     _smallest(gathered).astype("<u8").tofile(_file(folder, tokenizer_sha256))
 
 
 def seen_documents(folder: Path, corpus: TokenizedCorpus, documents: Iterable[int]) -> list[str] | None:
-    """Returns the names of documents most of whose text a model was trained on.
+    """Returns the names of the documents of which at least half the sampled spans are in the training text.
 
-    None where its training left no record of that, or one with other tokens than the corpus has.
+    Args:
+        folder: the model's checkpoint.
+        corpus: the tokenised corpus.
+        documents: indices of the documents to check.
+
+    Returns:
+        Names of documents; None if the checkpoint has no span hashes for the corpus's tokenizer.
     """
     file = _file(folder, corpus.tokenizer_sha256)
     if not file.is_file():
         return None
-    seen = np.append(_read(file), _LIMIT)  # which no hash chosen reaches
+    seen = np.append(_read(file), _LIMIT)  # a sentinel above all sampled hashes, for searchsorted
     limit = seen[-2] if len(seen) > MOST_SPANS else _LIMIT
     names = []
     for document in documents:
-        pieces = _in_pieces(corpus.tokens(int(corpus.starts[document]), int(corpus.stops[document])))
-        hashes = np.unique(np.concatenate([piece[piece <= limit] for piece in pieces]))
+        chunks = _in_chunks(corpus.tokens(int(corpus.starts[document]), int(corpus.stops[document])))
+        hashes = np.unique(np.concatenate([chunk[chunk <= limit] for chunk in chunks]))
         if len(hashes) >= LEAST_SPANS and (seen[np.searchsorted(seen, hashes)] == hashes).mean() >= _LEAST_SHARE:
             names.append(corpus.names[document])
     return names
 
 
-def _in_pieces(tokens_T: NDArray[Any]) -> Iterator[NDArray[np.uint64]]:
-    """Yields the hashes of the spans chosen, of as much text at once as fits into memory, at least once."""
+def _in_chunks(tokens_T: NDArray[Any]) -> Iterator[NDArray[np.uint64]]:
+    """Yields the hashes of the sampled spans in chunks that fit into memory; one empty chunk for an empty text."""
     for start in range(0, max(1, len(tokens_T)), _AT_ONCE_TOKENS):
         yield span_hashes(tokens_T[start : start + _AT_ONCE_TOKENS + SPAN_TOKENS - 1])
 
@@ -92,5 +108,5 @@ def _file(folder: Path, tokenizer_sha256: str) -> Path:
 
 
 def _read(file: Path) -> NDArray[np.uint64]:
-    """Reads spans, none where there is no file; any bytes are some, and others than were written match nothing."""
+    """Reads span hashes; none if the file is missing. A damaged file is harmless: its hashes match no text."""
     return np.fromfile(file, "<u8", MOST_SPANS) if file.is_file() else np.empty(0, np.uint64)

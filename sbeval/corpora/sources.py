@@ -1,7 +1,7 @@
-"""Corpora that have a name: datasets of the Hugging Face hub, wikitext, and the interpreter's standard library.
+"""Named corpora: datasets of the Hugging Face hub, wikitext, and the interpreter's standard library.
 
-Where the text lies in the datasets of `KNOWN` was read off their own cards and files; a dataset that is not there is
-read with the split and the field the user names.
+`KNOWN` says which split and field hold the text of some hub datasets, taken from their dataset cards and files. For
+other datasets the user names split and field.
 """
 
 import dataclasses
@@ -21,8 +21,16 @@ from sbeval.errors import UserError, first_line
 
 STDLIB_LEFT_OUT = frozenset(
     [
-        *("test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "distutils"),
-        *("site-packages", "dist-packages", "__pycache__"),
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "encodings",
+        "pydoc_data",
+        "distutils",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
     ]
 )
 _LEVEL_1_HEADING = re.compile(r"\s*= (?!=)[^\n]*(?<!=) =\s*")
@@ -30,13 +38,16 @@ _LEVEL_1_HEADING = re.compile(r"\s*= (?!=)[^\n]*(?<!=) =\s*")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class HubText:
-    """Where documents lie in a dataset on the hub.
+    """Where a hub dataset holds its documents.
 
     Attributes:
         path: dataset such as "NeelNanda/pile-10k".
+        config: configuration of the dataset.
+        split: split of the dataset.
         text_field: column that holds the text; "document.text" is the field `text` of the column `document`.
-        document_field: column that names a document, where several rows repeat one; None for one document a row.
-        only: column and value of the rows that are taken, None for all of them.
+        document_field: column that identifies a document, for datasets that repeat one in several rows; None if each
+            row is one document.
+        only: column and value that select rows; None for all rows.
     """
 
     path: str
@@ -47,7 +58,7 @@ class HubText:
     only: tuple[str, str] | None = None
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Yields name and text of each document in the dataset's order, empty texts too.
+        """Yields name and text of each document, empty texts included, in the dataset's order.
 
         Raises:
             UserError: the dataset does not load, or has no such column.
@@ -66,26 +77,26 @@ class HubText:
                 yield name, text[row].as_py() or ""
 
     def _load(self) -> Any:
-        import datasets  # seconds, which a command that reads no text does without
+        import datasets  # takes seconds to import
 
         try:
             return datasets.load_dataset(self.path, self.config, split=self.split)
         except Exception as error:  # the hub's client raises many unrelated classes when it cannot be reached
             raise UserError(
-                f"Expected the split {self.split!r} of {self.path!r} from the Hugging Face hub, found that it does not "
-                f"load ({first_line(error)}): go online once, correct the name, or give local text with "
+                f"The split {self.split!r} of {self.path!r} from the Hugging Face hub does not load "
+                f"({first_line(error)}): go online once, correct the name, or give local text with "
                 '--metadata \'{"data_path": "..."}\'.'
             ) from error
 
     def _column(self, table: Any, field: str) -> Any:
-        """Returns a column as memory-mapped Arrow data, so that only rows that are asked for are read."""
-        import pyarrow.compute as pc  # as above
+        """Returns a column as memory-mapped Arrow data, so that only the rows that are used are read."""
+        import pyarrow.compute as pc  # slow import that only hub datasets need
 
         known = list(table.features.flatten())
         if field not in known:
             raise UserError(
-                f"Expected a column {field!r} in {self.path!r}, found {known}: "
-                'name the one that holds the text with --metadata \'{"text_field": "..."}\'.'
+                f"{self.path!r} has no column {field!r}, only {known}: "
+                'name the column that holds the text with --metadata \'{"text_field": "..."}\'.'
             )
         first, *nested = field.split(".")
         column = table.data.table[first]
@@ -119,18 +130,19 @@ KNOWN: dict[str, HubText] = {
 def hub_text(
     dataset: str, *, config: str | None = None, split: str | None = None, text_field: str | None = None
 ) -> HubText:
-    """Returns where a dataset's text lies: as it is known here, else in `text` of `train`, changed where asked.
+    """Returns where a dataset's text lies, from `KNOWN`, or else the column `text` of the split `train`.
 
-    The dataset is a name on the hub, or a local copy in a folder that ends with its name.
+    Arguments that are not None override this. `dataset` is a name on the hub, or a local copy in a folder whose path
+    ends with that name.
     """
-    given = {"config": config, "split": split, "text_field": text_field}
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    options = {"config": config, "split": split, "text_field": text_field}
+    changes: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     name = "/".join(dataset.rstrip("/").split("/")[-2:])
     return dataclasses.replace(KNOWN.get(name, HubText(path=dataset)), path=dataset, **changes)
 
 
 def hub_corpus(source: HubText, *, name: str) -> Corpus:
-    """Returns the documents of a hub dataset; those without text are left out, and byte order marks before a text."""
+    """Returns the documents of a hub dataset; empty documents and byte order marks are dropped."""
     changes: Changes = {}
 
     def documents() -> Iterator[Document]:
@@ -141,7 +153,7 @@ def hub_corpus(source: HubText, *, name: str) -> Corpus:
             yield document
         if empty:
             raise UserError(
-                f"Expected text in {source.text_field!r} of the split {source.split!r} of {source.path!r}, found none: "
+                f"{source.text_field!r} in the split {source.split!r} of {source.path!r} holds no text: "
                 'name another with --metadata \'{"text_field": "...", "dataset_split": "..."}\'.'
             )
 
@@ -151,10 +163,13 @@ def hub_corpus(source: HubText, *, name: str) -> Corpus:
 
 
 def stdlib_corpus(root: Path | None = None) -> Corpus:
-    """Returns the standard library's own sources, one document a file, in the order of their path's hash.
+    """Returns the sources of Python's standard library, one document a file.
 
-    Tests are left out because they are half of the bytes, the encodings, IDLE and others because they repeat
-    themselves. The order is a shuffle that is the same on every machine. By default the running interpreter's is read.
+    Documents are ordered by the hash of their path, a shuffle that is the same on every machine. Tests are left out
+    because they are half of the bytes; encodings, IDLE and others because they are repetitive.
+
+    Args:
+        root: folder of the library; None takes that of the running interpreter.
     """
     changes: Changes = {}
     library = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
@@ -171,8 +186,8 @@ def stdlib_corpus(root: Path | None = None) -> Corpus:
 
     if not library.is_dir():
         raise UserError(
-            f"Expected the standard library's sources in {library}, found no such folder: "
-            "run under a Python installation that ships its sources, or name a text with data_path."
+            f"The standard library's sources are missing: there is no folder {library}. Use a Python installation with "
+            "sources, or name a text with data_path."
         )
     return Corpus(
         name="stdlib",
@@ -189,9 +204,13 @@ def wikitext_corpus(
     name: str = "wikitext",
     changes: Changes | None = None,
 ) -> Corpus:
-    """Returns wikitext pages, detokenised; words and bytes are those of the page as it came.
+    """Returns wikitext's pages as documents.
 
-    `changes` is what reading the pages fills.
+    Args:
+        pages: starts a new pass over the raw pages.
+        detokenize: removes wikitext's tokenisation from a page; words and bytes are counted before that.
+        name: name of the corpus.
+        changes: dictionary that `pages` fills with changes made while reading, see `Corpus.changes`.
     """
 
     def documents() -> Iterator[Document]:
@@ -203,7 +222,7 @@ def wikitext_corpus(
 
 
 def split_wikitext_pages(text: str) -> Iterator[str]:
-    """Splits wikitext's raw text at its level-1 headings (` = Title = `), lines and their spaces unchanged."""
+    """Splits wikitext's raw text into pages at level-1 headings (` = Title = `); lines are not changed."""
     page: list[str] = []
     for line in text.split("\n"):
         if _LEVEL_1_HEADING.fullmatch(line):

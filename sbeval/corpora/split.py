@@ -1,4 +1,4 @@
-"""Documents cut into smaller ones, since one long text is one document and an interval needs twenty."""
+"""Splits documents into smaller ones: one long text is a single document, and a confidence interval needs twenty."""
 
 import itertools
 import re
@@ -34,25 +34,29 @@ Split = Annotated[str, Expected(_EXPECTED, _read)]
 
 
 def counts_tokens(split: str) -> bool:
-    """Whether documents are split by tokens, for which a tokenizer is needed."""
+    """Whether a value of `split` counts tokens, so that a tokenizer is needed."""
     return _TOKENS.fullmatch(split) is not None
 
 
 def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
-    """Returns a corpus whose documents are pieces of another's.
+    """Splits the documents of a corpus into smaller ones.
 
-    "paragraph" cuts at blank lines, "512 tokens" after every 512 tokens of the model's tokenizer, a regular expression
-    where it matches. Blank lines and what matches the expression are left out; `(?=Chapter)` leaves out nothing.
+    Args:
+        corpus: the corpus.
+        split: "paragraph" splits at blank lines, "512 tokens" after every 512 tokens, anything else is a regular
+            expression that separates documents. Blank lines and matches are dropped; a lookahead such as
+            `(?=Chapter)` matches before a word and drops nothing.
+        tokenizer: counts tokens; not used for other splits.
 
     Raises:
-        UserError: documents are split by tokens and the tokenizer does not say where they lie; or, when the documents
-            are read, an expression matches nowhere.
+        UserError: documents are split by tokens with a tokenizer that returns no character offsets. Reading the
+            documents raises it if the expression matches nowhere.
     """
     tokens = _TOKENS.fullmatch(split)
     if tokens and not tokenizer.is_fast:
         raise UserError(
-            f"Expected a tokenizer that says where its tokens lie for split {split!r}, found one that does not: split "
-            f"by {PARAGRAPH} or by a regular expression."
+            f"split {split!r} needs a tokenizer with character offsets (a fast tokenizer), and this one has none: "
+            f"split by {PARAGRAPH} or by a regular expression."
         )
     pattern = _BLANK_LINES if split == PARAGRAPH else re.compile(split)
 
@@ -61,14 +65,13 @@ def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
         for document in corpus.documents():
             text = document.text
             matches = matches or pattern.search(text) is not None
-            pieces = _by_tokens(text, int(tokens[1]), tokenizer) if tokens else _between(text, pattern)
-            for number, piece in enumerate(pieces, start=1):
-                if piece.strip():
-                    yield make_document(f"{document.name}#{number}", piece)
+            texts = _by_tokens(text, int(tokens[1]), tokenizer) if tokens else _between(text, pattern)
+            for number, part_text in enumerate(texts, start=1):
+                if part_text.strip():
+                    yield make_document(f"{document.name}#{number}", part_text)
         if not matches:
             raise UserError(
-                f"Expected split {split!r} to match in the text {corpus.name!r}, found that it matches nowhere: give "
-                f"{_EXPECTED} that does."
+                f"split {split!r} matches nowhere in the text {corpus.name!r}: give {_EXPECTED} that matches."
             )
 
     detail = ", ".join(filter(None, (corpus.detail, f"split by {split}")))
@@ -76,6 +79,7 @@ def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
 
 
 def _between(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
+    """Yields the text before, between and after the matches of a pattern."""
     start = 0
     for match in pattern.finditer(text):
         yield text[start : match.start()]
@@ -84,14 +88,18 @@ def _between(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
 
 
 def _by_tokens(text: str, tokens: int, tokenizer: Any) -> Iterator[str]:
-    """Yields pieces that add up to the text, of which a part at a time is encoded: offsets take much memory."""
+    """Splits a text after every so many tokens.
+
+    The text is encoded in chunks because character offsets need much memory. A chunk in which no split falls is encoded
+    again with twice the length.
+    """
     start, characters = 0, _CHARACTERS
     while start < len(text):
-        some = text[start : start + characters]
-        spans = tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+        chunk = text[start : start + characters]
+        spans = tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
         cuts = [begin for begin, _ in spans[tokens::tokens]]
-        is_last = start + len(some) == len(text)
-        for first, last in itertools.pairwise([0, *cuts, *([len(some)] if is_last else [])]):
-            yield some[first:last]
-        read = len(some) if is_last else cuts[-1] if cuts else 0
+        is_last = start + len(chunk) == len(text)
+        for first, last in itertools.pairwise([0, *cuts, *([len(chunk)] if is_last else [])]):
+            yield chunk[first:last]
+        read = len(chunk) if is_last else cuts[-1] if cuts else 0
         start, characters = start + read, _CHARACTERS if read else 2 * characters

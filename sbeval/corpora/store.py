@@ -1,4 +1,4 @@
-"""Tokenises a corpus once, keeps it on disk, and names token ranges that any process can resolve."""
+"""Tokenises a corpus once into the cache folder, and names token ranges so that any process can load them."""
 
 from collections.abc import Iterator
 from hashlib import sha256
@@ -24,14 +24,15 @@ _open: dict[str, TokenizedCorpus] = {}
 
 
 def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
-    """Returns the corpus as tokens, from the cache where its text, tokenizer and layout were seen before.
+    """Tokenises a corpus, or opens it from the cache if text, tokenizer and layout are known.
 
-    A fast tokenizer also tells words and bytes for a part of a document. Where a tokenizer adds no special tokens, the
-    encodings with and without them are one.
+    With a fast tokenizer, words and bytes are also known for ranges within a document. If a tokenizer adds no special
+    tokens, layouts with and without them share one file.
     """
     if layout.special_tokens and not adds_special_tokens(tokenizer):
         layout = layout._replace(special_tokens=False)
-    corpus_hash, tokenizer_hash = corpus_sha256(corpus), tokenizer_sha256(tokenizer)
+    corpus_hash = corpus_sha256(corpus)
+    tokenizer_hash = tokenizer_sha256(tokenizer)
     if (name := _name(corpus_hash, tokenizer_hash, layout)) not in _open:
         path = _path(name)
         if not path.exists():
@@ -41,26 +42,31 @@ def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> Tokenized
 
 
 def token_key(corpus: TokenizedCorpus, start: int, stop: int) -> str:
-    """Returns the name of a token range, for requests; `resolve_tokens` reads it in any process on this machine."""
+    """Returns the name of a token range, for requests. `resolve_tokens` loads it in any process with the same cache."""
     return f"{_name(corpus.corpus_sha256, corpus.tokenizer_sha256, corpus.layout)}:{start}:{stop}"
 
 
 def tokenizer_behind(key: str) -> str:
-    """Returns the first characters of the hash of the tokenizer that made a key's tokens."""
+    """Returns the beginning of the tokenizer's hash from a token key."""
     return key.removeprefix(f"{_FORMAT}-").split("-")[1]
 
 
 def resolve_tokens(key: str) -> NDArray[np.int32]:
-    """Returns the tokens that `token_key` named, int32, read-only where they lie in one piece of the cached file."""
+    """Loads the tokens that a token key names, int32. The array may be a read-only view of the cached file.
+
+    Raises:
+        ValueError: it is no token key.
+        UserError: the cache folder has no such corpus.
+    """
     name, _, span = key.partition(":")
     start, _, stop = span.partition(":")
     if not (start.isdecimal() and stop.isdecimal() and int(start) <= int(stop)):
-        raise ValueError(f"expected a token key as token_key returns it, found {key!r}")
+        raise ValueError(f"expected a key made by token_key, found {key!r}")
     if name not in _open:
         path = _path(name)
         if not path.exists():
             raise UserError(
-                f"Expected the tokens of {key!r} in {str(path.parent)!r}, found none: "
+                f"The cache folder {str(path.parent)!r} has no tokens for {key!r}: "
                 "set SBEVAL_CACHE to the same folder for every process, or run the task again."
             )
         _open[name] = open_tokenized(path, corpus_sha256="", tokenizer_sha256="", layout=Layout())
@@ -77,7 +83,7 @@ def _path(name: str) -> Path:
 
 
 def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
-    from datasets.arrow_writer import ArrowWriter  # seconds, which a command that reads no text does without
+    from datasets.arrow_writer import ArrowWriter  # takes seconds to import
 
     with writing_to(path.parent, "tokens"), FileLock(f"{path}.lock"):
         if path.exists():
@@ -89,7 +95,7 @@ def _write(path: Path, corpus: Corpus, tokenizer: Any, layout: Layout) -> None:
 
 
 def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Yields documents in lists of some `BATCH_CHARACTERS` characters, which are encoded at once."""
+    """Yields batches of documents with about `BATCH_CHARACTERS` characters each."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -97,13 +103,14 @@ def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         characters += len(document.text)
         if characters >= BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch
 
 
 def _table(rows: list[EncodedDocument]) -> Any:
-    import pyarrow as pa  # as above
+    import pyarrow as pa  # takes a third of a second to import
 
     offsets = np.cumsum([0] + [len(row.tokens) for row in rows]).astype(np.int32)
 

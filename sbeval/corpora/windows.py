@@ -1,7 +1,7 @@
-"""Protocols as plain arithmetic: which tokens a window feeds and which it scores.
+"""Arithmetic of the evaluation protocols: which tokens each window feeds to the model and which targets it scores.
 
-A window of context length L is L model inputs: a lead-in token and its first L - 1 targets. Positions are indices into
-the flat array of a `TokenizedCorpus`.
+A window with context length L has L targets and L model inputs: a lead-in token, which precedes the first target, and
+the first L - 1 targets. Positions are indices into the flat token array of a `TokenizedCorpus`.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Window(NamedTuple):
-    """Targets [start, stop), of which the last `scored` are scored; the lead-in is the token before `start`."""
+    """Targets [start, stop), of which the last `scored` count. The lead-in is the token before `start`."""
 
     start: int
     stop: int
@@ -21,10 +21,10 @@ class Window(NamedTuple):
 
 
 def rolling_windows(start: int, stop: int, context_length: int) -> list[Window]:
-    """Cuts one document as lm-eval's rolling log-likelihood does.
+    """Cuts one document into windows as lm-eval's rolling log-likelihood does.
 
-    Disjoint windows of L targets. If fewer are left, the last window reaches back to hold L, and scores only those. A
-    document under L is one window of its length.
+    Windows are disjoint and have L targets. If fewer targets remain, the last window starts earlier to have L, and only
+    the remaining ones are scored. A document shorter than L is one window.
     """
     first = min(start + context_length, stop)
     windows = [Window(start, first, first - start)] if first > start else []
@@ -37,16 +37,22 @@ def rolling_windows(start: int, stop: int, context_length: int) -> list[Window]:
 
 
 def disjoint_windows(start: int, stop: int, context_length: int) -> list[Window]:
-    """Cuts a block into windows of L targets, all scored; L divides the block."""
+    """Cuts a block into disjoint windows of L targets, all scored. L divides the block's length."""
     return [Window(begin, begin + context_length, context_length) for begin in range(start, stop, context_length)]
 
 
 def sliding_windows(start: int, stop: int, context_length: int, *, stride: int, region: int) -> list[Window]:
-    """Cuts a block into windows of L inputs that score `stride` new targets each, and every target once.
+    """Cuts a block into overlapping windows of L inputs, each of which scores `stride` new targets.
 
-    Left context comes from before the block, from `region` on, which is `start` or at least L before it. If the block
-    begins the region, there is none and the first window scores all L targets. The stride is at most L, and divides
-    the block.
+    Every target of the block is scored once.
+
+    Args:
+        start: first target of the block.
+        stop: end of the block.
+        context_length: L.
+        stride: targets that each window adds; at most L, and it divides the block's length.
+        region: first token that windows may use as left context: `start`, or at least L before it. If it is `start`,
+            the first window has no further context and scores all L targets.
     """
     first = start + (context_length if start == region else stride)
     windows = [Window(first - context_length, first, first - start)]
@@ -65,13 +71,22 @@ def document_target_blocks(
     blocks_per_document: int,
     seed: int,
 ) -> list[tuple[int, int]]:
-    """Chooses runs of `targets` targets that have `longest` tokens of left context or more inside their document.
+    """Draws blocks of `targets` consecutive targets with at least `longest` tokens of left context in their document.
 
-    The candidates of a document follow one another from token `longest` on; (seed, document) draws up to
-    `blocks_per_document` of them. The first blocks of all documents come before any second block, so a run over the
-    first few blocks has as many clusters as it can.
+    The candidates of a document are consecutive blocks from its token `longest` on. Up to `blocks_per_document` of them
+    are drawn at random from (seed, document index). The first blocks of all documents come before all second blocks, so
+    that the first N blocks cover as many documents, the clusters of intervals, as possible.
 
-    Documents begin at `starts` and end at `stops`, [C] each. Returns first target and end of each run.
+    Args:
+        starts: first token of each document, [C].
+        stops: end of each document, [C].
+        longest: least tokens of left context.
+        targets: targets in a block.
+        blocks_per_document: most blocks of a document.
+        seed: seed of the draw.
+
+    Returns:
+        First target and end of each block.
     """
     rounds: list[list[tuple[int, int]]] = [[] for _ in range(blocks_per_document)]
     for document, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
@@ -85,16 +100,19 @@ def document_target_blocks(
 
 
 def stream_target_blocks(total: int, *, longest: int, targets: int) -> Iterator[tuple[int, int]]:
-    """Yields blocks of `targets` targets, `longest` tokens apart, each with at least `longest` tokens before it."""
+    """Yields (first target, end) of blocks of `targets` targets, one every `longest` tokens of `total`.
+
+    Each block has at least `longest` tokens before it.
+    """
     for stop in range(longest + targets, total + 1, longest):
         yield stop - targets, stop
 
 
 def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int, int]]:
-    """Returns log-spaced bins (first, last) that cover positions 1 to L.
+    """Returns log-spaced bins (first, last) that cover positions 1 to L, `per_octave` for each doubling.
 
-    A target's position is the number of tokens the model has read when it predicts it. If the end of the
-    window leaves the last bin few positions, whose mean says little, it joins the one before.
+    A target's position is the number of tokens that the model has read when it predicts the target. A last bin with few
+    positions, whose mean would be noisy, is merged into the bin before it.
     """
     octaves = np.arange(0, per_octave * int(np.ceil(np.log2(context_length))) + 1)
     edges = np.unique(np.round(2.0 ** (octaves / per_octave)).astype(np.int64))
@@ -105,17 +123,22 @@ def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int
 
 
 def targets_sha256(windows: Sequence[Window]) -> str:
-    """Returns a hash of the scored targets, however windows cut them; no target is scored twice."""
+    """Returns a hash of the set of scored targets. It does not depend on how windows divide them.
+
+    No target may be scored twice.
+    """
     bounds = np.array(sorted((window.stop - window.scored, window.stop) for window in windows), "<i8")
     joined = bounds[1:, 0] == bounds[:-1, 1]
-    firsts, stops = bounds[np.r_[True, ~joined], 0], bounds[np.r_[~joined, True], 1]
+    firsts = bounds[np.r_[True, ~joined], 0]
+    stops = bounds[np.r_[~joined, True], 1]
     return hashlib.sha256(np.stack([firsts, stops]).tobytes()).hexdigest()
 
 
 def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: bool) -> int:
-    """Counts scored targets whose whole left context lies in their own document, as `own_document_share` has it.
+    """Counts a window's scored targets whose whole left context lies in their own document.
 
-    A lead-in that is the separator just before a document counts as part of it.
+    The separator before a document counts as part of the document if it is the lead-in. `starts` are the documents'
+    first tokens and the total, [C + 1]; `lead_in` says whether the token before the window is fed.
     """
     document = int(np.searchsorted(starts, window.start, side="right")) - 1
     if lead_in and window.start != int(starts[document]):
@@ -124,24 +147,30 @@ def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: 
 
 
 def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns [C] how many scored targets each document has; `starts` are [C + 1], the total among them."""
+    """Returns the number of scored targets in each document, [C].
+
+    `starts` are the documents' first tokens and the total number of tokens, [C + 1].
+    """
 
     def up_to_starts(tokens: list[int]) -> NDArray[np.int64]:
-        """Returns for each start s: the sum of s - t over all tokens t up to s."""
+        """Returns, for each document start s, the sum of s - t over all positions t up to s."""
         sums = np.concatenate([[0], np.cumsum(sorted(tokens))])
         before = np.searchsorted(sorted(tokens), starts, side="right")
         below: NDArray[np.int64] = starts * before - sums[before]
         return below
 
-    firsts, stops = [window.stop - window.scored for window in windows], [window.stop for window in windows]
+    firsts = [window.stop - window.scored for window in windows]
+    stops = [window.stop for window in windows]
     return np.diff(up_to_starts(firsts) - up_to_starts(stops))
 
 
 def own_document_share(windows: Sequence[Window], starts: NDArray[np.int64], *, lead_in: bool) -> float:
     """Returns the share of scored targets whose whole left context lies in their own document.
 
-    There is at least one window; `starts` are [C + 1], the total among them; `lead_in` says whether the token before a
-    window is fed (BOS is fed where not).
+    Args:
+        windows: at least one window.
+        starts: the documents' first tokens and the total number of tokens, [C + 1].
+        lead_in: whether the token before a window is fed as its first input; otherwise BOS is.
     """
     inside = sum(own_document_targets(window, starts, lead_in=lead_in) for window in windows)
     return inside / sum(window.scored for window in windows)

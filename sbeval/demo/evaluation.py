@@ -1,7 +1,8 @@
-"""`sbeval demo`: lm-eval on the shipped checkpoints and the Python standard library's own sources."""
+"""`sbeval demo`: runs lm-eval on the shipped checkpoints and the sources of Python's standard library."""
 
 import datetime
 import importlib.resources
+import itertools
 import json
 import shlex
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.results.saving import saved_whole
@@ -20,12 +21,12 @@ TRAINING_LENGTH_TOKENS = 1024
 
 
 class DemoTask(NamedTuple):
-    """One task of the demo and how much of it is run.
+    """One task of the demo.
 
     Attributes:
-        name: lm-eval's name of the task.
-        context_lengths: lengths in tokens, ascending.
-        blocks: documents of the task, each scored at every length.
+        name: name of the lm-eval task.
+        context_lengths: context lengths in tokens, ascending.
+        blocks: number of documents to run (`--limit`), each scored at every length.
     """
 
     name: str
@@ -34,13 +35,13 @@ class DemoTask(NamedTuple):
 
 
 def lengths(longest_multiple: int) -> tuple[int, ...]:
-    """Returns half the training length and its doublings up to a multiple of the training length."""
+    """Returns context lengths: half the training length, doubled up to `longest_multiple` times the training length."""
     longest = TRAINING_LENGTH_TOKENS * longest_multiple
     doublings = (TRAINING_LENGTH_TOKENS // 2 * 2**power for power in range(longest.bit_length()))
     return tuple(length for length in doublings if length <= longest)
 
 
-# Intervals take 20 documents.
+# at least 20 blocks each: confidence intervals need 20 documents
 ON_CPU = (DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(4), blocks=40),)
 ON_GPU = (
     DemoTask(name="sb_stdlib_stream", context_lengths=lengths(64), blocks=24),
@@ -55,12 +56,12 @@ def evaluate(
     tasks: Sequence[DemoTask] | None = None,
     text: Path | None = None,
 ) -> Path:
-    """Evaluates checkpoints on the demo's tasks and shows what it does.
+    """Evaluates checkpoints on the demo's tasks, and prints for each evaluation the command that does the same.
 
     Args:
-        results: folder that gets a new folder for this run.
-        checkpoints: checkpoint folders; None takes those shipped.
-        tasks: what to run; None takes what suits this machine.
+        results: folder in which a new folder is made for this run.
+        checkpoints: checkpoint folders; None takes the shipped ones.
+        tasks: tasks to run; None chooses by device, fewer on a CPU.
         text: file or folder to read in place of the standard library.
 
     Returns:
@@ -71,7 +72,7 @@ def evaluate(
     """
     checkpoints = shipped_checkpoints() if checkpoints is None else checkpoints
     run = local_path(results) / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    import torch  # it is seconds, and what is wrong is said before
+    import torch  # takes seconds to import: after the checks above
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if tasks is None:
@@ -86,45 +87,50 @@ def evaluate(
 
 
 def program() -> str:
-    """Returns what a shell takes for `sbeval`: the name where it finds one, else the path that was called."""
+    """Returns the shell command for `sbeval`: its name if it is on the PATH, else the path of the running script."""
     return "sbeval" if shutil.which("sbeval") else shlex.quote(sys.argv[0])
 
 
 def shipped_checkpoints() -> list[Path]:
-    """Returns the folders of the checkpoints that come with the package."""
+    """Returns the folders of the checkpoints shipped with the package."""
     folder = Path(str(importlib.resources.files("sbeval.demo"))) / "checkpoints"
     return [require_checkpoint(folder / name) for name in CHECKPOINTS]
 
 
 def require_checkpoint(folder: Path) -> Path:
-    """Returns the folder, or raises a `UserError` where it holds no weights."""
+    """Returns the folder; raises a `UserError` if it has no weights."""
     if not (folder / "model.safetensors").is_file():
         raise UserError(
-            f"Expected a checkpoint of the demo in {folder}, found no model.safetensors there: install sbeval again "
-            "from a complete clone."
+            f"The demo's checkpoint {folder} has no model.safetensors: install sbeval again from a complete clone."
         )
     return folder
 
 
 def model_args(checkpoint: Path) -> dict[str, Any]:
-    """Returns the arguments of the model `sb` for a checkpoint."""
+    """Returns `--model_args` for a checkpoint."""
     return {"pretrained": str(checkpoint), "dtype": "float32"}
 
 
 def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: str, device: str) -> None:
-    plugin.install()
-    from lm_eval.utils import setup_logging  # lm-eval comes after the plugin, which completes it
+    from lm_eval.utils import setup_logging  # imports torch, which checking the options does without
 
-    from sbeval.evaluation import run_tasks  # as above
+    from sbeval.evaluation import run_tasks  # imports lm-eval and torch
 
     setup_logging("WARNING")
-    chosen = model_args(checkpoint)
-    metadata, asked = {**chosen, **_metadata(task, text)}, {"device": device, "limit": task.blocks}
-    run_tasks(plugin.MODEL_NAME, [task.name], output=output, metadata=metadata, model_args=chosen, **asked)
+    arguments = model_args(checkpoint)
+    run_tasks(
+        registered.MODEL_NAME,
+        [task.name],
+        output=output,
+        metadata={**arguments, **_metadata(task, text)},
+        model_args=arguments,
+        device=device,
+        limit=task.blocks,
+    )
 
 
 def command(checkpoint: Path, task: DemoTask, text: Path | None, device: str) -> list[str]:
-    """Returns the command line that does the same as one step of the demo."""
+    """Returns the `sbeval run` command line that is equivalent to one evaluation of the demo."""
     options = {
         "--model_args": ",".join(f"{key}={value}" for key, value in model_args(checkpoint).items()),
         "--tasks": task.name,
@@ -132,7 +138,7 @@ def command(checkpoint: Path, task: DemoTask, text: Path | None, device: str) ->
         "--limit": str(task.blocks),
         "--output_path": "results/",
     }
-    return ["sbeval", "run", *(part for option in options.items() for part in option)]
+    return ["sbeval", "run", *itertools.chain.from_iterable(options.items())]
 
 
 def _metadata(task: DemoTask, text: Path | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Stored results of context extension: training that takes a GPU a minute takes a CPU hours, so the demo shows them.
+"""Stored results of context extension, which takes a minute on a GPU and hours on a CPU.
 
-The archive holds lm-eval's own result and samples files of the two small models of `docs/results/extrapolation` before
+The archive holds lm-eval's results and samples files for the two small models of `docs/results/extrapolation`, before
 and after extension to four times their training length.
 """
 
@@ -17,11 +17,11 @@ LABELS = {
     "scheme_rope": "RoPE dynamic:4",
     "scheme_rope_extended": "RoPE dynamic:4, extended",
 }
-"""How the page names the models; `dynamic:4` is a setting of the evaluation before extension, and trained in after."""
+"""Names of the models on the page. `dynamic:4` is an evaluation setting before extension and trained with after it."""
 
 
 def unpack(folder: Path) -> Path:
-    """Writes the stored results below a folder, which is made where it is missing, and returns it."""
+    """Extracts the stored results into `folder`, which is created if it is missing, and returns the folder."""
     archive = importlib.resources.files("sbeval.demo") / "extension.tar.xz"
     with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:xz") as packed:
         archives.unpack(packed, folder)

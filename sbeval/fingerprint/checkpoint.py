@@ -1,4 +1,4 @@
-"""The parts of a checkpoint: every file that can decide what its model answers."""
+"""The fingerprint of a checkpoint: every file that can change its model's outputs."""
 
 import hashlib
 import os
@@ -13,24 +13,46 @@ from sbeval.foreign_files import read_json_object
 from sbeval.hub_names import hub_commit, hub_folder
 from sbeval.keeping.hashes import file_sha256, files_sha256
 
-# what people and trainers put beside a model; every other file counts, since a file too few is a stale answer
+# irrelevant files that people and trainers put beside a model; every other file is a part of the fingerprint
 NO_PART = (
-    *(".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg", "*.pdf"),
-    *("*.log", "*.lock", "*.part", "*.partial", "*.pyc"),
-    *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
-    *("run.json", "runs.jsonl", "training_log.jsonl", "training_text-*.u64"),
+    ".*",
+    "*.md",
+    "LICENSE*",
+    "NOTICE*",
+    "*.png",
+    "*.jpg",
+    "*.svg",
+    "*.pdf",
+    "*.log",
+    "*.lock",
+    "*.part",
+    "*.partial",
+    "*.pyc",
+    "training_record.json",
+    "trainer_state.json",
+    "all_results.json",
+    "train_results.json",
+    "eval_results.json",
+    "run.json",
+    "runs.jsonl",
+    "training_log.jsonl",
+    "training_text-*.u64",
 )
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-# of a folder's own folders: code that other code imports, and chat templates
+# relevant files in subfolders: imported code and chat templates
 _DEEPER = (".py", ".jinja")
 
 
 def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str = "") -> Parts:
-    """Returns the parts of a checkpoint, an adapter or a tokenizer; none where nothing is there.
+    """Returns the fingerprint of a checkpoint, an adapter or a tokenizer.
 
-    Of a local folder these are its weights, its other files by name, and code or templates below it, all by content; of
-    a hub id the commit that the hub's cache holds for the revision. Neither the folder's name nor the files' times
-    count.
+    For a local folder these are hashes of its weights, of each other file, and of code and templates in subfolders, for
+    a hub id the commit that the hub's cache has for the revision. Folder names and modification times do not count.
+
+    Args:
+        name: a file, a folder or a hub id; if nothing is there, the result is empty.
+        revision: revision of a hub id.
+        subfolder: folder inside `name` that holds the checkpoint.
 
     Raises:
         OSError: a file cannot be read.
@@ -39,26 +61,28 @@ def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str =
     if place.is_file():
         return {part_name(place.name): shortened(file_sha256(place))}
     if place.is_dir():
-        folder, parts = place / subfolder, _folder_parts(place / subfolder)
+        folder = place / subfolder
+        parts = _folder_parts(place / subfolder)
         if subfolder:
             parts |= named("code above the subfolder", _code_below(place))
     else:
-        commit, parts = hub_commit(name, "models", revision), {"hub id": f"{name}@{revision or 'main'}"}
+        commit = hub_commit(name, "models", revision)
+        parts = {"hub id": f"{name}@{revision or 'main'}"}
         if commit is None:
             return parts
         parts[REVISION] = commit
         folder = hub_folder(name, "models") / "snapshots" / commit / subfolder
     settings = [_json(folder / file) for file in ("config.json", "tokenizer_config.json")]
-    for repository in sorted({source for held in settings for source in _elsewhere(held.get("auto_map"))}):
-        parts |= named(repository, _named_by_a_file(repository, _code_below))
+    for repository in sorted({source for values in settings for source in _code_repositories(values.get("auto_map"))}):
+        parts |= named(repository, _referenced_parts(repository, _code_below))
     base = _json(folder / "adapter_config.json").get("base_model_name_or_path")
-    if isinstance(base, str) and not settings[0]:  # transformers loads the model that an adapter alone names
-        parts |= named("base model", _named_by_a_file(base, _folder_parts))
+    if isinstance(base, str) and not settings[0]:  # an adapter: transformers loads the base model that it names
+        parts |= named("base model", _referenced_parts(base, _folder_parts))
     return parts
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns a folder's weight files by name, those below it that an index names included; none without a folder."""
+    """Returns a folder's weight files in order of their names, with shards in subfolders that an index names."""
     if not folder.is_dir():
         return []
     files = {path for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file()}
@@ -67,12 +91,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_sha256(folder: Path) -> str | None:
-    """Returns the hash over the names and contents of a folder's weight files, None where it holds none.
+    """Returns the SHA-256 over names and contents of a folder's weight files, None if there are none.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
-    if not (files := weight_files(folder)):
+    files = weight_files(folder)
+    if not files:
         return None
     digest = hashlib.sha256()
     for path, content in zip(files, files_sha256(files), strict=True):
@@ -82,14 +107,14 @@ def weights_sha256(folder: Path) -> str | None:
 
 
 def _shards(index: Path) -> set[str]:
-    """Returns the files that an index of shards names; what is no index names none, and loading refuses it."""
-    named = _json(index).get("weight_map")
-    shards = named.values() if isinstance(named, dict) else ()
+    """Returns the file names in an index of shards; none if it is damaged, which loading reports."""
+    weight_map = _json(index).get("weight_map")
+    shards = weight_map.values() if isinstance(weight_map, dict) else ()
     return {shard for shard in shards if isinstance(shard, str) and "\0" not in shard}
 
 
-def _named_by_a_file(name: str, read: Callable[[Path], Parts]) -> Parts:
-    """Returns what `read` finds in a local folder, or the revision of a hub id."""
+def _referenced_parts(name: str, read: Callable[[Path], Parts]) -> Parts:
+    """Returns the fingerprint of a local folder by `read`, or of a hub id by its commit."""
     folder, commit = Path(os.path.expanduser(name)), hub_commit(name, "models")
     if folder.is_dir():
         return read(folder)
@@ -97,16 +122,18 @@ def _named_by_a_file(name: str, read: Callable[[Path], Parts]) -> Parts:
 
 
 def _folder_parts(folder: Path) -> Parts:
+    """Returns hashes of a folder's weights, other relevant files, and code in subfolders."""
     weights = weights_sha256(folder)
     parts = {"weights": shortened(weights)} if weights else {}
-    held = set(weight_files(folder))
+    weight_paths = set(weight_files(folder))
     for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if file.is_file() and file not in held and not any(fnmatch(file.name, known) for known in NO_PART):
+        if file.is_file() and file not in weight_paths and not any(fnmatch(file.name, known) for known in NO_PART):
             parts[part_name(file.name)] = shortened(file_sha256(file))
     return parts | _code_below(folder)
 
 
 def _code_below(folder: Path) -> Parts:
+    """Returns hashes of Python files and chat templates in a folder and its subfolders."""
     return {
         part_name(file.relative_to(folder).as_posix()): shortened(file_sha256(file))
         for file in visible_files(folder)
@@ -117,10 +144,13 @@ def _code_below(folder: Path) -> Parts:
 def visible_files(
     folder: Path, leaves_out: Callable[[str, Sequence[str]], bool] = lambda place, files: False
 ) -> Iterator[Path]:
-    """Yields the files below a folder by name: not hidden ones, nor the compiled code that a run leaves.
+    """Yields the files below a folder in order of their names, without hidden files and compiled Python code.
 
-    Links to folders are followed, each folder once. `leaves_out` is told the real path and the files of a folder below
-    this one and says whether it is passed over.
+    Symbolic links to folders are followed, but no folder is visited twice.
+
+    Args:
+        folder: the folder.
+        leaves_out: called with the real path and the file names of each subfolder; true skips it.
     """
     seen = set(map(str, Path(os.path.realpath(folder)).parents))
     for place, folders, files in os.walk(folder, followlinks=True):
@@ -129,23 +159,24 @@ def visible_files(
             folders.clear()
             continue
         seen.add(real)
-        # links first, so that one which leads elsewhere gives other names
-        shown = (name for name in folders if not name.startswith("."))
-        folders[:] = sorted(shown, key=lambda name: (not os.path.islink(os.path.join(place, name)), name))
+        # links first, so that retargeting a link changes the names of the files found through it
+        visible = (name for name in folders if not name.startswith("."))
+        folders[:] = sorted(visible, key=lambda name: (not os.path.islink(os.path.join(place, name)), name))
         for name in sorted(files):
             if not name.startswith(".") and not name.endswith(".pyc") and os.path.isfile(os.path.join(place, name)):
                 yield Path(place) / name
 
 
 def _json(file: Path) -> Mapping[str, Any]:
+    """Reads a JSON object; an empty one if the file is missing or damaged."""
     try:
         return read_json_object(file, "settings")
     except UserError:
         return {}
 
 
-def _elsewhere(auto_map: Any) -> Iterator[str]:
-    """Yields the repositories whose code a checkpoint's own `auto_map` names: "owner/name--module.Class"."""
+def _code_repositories(auto_map: Any) -> Iterator[str]:
+    """Yields other repositories that `auto_map` takes remote code from: "owner/name--module.Class"."""
     for value in auto_map.values() if isinstance(auto_map, dict) else []:
         for reference in value if isinstance(value, list) else [value]:
             if isinstance(reference, str) and "--" in reference:

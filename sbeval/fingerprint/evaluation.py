@@ -1,4 +1,4 @@
-"""What one lm-eval run depends on: its settings, and the parts of everything that these name."""
+"""The fingerprint of one lm-eval run: its settings, and the checkpoints, tasks and data that they name."""
 
 import os
 from collections.abc import Mapping
@@ -8,23 +8,25 @@ from typing import Any, NamedTuple
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import checkpoint_parts
 from sbeval.fingerprint.parts import REVISION, Parts, named, versions
-from sbeval.fingerprint.tasks import DATA, KEPT_IN, NO_NAME, data_sha256, may_be_read, task_parts
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS, DATA, NO_NAME, data_sha256, may_be_read, task_parts
 from sbeval.hub_names import hub_commit
 from sbeval.results.records import LABEL
 
 # arguments that name a checkpoint, an adapter or a tokenizer
 _CHECKPOINTS = ("pretrained", "tokenizer", "peft", "delta", "longppl_evaluator")
 _FILE_OF = {"extrapolation": "longrope:"}
-"""Arguments whose value may be a file behind this."""
+"""Arguments whose value may be a file path after this prefix."""
 _NAMING = ("model_args", "metadata")
 _LOCAL = "a local file or folder"
 
 
 class RunInputs(NamedTuple):
-    """What two runs have to share for one's numbers to be the other's.
+    """Everything that the results of a run depend on. Results are reused for a run with equal inputs.
 
-    The configuration by name ("limit", "model_args.dtype"), without where its results go and where its local inputs
-    lie; and the parts of the inputs that it names, by content, with versions.
+    Attributes:
+        settings: the configuration by name ("limit", "model_args.dtype"), without output paths; paths of local inputs
+            are replaced by a placeholder.
+        parts: hashes of the inputs that the configuration names, and versions of packages.
     """
 
     settings: dict[str, Any]
@@ -32,65 +34,73 @@ class RunInputs(NamedTuple):
 
 
 def run_inputs(config: Mapping[str, Any]) -> RunInputs:
-    """Returns what a run depends on, as far as it is known before the run, from what lm-eval reads with `--config`.
+    """Computes the inputs of a run before it starts.
+
+    Args:
+        config: the run's configuration, as lm-eval reads it with `--config`.
 
     Raises:
         UserError: a file cannot be read.
     """
     arguments = config.get("model_args") or {}
     parts = versions()
-    revision, subfolder = arguments.get("revision"), str(arguments.get("subfolder") or "")
+    revision = arguments.get("revision")
+    subfolder = str(arguments.get("subfolder") or "")
 
-    def read(given: Any, name: str, key: str) -> Any:
-        """Adds the parts of what a value names; returns the value, without the place of what is local."""
-        if isinstance(given, Mapping):
-            return {key: read(inner, f"{name}.{key}", str(key)) for key, inner in given.items() if key not in KEPT_IN}
-        if not isinstance(given, str) or NO_NAME.search(given):
-            return given
-        value = given.removeprefix(_FILE_OF.get(key, ""))
+    def read(setting: Any, name: str, key: str) -> Any:
+        """Adds the parts of the files that a value names; returns the value, or a placeholder for a local path."""
+        if isinstance(setting, Mapping):
+            return {
+                key: read(inner, f"{name}.{key}", str(key))
+                for key, inner in setting.items()
+                if key not in CACHE_ARGUMENTS
+            }
+        if not isinstance(setting, str) or NO_NAME.search(setting):
+            return setting
+        value = setting.removeprefix(_FILE_OF.get(key, ""))
         if key in _CHECKPOINTS:
             local = os.path.exists(os.path.expanduser(value))
-            # hf hands both on to the model and its tokenizer, and adapters take the revision alone
-            held = checkpoint_parts(
+            # hf passes revision and subfolder to model and tokenizer, and only the revision to adapters
+            loaded_parts = checkpoint_parts(
                 value,
                 revision=revision if key != "longppl_evaluator" else None,
                 subfolder=subfolder if key in ("pretrained", "tokenizer") else "",
             )
-            parts.update(held if name == "model_args.pretrained" else named(name.removeprefix("model_args."), held))
+            if name != "model_args.pretrained":
+                loaded_parts = named(name.removeprefix("model_args."), loaded_parts)
+            parts.update(loaded_parts)
         else:
             content = data_sha256(value) if key in (*DATA, *_FILE_OF) or may_be_read(value) else None
             if local := content is not None:
                 parts[name.removeprefix("model_args.")] = content
-        return _LOCAL if local else given
+        return _LOCAL if local else setting
 
     try:
         settings = {
             f"{key}.{name}": read(value, f"{key}.{name}", str(name))
             for key in _NAMING
             for name, value in (config.get(key) or {}).items()
-            if name not in KEPT_IN and (key, name) != ("metadata", LABEL)
+            if name not in CACHE_ARGUMENTS and (key, name) != ("metadata", LABEL)
         }
         folder = config.get("include_path")
-        used = (config.get("output_path"), arguments.get("pretrained"))
-        in_use, kept = (
-            [os.path.expanduser(str(name)) for name in places if name]
-            for places in (used, [arguments.get(key) for key in KEPT_IN])
-        )
-        place = Path(os.path.expanduser(folder)) if folder else None
-        parts |= task_parts(place, config.get("tasks") or [], in_use, kept)
+        used_paths = [config.get("output_path"), arguments.get("pretrained")]
+        cache_paths = [arguments.get(key) for key in CACHE_ARGUMENTS]
+        in_use = [os.path.expanduser(str(path)) for path in used_paths if path]
+        caches = [os.path.expanduser(str(path)) for path in cache_paths if path]
+        task_folder = Path(os.path.expanduser(folder)) if folder else None
+        parts |= task_parts(task_folder, config.get("tasks") or [], in_use, caches)
     except OSError as error:
         raise UserError(
-            f"Expected to read what the run depends on, found that {error.filename} cannot be read "
-            f"({error.strerror}): check its permissions."
+            f"{error.filename}, which the run depends on, cannot be read ({error.strerror}): check its permissions."
         ) from error
     left_out = {"output_path", *_NAMING}
-    if place is not None and place.is_dir():
+    if task_folder is not None and task_folder.is_dir():
         left_out.add("include_path")
     return RunInputs(settings | {key: value for key, value in config.items() if key not in left_out}, parts)
 
 
 def data_revisions(configs: Mapping[str, Any]) -> Parts:
-    """Returns the commits that the hub's cache names for the data sets in the `configs` of a results file."""
+    """Returns the commits, in the hub's cache, of the data sets in a results file's `configs`."""
     names = set[tuple[str, str | None]]()
     for config in configs.values():
         config = config if isinstance(config, dict) else {}

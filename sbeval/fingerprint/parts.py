@@ -1,4 +1,4 @@
-"""A fingerprint: parts by name, each a hash of content, a version or a revision; and what differs between two."""
+"""A fingerprint is a mapping from names of parts to hashes, versions or revisions. This module compares two."""
 
 import functools
 import hashlib
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 Parts = dict[str, str]
-"""Name of a part, such as "weights" or "tokenizer.json", to its hash, version or revision."""
+"""A fingerprint: from the name of a part, such as "weights" or "tokenizer.json", to its hash, version or revision."""
 
 REVISION = "revision"
-"""How a part's name ends if the part is known only after a download."""
+"""Suffix in the names of parts that may be unknown before a download."""
 _HASH_CHARACTERS = 20
 _HASH = re.compile(r"[0-9a-f]{20,}")
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "tokenizers", "flash-linear-attention", "peft")
@@ -23,39 +23,39 @@ TESTED = {
     "torch": ("2.11", "2.13"),
     "triton": ("3.6", "3.7"),
 }
-"""Package to the oldest and the newest version that this release was tested with, to as many places as are written."""
+"""Package to the oldest and newest tested version. Further components are not compared: 2.13 includes 2.13.1."""
 
 
 def short_sha256(value: Any) -> str:
-    """Returns the beginning of the hash of bytes, or of a JSON-ready value."""
+    """Returns a shortened SHA-256 of bytes, or of a value as JSON."""
     raw = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
     return hashlib.sha256(raw).hexdigest()[:_HASH_CHARACTERS]
 
 
 def shortened(sha256: str) -> str:
-    """Returns as much of a hash as a part keeps."""
+    """Shortens a hash to the length used in fingerprints."""
     return sha256[:_HASH_CHARACTERS]
 
 
 def part_name(path: str) -> str:
-    """Returns a file's name in UTF-8, other bytes escaped, so that one can print and write it."""
+    """Returns a file name that can be printed and written as UTF-8: undecodable bytes are escaped."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def named(prefix: str, parts: Mapping[str, str]) -> Parts:
-    """Returns parts whose names say which input they belong to: "peft: weights"."""
+    """Prefixes the names of parts with the input they belong to: "peft: weights"."""
     return {f"{prefix}: {name}": value for name, value in parts.items()}
 
 
 def versions() -> Parts:
-    """Returns the versions of Python and of the installed packages that numbers depend on."""
+    """Returns the versions of Python and of installed packages that results depend on."""
     installed = {name: installed_version(name) for name in _PACKAGES}
     return {"python": platform.python_version()} | {name: version for name, version in installed.items() if version}
 
 
 @functools.cache
 def installed_version(package: str) -> str | None:
-    """Returns the version of a package, None where it is not installed."""
+    """Returns the version of a package, None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -63,7 +63,7 @@ def installed_version(package: str) -> str | None:
 
 
 def untested() -> str | None:
-    """Returns which installed versions lie outside of `TESTED`: "torch 2.14.0 (tested: 2.11 to 2.13)", None if none."""
+    """Lists installed versions outside `TESTED`, such as "torch 2.14.0 (tested: 2.11 to 2.13)", or returns None."""
     outside = []
     for package, (oldest, newest) in TESTED.items():
         version = installed_version(package)
@@ -75,18 +75,19 @@ def untested() -> str | None:
 
 
 def _places(bound: str, version: str | None = None) -> list[int]:
-    """Returns the numbers of a version, as many as its bound has."""
+    """Returns the components of a version as integers, as many as `bound` has."""
     return [int(number) for number in re.findall(r"\d+", version or bound)][: bound.count(".") + 1]
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Returns which parts differ: "config.json changed; weights changed", or None if none does.
+    """Describes which parts differ, such as "config.json changed; weights changed"; None if none do.
 
-    A revision known on only one side is no change: it is first known after a download.
+    A revision that is known on one side only does not count: it becomes known at the first download.
     """
     differing = []
     for name in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(name), now.get(name)
+        was = before.get(name)
+        is_now = now.get(name)
         if was == is_now or (name.endswith(REVISION) and (was is None or is_now is None)):
             continue
         if was is None:

@@ -1,4 +1,4 @@
-"""What the tasks of one lm-eval run can read: YAML, code and files beside it, and the local data these name."""
+"""The fingerprint of a run's tasks: their YAML files, code, files beside the code, and local data."""
 
 import contextlib
 import fnmatch
@@ -16,35 +16,71 @@ from sbeval.fingerprint.parts import Parts, part_name, short_sha256, shortened
 from sbeval.foreign_files import parse_task_yaml, read_bytes
 from sbeval.keeping.hashes import file_sha256
 
-# arguments that name data
+# options whose values are paths of data
 DATA = (
-    *("data_path", "dataset", "essays", "squad", "hotpot"),
-    *("trec", "banking77", "clinc150", "nlu", "examples_file"),
+    "data_path",
+    "dataset",
+    "essays",
+    "squad",
+    "hotpot",
+    "trec",
+    "banking77",
+    "clinc150",
+    "nlu",
+    "examples_file",
 )
-_OF_A_TASK = ("dataset_path", "data_dir", "data_files", *DATA)
-"""Keys of a task whose values are paths, also if they are bare words."""
+_PATH_KEYS = ("dataset_path", "data_dir", "data_files", *DATA)
+"""Keys of a task's YAML whose values are paths, even without a slash."""
 _BUILDERS = (
-    *("csv", "json", "pandas", "parquet", "arrow", "text", "conll", "xml", "hdf5", "eval", "lance", "tsfile"),
-    *("iceberg", "webdataset", "vortex", "mmcif", "pdb", "genbank", "fasta", "fastq", "harbor"),
+    "csv",
+    "json",
+    "pandas",
+    "parquet",
+    "arrow",
+    "text",
+    "conll",
+    "xml",
+    "hdf5",
+    "eval",
+    "lance",
+    "tsfile",
+    "iceberg",
+    "webdataset",
+    "vortex",
+    "mmcif",
+    "pdb",
+    "genbank",
+    "fasta",
+    "fastq",
+    "harbor",
     *(f"{kind}folder" for kind in ("image", "audio", "video", "mesh", "pdf", "nifti")),
 )
-"""What datasets takes for readers of its own as a `dataset_path`, before it looks for a folder."""
+"""Values of `dataset_path` that name a reader of the datasets library, not a folder."""
 _YAML = (".yaml", ".yml")
-# beside a task's code: what a run, a log or a cache writes, and folders of others' results, checkpoints and pages
+# files beside a task's code that runs, logs and caches write
 _WRITTEN = ("*.out", "*.err", "log.txt", "events.out.*", "*_rank[0-9]*.db", "results_*.json", "samples_*.jsonl")
 _TRACKERS = ("wandb", "mlruns", "lightning_logs", "logs")
 _RECORD, _PAGE = ("run.yaml", "inputs.json"), ("index.html", "summary.md")
+# files that mark a folder of results, a checkpoint, a virtual environment, a sweep run, or a report page
 _MARKS = (("results_*.json",), ("config.json",), ("pyvenv.cfg",), _RECORD, _PAGE)
-# arguments of the model that say where something is kept, which no number depends on
-KEPT_IN = frozenset({"cache_dir", "offload_folder", "logits_cache"})
+# arguments of the model that name cache folders, on which no result depends
+CACHE_ARGUMENTS = frozenset({"cache_dir", "offload_folder", "logits_cache"})
+# URL parts before the path of a file
 _AROUND_A_PATH = re.compile("^(.*://.*::)?((file|local)://)?")
+# characters that no file name contains
 NO_NAME = re.compile("[\0\ud800-\udfff]")
 
 
 class _Definition(NamedTuple):
-    """What a YAML defines, names and reads; `names` is None where the file cannot be read and may define anything.
+    """The parts of a task's YAML file that decide which files it reads.
 
-    `data` are paths, `texts` all other values that may be; `kept` are where it keeps a cache.
+    Attributes:
+        names: names of the task, group and tags that it defines; None if it cannot be read and may define any task.
+        members: names of a group's tasks.
+        includes: YAML files that it includes.
+        data: values that are paths of data.
+        texts: all strings, each of which may be a path.
+        cache_folders: its cache folders.
     """
 
     names: tuple[str, ...] | None = None
@@ -52,33 +88,45 @@ class _Definition(NamedTuple):
     includes: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    cache_folders: tuple[str, ...] = ()
 
 
 def task_parts(
-    folder: Path | None, tasks: Sequence[str], in_use: Sequence[str] = (), kept: Sequence[str] = ()
+    folder: Path | None, tasks: Sequence[str], in_use: Sequence[str] = (), cache_folders: Sequence[str] = ()
 ) -> Parts:
-    """Returns the files that define the tasks of a run and lie beside those, and local data they name, by content.
+    """Returns hashes of the files that define a run's tasks, the files beside their code, and the local data they name.
 
-    `folder` is lm-eval's `include_path`; `in_use` are places where the run reads and writes other files, `kept` are its
-    caches. Tasks are as lm-eval takes them: names and patterns of tasks, groups and tags, YAML files, patterns of those
-    (that end in .yaml), folders of them, and several of these between commas. What cannot be read is "unreadable".
+    A file that cannot be read has the hash "unreadable".
+
+    Args:
+        folder: lm-eval's `include_path`.
+        tasks: tasks as lm-eval takes them: names and patterns of tasks, groups and tags, YAML files, patterns of YAML
+            files, folders of them; several may be joined by commas.
+        in_use: paths where the run reads and writes other files.
+        cache_folders: cache folders of the run.
     """
     below = [] if folder is None else list(visible_files(folder))
     definitions = {file.resolve(): _definition(file) for file in below if file.suffix in _YAML}
-    wanted, defining = {name for task in tasks for name in task.split(",")}, set[Path]()
-    given = {file.resolve() for name in wanted for file in _yaml_files(name)}
+    task_names = {name for task in tasks for name in task.split(",")}
+    named_files = {file.resolve() for name in task_names for file in _yaml_files(name)}
+    defining = set[Path]()
+    # groups name further tasks, and files include further files: repeat until nothing new is found
     while True:
-        definitions |= {file: _definition(file) for file in given - definitions.keys() if file.is_file()}
-        more = {file for file, held in definitions.items() if file in given or _defines(held, wanted)} - defining
-        if not more:
+        definitions |= {file: _definition(file) for file in named_files - definitions.keys() if file.is_file()}
+        defining_now = {
+            file for file, definition in definitions.items() if file in named_files or _defines(definition, task_names)
+        }
+        new_files = defining_now - defining
+        if not new_files:
             break
-        defining |= more
-        wanted |= {name for file in more for name in definitions[file].members}
-        given |= {(file.parent / name).resolve() for file in more for name in definitions[file].includes}
+        defining |= new_files
+        task_names |= {name for file in new_files for name in definitions[file].members}
+        named_files |= {(file.parent / name).resolve() for file in new_files for name in definitions[file].includes}
     used = set(map(os.path.realpath, in_use))
     caches = {
-        os.path.realpath(name) for names in (kept, *(definitions[file].kept for file in defining)) for name in names
+        os.path.realpath(name)
+        for names in (cache_folders, *(definitions[file].cache_folders for file in defining))
+        for name in names
     }
     modules = {module for file in defining for module in _modules(file, definitions[file])}
     places = {module.parent for module in modules}
@@ -88,18 +136,20 @@ def task_parts(
     beside = {file for place in places for file in _beside(place, used, caches)}
     data = {name for file in defining for name in definitions[file].data}
     data |= {name for file in defining for name in definitions[file].texts if may_be_read(name)}
-    contents = [(_shown(file, folder), shortened(_content(file))) for file in sorted(defining | beside)]
+    contents = [(_relative_name(file, folder), shortened(_content(file))) for file in sorted(defining | beside)]
     for name in sorted(data):
         if (content := data_sha256(name, _content, used | caches)) is not None:
             contents.append((name, content))
     files: Parts = {}
     for name, content in contents:
-        files[name] = short_sha256([files[name], content]) if name in files else content  # of several folders
+        files[name] = (
+            short_sha256([files[name], content]) if name in files else content
+        )  # the same name in several folders
     return files
 
 
 def _modules(file: Path, definition: _Definition) -> Iterator[Path]:
-    """Yields the local files of the functions that a YAML names as `folder.module.function`."""
+    """Yields the Python files of functions that a YAML file names as `folder.module.function`."""
     for text in definition.texts:
         module = file.parent / f"{text.rpartition('.')[0].replace('.', '/')}.py"
         if os.path.isfile(module):
@@ -107,42 +157,45 @@ def _modules(file: Path, definition: _Definition) -> Iterator[Path]:
 
 
 def _beside(place: Path, used: set[str], caches: set[str]) -> Iterator[Path]:
-    """Yields the files below a folder of a task's code that this may read.
+    """Yields the files below a folder of a task's code that the code may read.
 
-    That is every file but other tasks, and but folders that runs write into. Of YAML files, logs and what people put
-    beside code only those count whose name or ending the code names, and so of all files where the run works below.
+    Other tasks' YAML files and folders that runs write into are left out. YAML files, logs, and files that people put
+    beside code count only if the code mentions their name or suffix. If the run works or writes below the folder, this
+    applies to all files.
     """
-    near = _named_in(place.glob("*.py"))
+    mentioned_here = _named_in(place.glob("*.py"))
 
     def leaves_out(folder: str, files: Sequence[str]) -> bool:
-        others = [name for name in files if os.fsencode(name) not in near]
-        is_tracker = os.path.basename(folder) in _TRACKERS and os.fsencode(os.path.basename(folder)) not in near
-        marked = any(all(fnmatch.filter(others, pattern) for pattern in mark) for mark in _MARKS)
-        return folder in used | caches or is_tracker or marked
+        unmentioned = [name for name in files if os.fsencode(name) not in mentioned_here]
+        name = os.path.basename(folder)
+        is_tracker = name in _TRACKERS and os.fsencode(name) not in mentioned_here
+        is_marked = any(all(fnmatch.filter(unmentioned, pattern) for pattern in mark) for mark in _MARKS)
+        return folder in used | caches or is_tracker or is_marked
 
     below = list(visible_files(place, leaves_out))
-    named = near | _named_in(file for file in below if file.suffix == ".py")
+    mentioned = mentioned_here | _named_in(file for file in below if file.suffix == ".py")
     is_used = any(Path(other).is_relative_to(place) for other in (os.getcwd(), *used))
     for file in below:
-        is_named = not named.isdisjoint(map(os.fsencode, (file.name, file.suffix)))
+        is_mentioned = not mentioned.isdisjoint(map(os.fsencode, (file.name, file.suffix)))
         patterns = (*NO_PART, *_WRITTEN, *(f"*{ending}" for ending in _YAML))
-        usual = is_used or any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)
+        must_be_mentioned = is_used or any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns)
         is_task = file.suffix in _YAML and _definition(file).names
-        if file.suffix == ".py" or ((is_named or not usual) and not is_task):
+        if file.suffix == ".py" or ((is_mentioned or not must_be_mentioned) and not is_task):
             yield file
 
 
 def _named_in(code: Iterable[Path]) -> set[bytes]:
-    """Returns the names between quotes and slashes in code, and the endings before a quote."""
-    named = set[bytes]()
+    """Returns file names and suffixes that occur in Python code, between quotes or slashes."""
+    names = set[bytes]()
     for file in code:
         with contextlib.suppress(UserError):
             text = read_bytes(file)
-            named.update(re.findall(rb"(\.\w+)['\"]", text), re.findall(rb"['\"/]([^'\"/\n]+)(?=['\"/])", text))
-    return named
+            names.update(re.findall(rb"(\.\w+)['\"]", text), re.findall(rb"['\"/]([^'\"/\n]+)(?=['\"/])", text))
+    return names
 
 
 def _content(file: Path) -> str:
+    """Returns a file's hash, or "unreadable"."""
     try:
         return file_sha256(file)
     except OSError:
@@ -150,17 +203,22 @@ def _content(file: Path) -> str:
 
 
 def may_be_read(text: str) -> bool:
-    """Whether a text that need not be a path may name a file, or with a slash a folder or pattern not around here."""
+    """Whether a string may be a path of data: an existing file, or a path or pattern with a slash.
+
+    The current folder and those above it are not data.
+    """
     place = os.path.expanduser(text)
     beginning = os.path.realpath(re.split(r"[*?[]", place)[0])
     return os.path.isfile(place) or ("/" in text and not Path.cwd().is_relative_to(beginning))
 
 
 def data_sha256(name: str, content: Callable[[Path], str] = file_sha256, used: Collection[str] = ()) -> str | None:
-    """Returns the hash of a local file, or of the names and contents of a folder's or a pattern's files, None for none.
+    """Returns the hash of local data: a file, or all files of a folder or glob pattern. None if there are no files.
 
-    The name may be a URL of a file, or one of something in an archive, whose hash it then is. Folders below that are
-    `used` do not count; `content` returns a file's hash.
+    Args:
+        name: path, glob pattern or file URL; for a URL into an archive ("zip://...::file") the archive is hashed.
+        content: returns a file's hash.
+        used: subfolders to leave out.
 
     Raises:
         OSError: a file cannot be read.
@@ -175,35 +233,42 @@ def data_sha256(name: str, content: Callable[[Path], str] = file_sha256, used: C
     else:
         matched = [file for file in sorted(glob.glob(str(place), recursive=True)) if not file.endswith(".pyc")]
         files = [(file, Path(file)) for file in matched if os.path.isfile(file)]
-    return short_sha256([(shown, content(file)) for shown, file in files]) if files else None
+    return short_sha256([(relative, content(file)) for relative, file in files]) if files else None
 
 
 def _within(value: Any) -> Iterator[Any]:
-    """Yields a value and all within its lists and mappings that may name an input; what aliases repeat comes once."""
+    """Yields a value and all values nested in it, each aliased one once; cache folders and readers are left out."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
-        yield (held := waiting.pop())
-        if isinstance(held, dict | list) and id(held) not in seen:
-            seen.add(id(held))
-            waiting.extend(_inputs(held).values() if isinstance(held, dict) else held)
+        inner = waiting.pop()
+        yield inner
+        if isinstance(inner, dict | list) and id(inner) not in seen:
+            seen.add(id(inner))
+            waiting.extend(_inputs(inner).values() if isinstance(inner, dict) else inner)
 
 
-def _inputs(held: dict[Any, Any]) -> dict[Any, Any]:
-    built = held.get("dataset_path") in _BUILDERS
-    return {key: inner for key, inner in held.items() if key not in KEPT_IN and (key != "dataset_path" or not built)}
+def _inputs(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """Returns the entries of a YAML mapping that may name inputs."""
+    left_out = set(CACHE_ARGUMENTS)
+    if mapping.get("dataset_path") in _BUILDERS:
+        left_out.add("dataset_path")
+    return {key: value for key, value in mapping.items() if key not in left_out}
 
 
 def _strings(value: Any) -> list[str]:
-    return [held for held in _within(value) if isinstance(held, str) and not NO_NAME.search(held)]
+    """Returns all strings in a value that can be a file's name."""
+    return [inner for inner in _within(value) if isinstance(inner, str) and not NO_NAME.search(inner)]
 
 
 def _yaml_files(name: str) -> Iterator[Path]:
+    """Yields the YAML files that lm-eval loads for a task given as a file, a folder or a pattern."""
     pattern = os.path.join(glob.escape(name), "*.yaml") if os.path.isdir(name) else name
     yield from filter(Path.is_file, map(Path, {name, *(glob.glob(pattern) if pattern.endswith(".yaml") else [])}))
 
 
 def _definition(file: Path) -> _Definition:
+    """Parses a task's YAML file; the result is cached by content."""
     return _read(file, _content(file))
 
 
@@ -216,21 +281,23 @@ def _read(file: Path, content: str) -> _Definition:
     if not isinstance(settings, dict):
         return _Definition(names=())
     task = settings.get("task")
-    mappings = [held for held in _within(settings) if isinstance(held, dict)]
+    mappings = [value for value in _within(settings) if isinstance(value, dict)]
     return _Definition(
         names=tuple(_strings([task if isinstance(task, str) else [], settings.get("group"), settings.get("tag")])),
         members=() if isinstance(task, str) else tuple(_strings(task)),
-        includes=tuple(_strings([held.get("include") for held in mappings])),
-        data=tuple(_strings([_inputs(held).get(key) for held in mappings for key in _OF_A_TASK])),
+        includes=tuple(_strings([mapping.get("include") for mapping in mappings])),
+        data=tuple(_strings([_inputs(mapping).get(key) for mapping in mappings for key in _PATH_KEYS])),
         texts=tuple(_strings(settings)),
-        kept=tuple(_strings([held.get(key) for held in mappings for key in KEPT_IN])),
+        cache_folders=tuple(_strings([mapping.get(key) for mapping in mappings for key in CACHE_ARGUMENTS])),
     )
 
 
-def _defines(definition: _Definition, wanted: set[str]) -> bool:
-    return definition.names is None or any(fnmatch.filter(definition.names, pattern) for pattern in wanted)
+def _defines(definition: _Definition, task_names: set[str]) -> bool:
+    """Whether a YAML file defines, or may define, one of these tasks, groups, tags or patterns."""
+    return definition.names is None or any(fnmatch.filter(definition.names, pattern) for pattern in task_names)
 
 
-def _shown(file: Path, folder: Path | None) -> str:
+def _relative_name(file: Path, folder: Path | None) -> str:
+    """Returns a file's path relative to lm-eval's `include_path`, or its name if it lies elsewhere."""
     place = file.parent if folder is None else folder.resolve()
     return part_name(file.relative_to(place).as_posix() if file.is_relative_to(place) else file.name)

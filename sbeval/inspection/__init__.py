@@ -1,9 +1,16 @@
-"""`sbeval inspect`: what a checkpoint is, what it needs and how long its evaluation takes, before its weights are read.
+"""`sbeval inspect`: describes a checkpoint, its memory needs and the cost of its evaluation, without loading weights.
 
-- `command`: what can be asked, and how is the answer written?
-- `description`: what do a checkpoint's headers, configuration and tokenizer say of it?
-- `memory`: how much memory do windows and generated texts take, and how long may they be?
-- `work`: how many requests and tokens are a list of tasks, and how long do they take?
+- `command`: which options does `sbeval inspect` have, and how is its output printed?
+- `description`: which facts follow from a checkpoint's headers, configuration and tokenizer?
+- `memory`: how much memory do windows and generated texts need, and how long may they be?
+- `work`: how many requests and tokens do tasks have, and how long do they take?
 
-Only `--measure`, which runs the model, reads tensors.
+Only `--measure` and `--self-test`, which run the model, read tensors.
+
+- The model is built by the code that loads it, with tensors on the meta device whose shapes and dtypes come from the
+  weight files' headers; transformers models are loaded on that device too. So `inspect` reports missing or unsupported
+  tensors in the words of loading, and no second list of a format's tensors can go out of date. This takes seconds, for
+  torch's import. What headers and `config.json` already rule out, such as sizes that the files cannot hold, is refused
+  before a model is built.
+- Requests and tokens are counted in the requests that the tasks build, not estimated by rules about tasks.
 """

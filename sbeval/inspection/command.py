@@ -1,4 +1,4 @@
-"""What can be asked of a checkpoint, and the answer, as text for a reader and as JSON for a script."""
+"""The `sbeval inspect` command: prints facts about a checkpoint as text or as JSON."""
 
 import dataclasses
 import json
@@ -19,27 +19,37 @@ if TYPE_CHECKING:
     from sbeval.inspection.memory import Needs, Room
     from sbeval.inspection.work import Duration, TaskWork
 
-_CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="Folder or hub id, downloaded whole as a run would.")
-_MEMORY = typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GiB, in place of what is free here.")
-_LENGTHS = typer.Option(metavar="L,L,...", help="Lengths in tokens to show memory for.")
-_DTYPE = typer.Option(help="Type of the loaded weights; auto keeps the checkpoint's.")
-_KV_EXPAND = typer.Option(help="How grouped heads of dolomite-engine share keys and values.")
+_CHECKPOINT = typer.Argument(
+    metavar="CHECKPOINT", help="Folder or hub id of a checkpoint; it is downloaded completely, as for a run."
+)
+_MEMORY = typer.Option(
+    metavar="SIZE", help="Memory of a GPU, such as 80GiB; by default the free memory of this machine."
+)
+_LENGTHS = typer.Option(metavar="L,L,...", help="Context lengths in tokens to show memory for.")
+_DTYPE = typer.Option(help="Dtype of the loaded weights; auto keeps the checkpoint's.")
+_KV_EXPAND = typer.Option(help="How grouped query heads of dolomite-engine checkpoints share keys and values.")
 _TASKS = typer.Option(metavar="TASK,TASK,...", help="Count the requests and tokens of these tasks.")
 _METADATA = typer.Option(help="Options of the tasks, as `sbeval run` takes them.")
 _MODEL_ARGS = typer.Option(
     "--model_args", "--model-args", metavar="KEY=VALUE,...", help="Arguments of the model, as `sbeval run` takes them."
 )
-_LIMIT = typer.Option(help="Documents of a task, or a share of them.")
-_SELF_TEST = typer.Option("--self-test", help="Load the model and test in which ways it may be run.")
+_LIMIT = typer.Option(help="Documents of each task, or a share of them.")
+_SELF_TEST = typer.Option(
+    "--self-test", help="Load the model and test which batching and caching modes give correct logits."
+)
 _MEASURE = typer.Option("--measure", help="Estimate time by loading the model and running some documents of each task.")
 
 
 def inspect_command(
     arguments: Sequence[str], check: Callable[..., bool], share: Callable[..., Any], test: Callable[..., Any]
 ) -> None:
-    """Runs what follows `sbeval inspect`, with `sbeval run`'s check of its tasks.
+    """Runs `sbeval inspect` with the given command-line arguments.
 
-    Of the adapter come `share_windows` and `test`, which returns what the self-test of a model found.
+    Args:
+        arguments: arguments after `sbeval inspect`.
+        check: `sbeval run`'s check of its tasks, see `inspect`.
+        share: the model adapter's `share_windows`, see `inspect`.
+        test: the model adapter's self-test: takes arguments of the model, loads it, and returns the result.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -58,15 +68,15 @@ def inspect_command(
         self_test: Annotated[bool, _SELF_TEST] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
-        """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights.
+        """Describe a checkpoint, its memory needs and the duration of tasks, without loading its weights.
 
-        Exit code 1 where it cannot be loaded.
+        The exit code is 1 if the checkpoint cannot be loaded.
         """
-        started = time.perf_counter()  # imports are a part of what a run takes
+        started = time.perf_counter()  # before the imports, which are part of a run's time
         check_name(checkpoint, "a checkpoint", file="config.json")
-        asked: dict[str, Any] = {"memory": memory, "lengths": lengths, "dtype": dtype, "kv_expand": kv_expand}
-        asked |= {"tasks": tasks, "metadata": metadata, "model_args": model_args, "limit": limit, "measure": measure}
-        answer = inspect(checkpoint, check=check, share=share, started=started, **asked)
+        options: dict[str, Any] = {"memory": memory, "lengths": lengths, "dtype": dtype, "kv_expand": kv_expand}
+        options |= {"tasks": tasks, "metadata": metadata, "model_args": model_args, "limit": limit, "measure": measure}
+        answer = inspect(checkpoint, check=check, share=share, started=started, **options)
         if self_test and answer.description.format is not None:
             model = {"pretrained": checkpoint, "dtype": dtype, "kv_expand": kv_expand}
             answer = dataclasses.replace(answer, self_test=test(**{**model, **_parsed(model_args)}))
@@ -74,17 +84,25 @@ def inspect_command(
         if answer.description.format is None:
             raise typer.Exit(1)
         if not as_json:
-            patterns = ":".join(_allow_unread(model_args))
-            is_json = (model_args or "").lstrip().startswith("{")
-            given = (f"allow_unread={patterns}" if patterns else None) if is_json else model_args
-            say_next(evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=given, limit=limit))
+            step = evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=model_args, limit=limit)
+            say_next(f"mend what is missing or wrong, then {step}" if answer.description.problems else step)
 
     app(list(arguments), prog_name="sbeval inspect")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """The answer; `preparing_seconds` is what imports, tasks and their requests took here, as they do in a run."""
+    """The result of `sbeval inspect`; fields that were not requested are None.
+
+    Attributes:
+        description: facts about the checkpoint.
+        needs: memory at each length.
+        room: available memory and what fits into it.
+        work: requests and tokens of each task.
+        duration: estimated time of the tasks.
+        preparing_seconds: time that imports and building the tasks' requests took here, as they will in a run.
+        self_test: result of the self-test.
+    """
 
     description: "Description"
     needs: "Sequence[Needs] | None" = None
@@ -95,7 +113,7 @@ class Inspection:
     self_test: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all of it, JSON-ready; what is not known is null."""
+        """Returns the result for JSON; unknown values are null."""
         described = dataclasses.asdict(self.description)
         described["unread"] = self.description.unread.to_json()
         seconds: Mapping[str, float] = {} if self.duration is None else self.duration.model_seconds
@@ -115,7 +133,7 @@ class Inspection:
         }
 
     def to_text(self) -> str:
-        """Returns it as lines."""
+        """Returns the result as text."""
         lines = _description_lines(self.description)
         if self.needs is not None and self.room is not None:
             lines += ["", *_memory_lines(self.needs, self.room)]
@@ -142,41 +160,64 @@ def inspect(
     measure: bool = False,
     started: float | None = None,
 ) -> Inspection:
-    """Describes a checkpoint, adds up memory, counts requests and estimates time, as far as that is asked for.
+    """Describes a checkpoint and its memory needs; with `tasks`, counts requests and, with `measure`, estimates time.
 
-    Beside the command's options, `check` raises a `UserError` for tasks that cannot run and returns whether lm-eval's
-    own are needed, `share` is the adapter's `share_windows`, and `started` is when the command began, of
-    `time.perf_counter`.
+    Args:
+        checkpoint: folder or hub id.
+        check: raises a `UserError` for tasks that cannot run, and returns whether lm-eval's own tasks are needed.
+        share: the model adapter's `share_windows`: from windows to those that the model runs.
+        memory: memory of a GPU such as "80GiB"; None takes the free memory of this machine.
+        lengths: context lengths to show memory for, "L,L,...".
+        dtype: dtype of the loaded weights.
+        kv_expand: how grouped query heads of dolomite-engine checkpoints share keys and values.
+        tasks: names of tasks to count, "TASK,TASK,...".
+        metadata: options of the tasks, as `sbeval run --metadata` takes them.
+        model_args: arguments of the model, as `sbeval run --model_args` takes them.
+        limit: documents of each task, or a share of them.
+        measure: whether to estimate time by running some documents of each task.
+        started: `time.perf_counter()` when the command started; None takes now.
 
     Raises:
-        UserError: the checkpoint cannot be read, or the question cannot be answered.
+        UserError: the checkpoint cannot be read, or an option is wrong.
     """
-    # they bring torch along, and --help is printed without
+    # these import torch, which --help does without
     from sbeval.inspection.description import describe
-    from sbeval.inspection.memory import device_here, needs, read_memory, room_of  # as above
-    from sbeval.inspection.work import count_work, encode_with, make_tasks  # as above
-    from sbeval.inspection.work import measure as measured  # as above
+    from sbeval.inspection.memory import device_here, needs, read_memory, room_of  # imports torch
+    from sbeval.inspection.work import count_work, encode_with, make_tasks  # imports torch
+    from sbeval.inspection.work import measure as measured  # imports torch
 
     started = time.perf_counter() if started is None else started
     memory_bytes = None if memory is None else read_memory(memory)
-    shown: Sequence[int] = () if lengths is None else read_value(Lengths, lengths, name="--lengths")
+    lengths_shown: Sequence[int] = () if lengths is None else read_value(Lengths, lengths, name="--lengths")
     if limit is not None:
         read_value(Limit, limit, name="--limit")
     if tasks is None and measure:
-        raise UserError("Expected --tasks with --measure, found none: name the tasks to estimate.")
-    description = describe(checkpoint, dtype=dtype, kv_expand=kv_expand, allow_unread=_allow_unread(model_args))
+        raise UserError("--measure needs --tasks: name the tasks to estimate.")
+    given = _parsed(model_args)
+    source = given.get("tokenizer")
+    description = describe(
+        checkpoint,
+        dtype=dtype,
+        kv_expand=kv_expand,
+        allow_unread=_allow_unread(given),
+        tokenizer_source=None if source is None else str(source),
+    )
     run = None
     if tasks is not None:
-        run = _asked({"pretrained": checkpoint, "dtype": dtype}, model_args, tasks, metadata)
-        if not shown and "context_lengths" in run.metadata:
-            shown = as_counts(run.metadata["context_lengths"])
+        run = _run_options({"pretrained": checkpoint, "dtype": dtype}, model_args, tasks, metadata)
+        if not lengths_shown and "context_lengths" in run.metadata:
+            lengths_shown = as_counts(run.metadata["context_lengths"])
     if description.sizes is None:
         return Inspection(description=description)
+    description = dataclasses.replace(
+        description, sizes=dataclasses.replace(description.sizes, zones=_has_zones(_parsed(model_args)))
+    )
+    assert description.sizes is not None
     room = room_of(description.sizes, memory_bytes, description.learned_positions)
     first = description.training_length_tokens or 1024
-    shown = sorted(shown) or [first * times for times in (1, 4, 16, 64)]
-    listed = [needs(description.sizes, length, device=room.device) for length in shown]
-    answer = Inspection(description=description, needs=listed, room=room)
+    lengths_shown = sorted(lengths_shown) or [first * times for times in (1, 4, 16, 64)]
+    needs_by_length = [needs(description.sizes, length, device=room.device) for length in lengths_shown]
+    answer = Inspection(description=description, needs=needs_by_length, room=room)
     if run is None:
         return answer
     made = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=not check(run))
@@ -194,26 +235,36 @@ def inspect(
     return dataclasses.replace(answer, work=work, duration=duration, preparing_seconds=preparing)
 
 
-def _asked(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
-    """Returns what `sbeval run` would read from the same options."""
-    # it is lm-eval, whose import --help is printed without
-    from sbeval.commands.options import asked, parse
+def _run_options(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
+    """Parses the options as `sbeval run` does."""
+    # imports lm-eval, which --help does without
+    from sbeval.harness.options import asked, parse
 
     arguments = json.dumps({**model, **_parsed(model_args)})
     options = ["--tasks", tasks, "--model_args", arguments]
-    return asked(vars(parse([*options, *(["--metadata", metadata] if metadata else [])])))
+    if metadata:
+        options += ["--metadata", metadata]
+    return asked(vars(parse(options)))
 
 
 def _parsed(model_args: str | None) -> dict[str, Any]:
-    from lm_eval.utils import simple_parse_args_string  # whose import --help is printed without
+    from sbeval.harness.options import read_mapping  # slow import that --help does without
 
-    arguments: dict[str, Any] = simple_parse_args_string(model_args or "")
-    return arguments
+    return read_mapping(model_args or "", "--model_args")
 
 
-def _allow_unread(model_args: str | None) -> tuple[str, ...]:
-    """Returns the tensors that a run with these arguments of the model may leave unread."""
-    patterns = _parsed(model_args).get("allow_unread")
+def _has_zones(arguments: Mapping[str, Any]) -> bool:
+    """Whether the extrapolation method splits pairs of queries and keys into zones, which needs more memory."""
+    from sbeval.models.extrapolation.methods import parse_extrapolation  # imports torch, which --help does without
+
+    spec = arguments.get("extrapolation")
+    method = None if spec is None else parse_extrapolation(str(spec))
+    return method is not None and not isinstance(method, dict) and len(method.zones) > 1
+
+
+def _allow_unread(model_args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the patterns of tensors that `allow_unread` in the model's arguments permits to stay unread."""
+    patterns = model_args.get("allow_unread")
     return read_value(Patterns | None, patterns, name="allow_unread", source="--model_args") or ()
 
 
@@ -225,8 +276,9 @@ def _description_lines(described: "Description") -> list[str]:
         "": _pairs(described.details),
         "sizes": sizes and str(sizes),
         "weights": sizes and f"{sizes.parameters:,} parameters, {bytes_text(sizes.weight_bytes)} in {described.dtype}",
-        "training length": described.format and "not stated: give training_length=... in --model_args",
-        "learned positions": described.learned_positions and f"{described.learned_positions:,}, and no input is longer",
+        "training length": described.format and "unknown: give training_length=... in --model_args",
+        "learned positions": described.learned_positions
+        and f"{described.learned_positions:,}, the longest possible input",
         "RoPE": _pairs(described.rope),
         "extended from": _pairs(described.extended_from),
         "tokenizer": tokenizer and str(tokenizer),
@@ -235,28 +287,28 @@ def _description_lines(described: "Description") -> list[str]:
     if described.training_length_tokens:
         tokens = described.training_length_tokens
         rows["training length"] = f"{tokens:,} tokens, from {described.training_length_from}"
-    place = "all in place" if not described.unread else "those that are read all in place"
-    wrong = described.problems or [f"nothing: {described.tensors} tensors, {place}"]
+    state = "all present" if not described.unread else "all that are read are present"
+    wrong = described.problems or [f"nothing: {described.tensors} tensors, {state}"]
     lines = [f"  {name:<18}{text}" for name, text in rows.items() if text]
     return [described.folder, *lines, *(f"  {'missing or wrong':<18}{sentence}" for sentence in wrong)]
 
 
 def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("tokens", "one window", "fixed_target", "full batch", "generation", "each text more")
+        ("tokens", "one window", "fixed_target", "full batch", "generation", "each extra text")
     ]
     for row in needs:
         sizes = (row.all_targets, row.last_targets, row.batch, row.generation, row.further_text)
         rows.append((f"{row.length_tokens:,}", *map(bytes_text, sizes)))
-    given = f"{bytes_text(room.memory_bytes)} of {room.place}, a tenth of it left free,"
+    memory = f"{bytes_text(room.memory_bytes)} of {room.place}, with a tenth left free,"
     fits = (
-        f"{given} hold the weights and one window of {room.longest_window_tokens:,} tokens, or one text of "
-        f"{room.longest_text_tokens:,} tokens that is generated."
+        f"{memory} hold the weights and one window of {room.longest_window_tokens:,} tokens, or one generated text of "
+        f"{room.longest_text_tokens:,} tokens with its prompt."
     )
     return [
-        "Memory beside the weights: one window of rolling, stream, sliding or position, one of fixed_target, texts",
+        "Memory beside the weights: one window (rolling, stream, sliding, position), one of fixed_target, generation",
         *("  " + "".join(f"{cell:>16}" for cell in row) for row in rows),
-        fits if room.longest_window_tokens else f"{given} do not hold the weights.",
+        fits if room.longest_window_tokens else f"{memory} do not hold the weights.",
     ]
 
 
@@ -269,12 +321,12 @@ def _work_lines(works: "Sequence[TaskWork]", duration: "Duration | None", prepar
     width = max(len(row[0]) for row in rows) + 2
     lines = [f"{name:<{width}}" + "".join(f"{cell:>16}" for cell in cells) for name, *cells in rows]
     if duration is None:
-        return [*lines, "No time without a throughput: --measure runs some documents."]
+        return [*lines, "--measure runs some documents of each task to estimate the time."]
     return [
         *lines,
-        f"{time_text(duration.seconds)} in the model, by {duration.source}.",
-        f"Before that, imports and requests took {time_text(preparing_seconds or 0)} here, loading the model "
-        f"{time_text(duration.loading_seconds)}.",
+        f"{time_text(duration.seconds)} in the model, estimated from {duration.source}.",
+        f"Before that: {time_text(preparing_seconds or 0)} for imports and building requests, "
+        f"{time_text(duration.loading_seconds)} for loading the model.",
     ]
 
 
@@ -289,7 +341,7 @@ def _value(value: Any) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Returns a size as one reads it."""
+    """Returns a number of bytes with a unit, such as 512 MiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

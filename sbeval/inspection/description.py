@@ -1,6 +1,6 @@
-"""What is said of a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, what is missing or unsupported.
+"""Describes a checkpoint: format, attention, sizes, lengths, RoPE, tokenizer, and missing or unsupported parts.
 
-The model is put together on the meta device: every tensor has its shape and dtype, and none has been read.
+The model is built on the meta device: every tensor has its shape and dtype, but no data is read.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from sbeval.models.learned_positions import learned_positions
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tokenizer:
-    """What lies beside the weights to make tokens of text; `highest_id` is the largest id of an ordinary token."""
+    """Facts about a checkpoint's tokenizer; `highest_id` is the largest id of a token that is not an added one."""
 
     kind: str
     tokens: int
@@ -46,16 +46,26 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """What a checkpoint's configuration, headers and tokenizer say of it.
+    """Facts about a checkpoint, from its configuration, weight headers and tokenizer.
 
     Attributes:
-        format: as loading names it, the generation of dolomite-engine included; None where it cannot be loaded.
-        told_by: what shows the format.
-        attention: the scheme, or a transformers model's type.
-        training_length_tokens: before any RoPE scaling.
-        training_length_from: the key that says it.
+        folder: the checkpoint's folder.
+        format: name of the format, with the generation of dolomite-engine; None if the checkpoint cannot be loaded.
+        told_by: evidence for the format.
+        attention: attention scheme of this project's models, or the model type of a transformers model.
+        details: other settings that change how attention is computed.
+        dtype: dtype of the loaded weights.
+        tensors: number of tensors in the weight files.
+        sizes: sizes of the decoder, None if the configuration does not state them.
+        training_length_tokens: training length before any RoPE scaling.
+        training_length_from: the key of config.json that states the training length.
+        longest_input_tokens: longest input that the configuration declares.
+        learned_positions: number of learned position embeddings, None without.
+        rope: RoPE parameters.
+        tokenizer: the tokenizer, None if it does not load.
+        extended_from: the parent of an extended checkpoint.
         unread: tensors that the model does not read: `allowed` by the user, or `declared` by the model's class.
-        problems: sentences on what is missing or not supported; with `format` None the checkpoint cannot be loaded.
+        problems: one sentence for each missing or unsupported part.
     """
 
     folder: str
@@ -83,18 +93,21 @@ def describe(
     dtype: str = "auto",
     kv_expand: facts.KvExpand = "auto",
     allow_unread: Sequence[str] = (),
+    tokenizer_source: str | None = None,
 ) -> Description:
-    """Describes a checkpoint without reading its weights; the options are those of `load_checkpoint`.
+    """Describes a checkpoint without reading its weights. The options are those of `load_checkpoint`.
+
+    `tokenizer_source` is a folder or hub id, None for the checkpoint's own tokenizer.
 
     Raises:
-        UserError: there is no checkpoint, a file is missing or damaged, or the configuration asks for more than the
-            files can hold.
+        UserError: there is no checkpoint, a file is missing or damaged, or the sizes in the configuration exceed those
+            of the weight files.
     """
     folder = find_folder(path_or_id)
     source = read_config(folder)
     headers = Headers(folder)
     headers.check(source)
-    wanted = None if dtype == "auto" else _floating(dtype)
+    target_dtype = None if dtype == "auto" else _floating(dtype)
     problems: list[str] = []
     name, model = None, None
     unread: list[UnreadTensors] = []
@@ -103,18 +116,18 @@ def describe(
             name, model = _assemble(folder, source, headers, kv_expand, allow_unread=allow_unread, report=unread.append)
         except UserError as error:
             problems.append(str(error))
-        tokenizer = _tokenizer(folder, problems)
+        tokenizer = _tokenizer(tokenizer_source, folder, problems)
     config: Any = None if model is None else facts.text_config(model.config)
-    if model is not None and wanted is not None:
-        model.to(wanted)
+    if model is not None and target_dtype is not None:
+        model.to(target_dtype)
     if tokenizer and config and tokenizer.highest_id >= config.vocab_size:
         problems.append(
-            f"the tokenizer's ids go up to {tokenizer.highest_id}, and the model has {config.vocab_size} embeddings: "
-            "name the right one with tokenizer=... in --model_args"
+            f"the tokenizer has ids up to {tokenizer.highest_id}, but the model has {config.vocab_size} embeddings: "
+            "name the right tokenizer with tokenizer=... in --model_args"
         )
     trained = None if config is None else facts.training_length_tokens(model.config)  # type: ignore[union-attr]
     details = {} if config is None else _details(config, model)
-    # hybrids have RoPE's parameters also where their layers do not rotate
+    # the configuration of a hybrid has RoPE parameters even if its layers use no RoPE
     rope = None if "positions" in details else getattr(config, "rope_parameters", None)
     return Description(
         folder=str(folder),
@@ -138,28 +151,27 @@ def describe(
 
 
 class Headers(Weights):
-    """The tensors of a checkpoint as their headers describe them."""
+    """A checkpoint's tensors on the meta device, with shapes and dtypes from the weight files' headers."""
 
     def _read(self, name: str) -> Tensor:
         path = self._path(name)
-        if name in self._pickled:  # mapped into memory, not read
+        if name in self._pickled:  # memory-mapped, not read
             return torch.empty_like(self._pickled[name], device="meta")
         with safe_open(path, framework="pt") as file:
             described = file.get_slice(name)
             kind = described.get_dtype()
         if kind not in str_to_torch_dtype:
-            raise UserError(f"{name} holds numbers of the type {shown(kind)}, which is not supported")
+            raise UserError(f"the tensor {name} has the dtype {shown(kind)}, which is not supported")
         return torch.empty(self.shape(name), dtype=str_to_torch_dtype[kind], device="meta")
 
 
 def _assemble(
     folder: Path, source: Mapping[str, Any], headers: Headers, kv_expand: facts.KvExpand, **checked: Any
 ) -> tuple[str, PreTrainedModel]:
-    """Returns the format's full name and the model without its weights, put together as loading does it.
+    """Builds the model without weights, by the code that loads it. Returns the format's full name and the model.
 
     Raises:
-        UserError: what loading would refuse: a part that is not supported, or a tensor that is missing, unread or
-            misshapen.
+        UserError: loading would fail: a part is not supported, or a tensor is missing, unread or has the wrong shape.
     """
     released = format_of_type(str(source.get("model_type")))
     if released is not None:
@@ -170,77 +182,84 @@ def _assemble(
 
 
 def _floating(dtype: str) -> Any:
-    named = getattr(torch, dtype, None)
-    if not isinstance(named, torch.dtype) or not named.is_floating_point:
+    """Returns the torch dtype with this name; a `UserError` if there is none or it is no floating-point type."""
+    torch_dtype = getattr(torch, dtype, None)
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise UserError(f"Expected --dtype to be auto or a type such as bfloat16, found {dtype!r}: correct it.")
-    return named
+    return torch_dtype
 
 
 def _evidence(source: Mapping[str, Any], headers: Headers) -> list[str]:
-    """Says what shows the format, and dolomite's generation."""
+    """Lists the evidence for the format: the model type, and what tells the generations of dolomite-engine apart."""
     model_type = source.get("model_type")
-    told = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
+    evidence = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
     released = format_of_type(str(model_type))
     if released is None or not released.takes_kv_expand:
-        return told
+        return evidence
     blocks = "sequence_mixer_blocks" in source
-    told.append("its list sequence_mixer_blocks" if blocks else "no list of blocks in it")
+    evidence.append("its list sequence_mixer_blocks" if blocks else "no list of blocks in it")
     mixer = "sequence_mixer" if blocks else "attn"
     for tensor in ("head_bias", "norm.weight"):
-        held = any(name.endswith(f".{mixer}.{tensor}") for name in headers.names())
-        told.append(f"{'tensors' if held else 'no tensors'} {mixer}.{tensor}")
-    return told
+        is_present = any(name.endswith(f".{mixer}.{tensor}") for name in headers.names())
+        evidence.append(f"{'tensors' if is_present else 'no tensors'} {mixer}.{tensor}")
+    return evidence
 
 
 def _attention(config: Any, name: str | None) -> str:
-    ours = config.model_type in ("sbeval", "moduleformer") and name is not None
-    return str(getattr(config, "scheme", None) or config.attention) if ours else str(config.model_type)
+    is_own_model = config.model_type in ("sbeval", "moduleformer") and name is not None
+    return str(getattr(config, "scheme", None) or config.attention) if is_own_model else str(config.model_type)
 
 
 _POSITIONS = re.compile(r"(^|[._])(rel|wpe|alibi|posit)")
 
 
 def _details(config: Any, model: Any) -> dict[str, Any]:
-    """What else decides how attention is computed, where the configuration says it."""
+    """Returns other settings of the configuration that change how attention is computed."""
     names = ("remainder", "head_norm", "attend_current", "qk_norm", "attention_multiplier", "sliding_window")
     details = {name: getattr(config, name, None) for name in names}
     kinds = getattr(config, "layer_types", None)
     experts, chosen, _, _ = experts_of(config)
     details["experts"] = f"{chosen} of {experts}" if experts else None
-    rotates = getattr(config, "no_rope_layers", None)  # 1 where a layer does
+    rotates = getattr(config, "no_rope_layers", None)  # holds 1 for each layer with RoPE
     if isinstance(rotates, list) and rotates:
         details["layers that rotate"] = f"{sum(map(bool, rotates))} of {len(rotates)}"
-    # a key that a model's class does not know decides nothing
+    # ignore a key that the configuration's class does not declare: the model does not read it
     positions = (
         getattr(config, "position_embedding_type", None) if _declares(config, "position_embedding_type") else "rope"
     )
     if kinds and rotates is None and not any("rotary" in type(module).__name__.lower() for module in model.modules()):
         positions = None
     learned = any(_POSITIONS.search(name) for name, _ in model.named_parameters())
-    details["positions"] = None if positions == "rope" else str(positions or ("learned" if learned else "no rotation"))
+    if positions == "rope":
+        details["positions"] = None
+    else:
+        details["positions"] = str(positions or ("learned" if learned else "no rotation"))
     details["layers"] = _places(list(kinds)) if kinds else None
     return {name: value for name, value in details.items() if value not in (None, False, "none")}
 
 
 def _places(kinds: list[str]) -> dict[str, str]:
-    """Returns how many layers are of each kind; of all but the commonest also which, from 0."""
+    """Returns the number of layers of each kind, and for all but the commonest kind their indices from 0."""
     counts = Counter(kinds)
     commonest = counts.most_common(1)[0][0]
-    places: dict[str, list[str]] = {kind: [] for kind in counts}
+    indices: dict[str, list[str]] = {kind: [] for kind in counts}
     first = 0
     for kind, layers in itertools.groupby(kinds):
         last = first + len(list(layers)) - 1
-        places[kind].append(f"{first}-{last}" if last > first else str(first))
+        indices[kind].append(f"{first}-{last}" if last > first else str(first))
         first = last + 1
-    return {kind: f"{n}" + (f" ({', '.join(places[kind])})" if kind != commonest else "") for kind, n in counts.items()}
+    return {
+        kind: f"{n}" + (f" ({', '.join(indices[kind])})" if kind != commonest else "") for kind, n in counts.items()
+    }
 
 
 def _declares(config: Any, name: str) -> bool:
+    """Whether a configuration's class, or one of its bases, annotates the attribute `name`."""
     return any(name in vars(kind).get("__annotations__", {}) for kind in type(config).__mro__)
 
 
 def _length_source(source: Mapping[str, Any], length_tokens: int | None) -> str | None:
-    """Returns the key of `config.json` that states the training length."""
+    """Returns which key of config.json states the training length."""
     if length_tokens is None:
         return None
     text = source["text_config"] if isinstance(source.get("text_config"), dict) else source
@@ -253,11 +272,12 @@ def _length_source(source: Mapping[str, Any], length_tokens: int | None) -> str 
     return "the default of its model type"
 
 
-def _tokenizer(folder: Path, problems: list[str]) -> Tokenizer | None:
+def _tokenizer(source: str | None, folder: Path, problems: list[str]) -> Tokenizer | None:
+    """Describes the tokenizer; if it does not load, returns None and adds the reason to `problems`."""
     try:
-        tokenizer = load_tokenizer(folder, local_files_only=True)
+        tokenizer = load_tokenizer(source) if source else load_tokenizer(folder, local_files_only=True)
     except UserError as error:
-        problems.append(str(error))
+        problems.append(f"{str(error).removesuffix('.')}, with tokenizer=... in --model_args.")
         return None
     added = tokenizer.get_added_vocab()
     highest = max((index for token, index in tokenizer.get_vocab().items() if token not in added), default=0)

@@ -1,8 +1,8 @@
-"""Sizes of a decoder of any kind, and by them alone the memory of windows and generated texts, and what fits.
+"""Estimates the memory of scored windows and generated texts from a decoder's sizes, and the lengths that fit.
 
-A window's largest moment is either inside a block, where the residual stream, its norm, the branch and their sum stand
-beside the MLP's inner channels, or beside the logits of one chunk of targets. What was measured on a GPU stands in
-`benchmarks/results/inspection.md`.
+The peak memory of a window is reached either inside a block (residual stream, its norm, the branch's output and their
+sum, beside the MLP's inner channels) or at the logits of one chunk of targets. `benchmarks/results/inspection.md`
+compares the estimates with measurements on a GPU.
 """
 
 import bisect
@@ -22,12 +22,15 @@ from sbeval.models.mlp import MOST_TOKENS
 from sbeval.scoring.scorer import CHUNK_LOGITS
 
 KEPT_FREE = 0.1
-"""Share of the memory left for what the sizes do not tell: kernels' own memory, fragments, a CUDA context."""
+"""Share of the memory left free for what is not estimated: workspaces, fragmentation, the CUDA context."""
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
-"""Most tokens of a batch, as the model adapter has them."""
+"""Most tokens in a batch of the model adapter."""
+_ZONE_TENSORS = 17
+"""Tensors of the queries' size, in the model's dtype, that attention in zones needs beside its own: queries, keys and
+outputs of each zone, and fp32 products of outputs and shares. Fitted to peaks of SmolLM2-135M on an H100."""
 _ROOM_MULTIPLE = 64
 _MOST_TOKENS = 2**32
-_NO_KEYS_KEPT = ("linear_attention", "mamba", "recurrent", "conv")
+_WITHOUT_KV_CACHE = ("linear_attention", "mamba", "recurrent", "conv")
 _UNITS = {"": 1, "B": 1} | {
     f"{unit}{end}": base**power
     for power, unit in enumerate("KMGT", 1)
@@ -40,16 +43,19 @@ class Sizes:
     """Sizes of a decoder, in channels, heads and layers.
 
     Attributes:
-        cached_channels: numbers that a key head keeps of a position, None for its key and value alone.
-        inner_size: channels inside the MLP that every token passes, 0 where there are experts alone.
-        expert_size: channels inside an expert, 0 without experts.
-        tokens_of_experts_at_once: most tokens that stand before experts at one time, None for all.
-        gated: whether an MLP has a gate beside its channels.
-        key_windows: for each layer that keeps keys the most of them it keeps, None for all.
-        parameters: numbers in all weights, those shared by embedding and head once.
-        other_embedding_parameters: of all, those of an embedding that is not the head too.
-        idle_parameters: of all, those of experts that a token does not pass.
-        item_bytes: what one number of the residual stream takes.
+        cached_channels: channels that the KV cache holds for a key head and position; None for one key and one value.
+        inner_size: inner channels of the dense MLP; 0 if there are only experts.
+        expert_size: inner channels of an expert; 0 without experts.
+        chosen_experts: experts that each token passes.
+        tokens_of_experts_at_once: most tokens that the experts process at a time, None for all.
+        gated: whether the MLP is gated.
+        key_windows: for each layer with a KV cache the most positions it holds, None for all.
+        parameters: number of parameters; weights shared by embedding and head count once.
+        other_embedding_parameters: parameters of an input embedding that is not tied to the head.
+        idle_parameters: parameters of the experts that a token does not pass.
+        weight_bytes: bytes of all weights.
+        item_bytes: bytes of one number in the residual stream.
+        zones: whether attention is that of an extrapolation method that splits the pairs into zones.
     """
 
     hidden_size: int
@@ -70,14 +76,15 @@ class Sizes:
     idle_parameters: int
     weight_bytes: int
     item_bytes: int
+    zones: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.heads} heads of {self.head_dim}"
         if self.key_value_heads != self.heads:
             heads += f", {self.key_value_heads} of keys"
-        of_mlp = f"MLP of {self.inner_size:,}" if self.inner_size else ""
-        of_experts = f"{self.chosen_experts} experts a token of {self.expert_size:,}" if self.chosen_experts else ""
-        inner = " and ".join(filter(None, (of_mlp, of_experts)))
+        mlp = f"MLP of {self.inner_size:,}" if self.inner_size else ""
+        experts = f"{self.chosen_experts} experts of {self.expert_size:,} for each token" if self.chosen_experts else ""
+        inner = " and ".join(filter(None, (mlp, experts)))
         gated = "gated " if self.gated else ""
         width = f"width {self.hidden_size:,}, vocabulary of {self.vocabulary:,}"
         return f"{self.layers} layers, {width}, {heads}, {gated}{inner}"
@@ -88,12 +95,12 @@ class Needs:
     """Memory beside the weights at one length, in bytes.
 
     Attributes:
-        length_tokens: of a window, or of a prompt with its answer.
-        all_targets: of one window whose targets are all scored, as rolling, stream, sliding and position have them.
-        last_targets: of one window whose last 256 targets are scored, as fixed_target has them.
-        batch: of a full batch of such windows; a batch that does not fit is halved.
-        generation: of one text: its keys and values, and its prompt being read.
-        further_text: of every text more that is generated beside it.
+        length_tokens: length of a window, or of a prompt with its answer.
+        all_targets: one window with all targets scored (protocols rolling, stream, sliding, position).
+        last_targets: one window with the last 256 targets scored (protocol fixed_target).
+        batch: a full batch of windows with all targets scored; a batch that does not fit is halved in a run.
+        generation: generating one text: its KV cache and the prefill of its prompt.
+        further_text: each further text that is generated at the same time.
     """
 
     length_tokens: int
@@ -106,7 +113,7 @@ class Needs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """How much memory there is, and how long one window that is scored, or a prompt and its answer, may be alone."""
+    """The available memory, and the longest scored window and the longest prompt with answer that fit into it alone."""
 
     place: str
     device: str
@@ -116,16 +123,17 @@ class Room:
 
 
 def sizes_of(model: PreTrainedModel) -> Sizes | None:
-    """Returns the sizes of a model, None where its configuration names them otherwise than other models do."""
+    """Returns the sizes of a model, None if its configuration lacks the usual names of heads, layers and width."""
     config: Any = text_config(model.config)
     parameters = dict(model.named_parameters())
-    heads, layers = (_whole(config, name) for name in ("num_attention_heads", "num_hidden_layers"))
-    hidden_size = _whole(config, "hidden_size")
+    heads, layers = (_integer(config, name) for name in ("num_attention_heads", "num_hidden_layers"))
+    hidden_size = _integer(config, "hidden_size")
     if not (heads and layers and hidden_size):
         return None
     output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embeddings: Any = model.get_input_embeddings()
-    head_weight, embedding = getattr(output, "weight", None), getattr(embeddings, "weight", None)
+    head_weight = getattr(output, "weight", None)
+    embedding = getattr(embeddings, "weight", None)
     tied = head_weight is embedding
     experts, chosen, expert_size, inner_size = experts_of(config, hidden_size)
     idle = sum(weight.numel() for weight in parameters.values() if weight.dim() == 3 and len(weight) == experts)
@@ -133,16 +141,16 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
         hidden_size=hidden_size,
         layers=layers,
         # ModuleFormer's chosen experts have query heads of their own, which share its keys
-        heads=heads * (_whole(config, "attention_chosen") or 1),
-        key_value_heads=_whole(config, "num_key_value_heads") or heads,
-        head_dim=_whole(config, "head_dim") or hidden_size // heads,
+        heads=heads * (_integer(config, "attention_chosen") or 1),
+        key_value_heads=_integer(config, "num_key_value_heads") or heads,
+        head_dim=_integer(config, "head_dim") or hidden_size // heads,
         cached_channels=cached_channels(config, model.dtype) if config.model_type == "sbeval" else None,
         inner_size=inner_size,
         expert_size=expert_size,
         chosen_experts=chosen,
         tokens_of_experts_at_once=MOST_TOKENS if config.model_type == "sbeval" else None,
         gated=any("gate_proj" in name or "gate_up" in name for name in parameters),
-        vocabulary=_whole(config, "vocab_size") or 0,
+        vocabulary=_integer(config, "vocab_size") or 0,
         key_windows=_key_windows(config, layers),
         parameters=sum(weight.numel() for weight in parameters.values()),
         other_embedding_parameters=0 if tied or embedding is None else embedding.numel(),
@@ -153,8 +161,11 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
 
 
 def experts_of(config: Any, hidden_size: int = 0) -> tuple[int, int, int, int]:
-    """Returns experts, those chosen for a token, channels in each, and channels of an MLP that every token passes."""
-    if width := _whole(config, "mlp_width"):  # ModuleFormer
+    """Returns experts, experts chosen for a token, inner channels of an expert, and inner channels of the dense MLP.
+
+    Without experts the first three are 0.
+    """
+    if width := _integer(config, "mlp_width"):  # ModuleFormer
         return config.mlp_experts, config.mlp_chosen, width, 0
     dense = _first(config, "intermediate_size", "n_inner") or 4 * hidden_size
     layers = [config, *(getattr(config, "layer_overrides", None) or [])]
@@ -167,31 +178,34 @@ def experts_of(config: Any, hidden_size: int = 0) -> tuple[int, int, int, int]:
     experts = most("num_experts", "num_local_experts", "n_routed_experts")
     if not (experts and chosen):
         return 0, 0, 0, dense
-    of_expert = _first(config, "moe_intermediate_size", "expert_intermediate_size") or dense
-    return experts, chosen, of_expert, _first(config, "shared_intermediate_size") or 0
+    expert_channels = _first(config, "moe_intermediate_size", "expert_intermediate_size") or dense
+    return experts, chosen, expert_channels, _first(config, "shared_intermediate_size") or 0
 
 
 def _first(config: Any, *names: str) -> int | None:
-    return next((value for name in names if (value := _whole(config, name))), None)
+    """Returns the first of these attributes that is a nonzero integer."""
+    return next((value for name in names if (value := _integer(config, name))), None)
 
 
 def _key_windows(config: Any, layers: int) -> tuple[int | None, ...]:
-    window = _whole(config, "sliding_window") if getattr(config, "use_sliding_window", True) else None
+    """Returns the sliding window of each layer with a KV cache, None for full attention."""
+    window = _integer(config, "sliding_window") if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
-    keeping = [kind for kind in kinds if not any(name in kind for name in _NO_KEYS_KEPT)]
-    return tuple(window if "sliding" in kind else None for kind in keeping)
+    cached_kinds = [kind for kind in kinds if not any(name in kind for name in _WITHOUT_KV_CACHE)]
+    return tuple(window if "sliding" in kind else None for kind in cached_kinds)
 
 
-def _whole(config: Any, name: str) -> int | None:
+def _integer(config: Any, name: str) -> int | None:
+    """Returns an integer attribute, None if it is missing or of another type."""
     try:
         value = getattr(config, name, None)
-    except Exception:  # of any class: some configurations refuse what differs from layer to layer
+    except Exception:  # some configurations raise for attributes that differ between layers
         return None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
-    """Returns what windows and texts of one length take on "cuda" or "cpu", which hold different numbers of logits."""
+    """Returns the memory needs of windows and texts of one length on "cuda" or "cpu" (their logits chunks differ)."""
     batch_tokens = max(1, BATCH_TOKENS[device] // length_tokens) * length_tokens
     text = text_bytes(sizes, length_tokens)
     return Needs(
@@ -205,30 +219,32 @@ def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
 
 
 def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
-    """Returns what scoring a batch of model inputs, of which so many are targets, takes at most beside the weights."""
+    """Returns the peak bytes, beside the weights, of scoring a batch with so many input tokens and scored targets."""
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
-    in_attention = 2 * width + 3 * query + 3 * key  # projected, rotated, and what attention returns
+    in_attention = 2 * width + 3 * query + 3 * key  # projections, rotated copies, and the output of attention
+    in_attention += _ZONE_TENSORS * query if sizes.zones else 0
     inner = 3 if sizes.gated else 2
-    # a token stands before each of its experts, and what they return before it is summed
-    to_experts = sizes.chosen_experts * (3 * width + inner * sizes.expert_size)
+    # every token is copied for each of its experts, and their outputs exist before they are summed
+    expert_channels = sizes.chosen_experts * (3 * width + inner * sizes.expert_size)
     at_once = min(tokens, sizes.tokens_of_experts_at_once or tokens)
-    in_mlp = tokens * (4 * width + inner * sizes.inner_size) + at_once * to_experts
+    in_mlp = tokens * (4 * width + inner * sizes.inner_size) + at_once * expert_channels
     body = max(tokens * in_attention, in_mlp) * sizes.item_bytes
     logits = min(scored * sizes.vocabulary, CHUNK_LOGITS[device])
-    # on a CPU they are raised to fp32, and their exponentials stand beside them
-    of_logit = sizes.item_bytes if device == "cuda" else sizes.item_bytes + 8
-    return max(body, 2 * tokens * width * sizes.item_bytes + logits * of_logit)
+    # on a CPU logits are converted to fp32, and their exponentials exist beside them
+    logit_bytes = sizes.item_bytes if device == "cuda" else sizes.item_bytes + 8
+    return max(body, 2 * tokens * width * sizes.item_bytes + logits * logit_bytes)
 
 
 def text_bytes(sizes: Sizes, length_tokens: int) -> int:
-    """Returns what keys and values of one text take while it is generated."""
+    """Returns the bytes of the KV cache of one generated text."""
     room = -(-length_tokens // _ROOM_MULTIPLE) * _ROOM_MULTIPLE
-    kept = sum(min(room, window or room) for window in sizes.key_windows)
-    return sizes.key_value_heads * (sizes.cached_channels or 2 * sizes.head_dim) * kept * sizes.item_bytes
+    cached_positions = sum(min(room, window or room) for window in sizes.key_windows)
+    channels = sizes.cached_channels or 2 * sizes.head_dim
+    return sizes.key_value_heads * channels * cached_positions * sizes.item_bytes
 
 
 def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, int]:
-    """Returns the longest window and the longest generated text that fit, alone, in tokens; 0 where nothing does."""
+    """Returns the longest window and the longest generated text, in tokens, that fit alone; 0 if nothing fits."""
     room = int(memory_bytes * (1 - KEPT_FREE)) - sizes.weight_bytes
     return (
         _longest(lambda tokens: window_bytes(sizes, tokens, tokens, device), room),
@@ -236,30 +252,34 @@ def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, i
     )
 
 
-def _longest(takes: Callable[[int], int], room: int) -> int:
-    return bisect.bisect_right(range(1, _MOST_TOKENS), room, key=takes)
+def _longest(bytes_at: Callable[[int], int], room: int) -> int:
+    """Returns the largest number of tokens whose bytes fit into `room`, by bisection."""
+    return bisect.bisect_right(range(1, _MOST_TOKENS), room, key=bytes_at)
 
 
 def read_memory(text: str) -> int:
-    """Returns a size such as 80GiB, 24GB or 512M in bytes.
+    """Parses a size such as 80GiB, 24GB or 512M into bytes.
 
     Raises:
-        UserError: it is no size.
+        UserError: the text is no size.
     """
     match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,6})?)\s*([KMGT]?i?B?)\s*", text)
     size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
     if not 0 < size < 2**62:
-        raise UserError(f"Expected --memory to be a size such as 80GiB, found {text[:50]!r}: correct it.")
+        raise UserError.expected("--memory to be a size such as 80GiB", found=f"{text[:50]!r}", remedy="correct it")
     return size
 
 
 def device_here() -> str:
-    """Returns the device a run would take here, "cuda" or "cpu"."""
+    """Returns the device that a run uses on this machine, "cuda" or "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def room_of(sizes: Sizes, memory_bytes: int | None, learned_positions: int | None) -> Room:
-    """Returns how far so much memory of a GPU reaches, or with None what is free here; learned positions end it too."""
+    """Returns what fits into a GPU with `memory_bytes`, or into the free memory of this machine if that is None.
+
+    `learned_positions` limits the lengths too.
+    """
     device, place = "cuda", "a GPU"
     if memory_bytes is None:
         device = device_here()
@@ -272,6 +292,7 @@ def room_of(sizes: Sizes, memory_bytes: int | None, learned_positions: int | Non
 
 
 def _free_bytes(device: str) -> int:
+    """Returns the free memory of the GPU or the machine; 0 if the system does not tell."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     try:

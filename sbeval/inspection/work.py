@@ -1,4 +1,4 @@
-"""How many requests and tokens a list of tasks is, made as a run makes them, and how long some documents take here."""
+"""Counts the requests and tokens of tasks, as a run builds them, and estimates their time from some documents."""
 
 import dataclasses
 import functools
@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.corpora.tokenizers import encode_together, load_tokenizer
 from sbeval.errors import UserError, first_line, raised_here
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TokenLogprobsRequest
 
 SAMPLE_TOKENS = {"cpu": 2 * 8192, "cuda": 4 * 65536}
-"""Tokens of each task that are run at least: some full batches."""
+"""Least tokens of each task that `measure` runs: a few full batches."""
 _LEAST_DOCUMENTS = 2
-_FEWSHOT_SEED = 1234  # lm-eval's own
-_ANSWER_TOKENS = 256  # of `max_gen_toks`, where a task does not say
+_FEWSHOT_SEED = 1234  # as lm-eval
+_ANSWER_TOKENS = 256  # for tasks without `max_gen_toks`
 
 
 class Piece(NamedTuple):
-    """What the model is given for one request, or for several at once: lm-eval's name of it, and tokens."""
+    """One forward pass or generation, which may serve several requests: request type, input tokens, most new tokens."""
 
     request_type: str
     tokens: int
@@ -28,14 +28,19 @@ class Piece(NamedTuple):
 
 
 ShareWindows = Callable[[Sequence[TokenLogprobsRequest]], Iterable[TokenLogprobsRequest]]
-"""From windows to those the model reads: the others' scores are read off them."""
+"""A function from windows to the windows that the model runs; the others' scores are taken from these."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TaskWork:
-    """What one task asks of a model: lm-eval's documents and requests, and pieces with how often they are given.
+    """The work of one task.
 
-    Contexts that several requests share count every time, though the model reads some of them once.
+    Attributes:
+        task: name of the task.
+        documents: number of lm-eval documents.
+        requests: number of lm-eval requests.
+        pieces: how often each piece of work occurs. Contexts that requests share count every time, although the model
+            may read them once.
     """
 
     task: str
@@ -45,16 +50,16 @@ class TaskWork:
 
     @property
     def tokens(self) -> int:
-        """Model inputs of the whole task."""
+        """Number of model inputs of the whole task."""
         return sum(piece.tokens * count for piece, count in self.pieces.items())
 
     @property
     def new_tokens(self) -> int:
-        """Tokens generated at most."""
+        """Most tokens that the task generates."""
         return sum(piece.new_tokens * count for piece, count in self.pieces.items())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it JSON-ready."""
+        """Returns the counts for JSON."""
         counts = {"documents": self.documents, "requests": self.requests, "tokens": self.tokens}
         pieces = [{**piece._asdict(), "count": count} for piece, count in sorted(self.pieces.items())]
         return {"task": self.task, **counts, "new_tokens_at_most": self.new_tokens, "pieces": pieces}
@@ -62,7 +67,14 @@ class TaskWork:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Duration:
-    """An estimate from a throughput of some `source`: seconds in the model, to load it, and to find all this out."""
+    """An estimate of the time that tasks take.
+
+    Attributes:
+        source: what the estimate is based on.
+        model_seconds: time in the model for each task.
+        loading_seconds: time to load the model.
+        measuring_seconds: time that the measurement took.
+    """
 
     source: str
     model_seconds: Mapping[str, float]
@@ -71,37 +83,40 @@ class Duration:
 
     @property
     def seconds(self) -> float:
-        """Seconds in the model, over all tasks."""
+        """Time in the model for all tasks."""
         return sum(self.model_seconds.values())
 
 
 def make_tasks(
     names: Sequence[str], metadata: Mapping[str, Any], *, folders: Sequence[str], limit: float | None, packaged: bool
 ) -> dict[str, Any]:
-    """Returns lm-eval's tasks by name, their requests made.
+    """Loads tasks as lm-eval does, and builds their requests.
 
-    `metadata` holds options of tasks, the model's arguments among them; `folders` hold task files beside the packaged
-    ones; `limit` is documents of each task, or a share of them. `packaged` says that every name is a packaged one, so
-    that lm-eval's thousands stay unread.
+    Args:
+        names: names of tasks.
+        metadata: options of the tasks, with the model's arguments.
+        folders: folders with task files beside the packaged ones.
+        limit: documents of each task, or a share of them.
+        packaged: whether all names are packaged tasks, so that lm-eval's thousands of YAML files need not be read.
+
+    Returns:
+        lm-eval's task objects by name, with their requests.
 
     Raises:
-        UserError: what a task finds wrong with its options or its text.
+        UserError: lm-eval cannot load a task, or a task refuses its options or its text.
     """
-    plugin.install()
-    # after the plugin, which completes them
+    # lm-eval takes a second to import
     from lm_eval.evaluator_utils import get_sample_size
-    from lm_eval.tasks import TaskManager  # as above
+    from lm_eval.tasks import TaskManager
 
-    places = [*folders, str(plugin.tasks_folder())]
+    places = [*folders, str(registered.tasks_folder())]
     manager = TaskManager(include_path=places, include_defaults=not packaged, metadata=dict(metadata))
     try:
         tasks: dict[str, Any] = manager.load(list(names))["tasks"]
-    except (KeyError, ValueError, RuntimeError) as error:  # the last of a home that is nobody's
+    except (KeyError, ValueError, RuntimeError) as error:  # RuntimeError: `~user` without a home folder
         if raised_here(error):
             raise
-        raise UserError(
-            f"Expected tasks that lm-eval can load, found: {first_line(error)}; correct --tasks."
-        ) from error
+        raise UserError(f"lm-eval cannot load --tasks: {first_line(error)}; correct the names.") from error
     for task in tasks.values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
@@ -111,48 +126,50 @@ def make_tasks(
 
 
 Encode = Callable[[Sequence[str]], list[int]]
-"""From texts to the number of tokens of each."""
+"""A function from texts to the number of tokens in each."""
 
 
 def encode_with(source: str) -> Encode:
-    """Returns what counts tokens with the tokenizer of a folder or hub id, loaded when the first text comes."""
+    """Returns a function that counts tokens with a folder's or hub id's tokenizer, loaded at the first call."""
     loaded = functools.cache(lambda: load_tokenizer(source))
     return lambda texts: [len(tokens) for tokens in encode_together(loaded(), list(texts), quiet=True)]
 
 
 def count_work(name: str, instances: Sequence[Any], encode: Encode, share: ShareWindows) -> TaskWork:
-    """Counts what some of lm-eval's requests of one task ask of the model.
+    """Counts documents, requests and tokens of one task's lm-eval requests.
 
     Raises:
-        UserError: requests of a type whose tokens nobody can count.
+        UserError: a request's type is unknown, so that its tokens cannot be counted.
     """
     pieces: Counter[Piece] = Counter()
-    for kind, of_kind in _by_type(instances).items():
-        pieces.update(_pieces(kind, [instance.args for instance in of_kind], encode, share))
+    for request_type, requests in _by_type(instances).items():
+        pieces.update(_pieces(request_type, [request.args for request in requests], encode, share))
     documents = {instance.doc_id for instance in instances}
     return TaskWork(task=name, documents=len(documents), requests=len(instances), pieces=dict(pieces))
 
 
 def _by_type(instances: Sequence[Any]) -> dict[str, list[Any]]:
+    """Groups requests by their request type."""
     types: dict[str, list[Any]] = {}
     for instance in instances:
         types.setdefault(instance.request_type, []).append(instance)
     return types
 
 
-def _pieces(kind: str, arguments: Sequence[Any], encode: Encode, share: ShareWindows) -> Iterable[Piece]:
-    if kind == TOKEN_LOGPROBS:
+def _pieces(request_type: str, arguments: Sequence[Any], encode: Encode, share: ShareWindows) -> Iterable[Piece]:
+    """Returns the pieces of work of requests of one type; `arguments` are the requests' arguments."""
+    if request_type == TOKEN_LOGPROBS:
         windows = dict.fromkeys(TokenLogprobsRequest(*window) for window in arguments)
-        return [Piece(kind, window.context_length) for window in share(list(windows))]
-    if kind in (TARGET_LOGPROBS, ATTENTION_SPAN):  # (key, inputs), (key, context length, queries)
-        return [Piece(kind, length) for _, length, *_ in dict.fromkeys(map(tuple, arguments))]
-    if kind == "generate_until":
+        return [Piece(request_type, window.context_length) for window in share(list(windows))]
+    if request_type in (TARGET_LOGPROBS, ATTENTION_SPAN):  # arguments: (key, inputs), or (key, context length, queries)
+        return [Piece(request_type, length) for _, length, *_ in dict.fromkeys(map(tuple, arguments))]
+    if request_type == "generate_until":
         budgets = [int(options.get("max_gen_toks") or _ANSWER_TOKENS) for _, options in arguments]
         lengths = encode([prompt for prompt, _ in arguments])
-        return [Piece(kind, *pair) for pair in zip(lengths, budgets, strict=True)]
-    if kind in ("loglikelihood", "loglikelihood_rolling"):
-        return [Piece(kind, length) for length in encode(["".join(texts[:2]) for texts in arguments])]
-    raise UserError(f"Expected requests whose tokens can be counted, found {kind}: leave its task out.")
+        return [Piece(request_type, *pair) for pair in zip(lengths, budgets, strict=True)]
+    if request_type in ("loglikelihood", "loglikelihood_rolling"):
+        return [Piece(request_type, length) for length in encode(["".join(texts[:2]) for texts in arguments])]
+    raise UserError(f"The tokens of {request_type} requests cannot be counted: remove the task from --tasks.")
 
 
 def measure(
@@ -160,47 +177,56 @@ def measure(
 ) -> Duration:
     """Estimates how long tasks take by running some documents of each with the model `sb`.
 
-    The shortest requests are run before, since the first ones of a process compile kernels; a run pays that once too.
+    The shortest requests run first as a warm-up, since a process compiles kernels at its first requests. Their time is
+    part of the estimate, because a run pays it too.
+
+    Args:
+        tasks: lm-eval's tasks with their requests.
+        arguments: arguments of the model.
+        device: "cuda" or "cpu".
+        encode: counts tokens of texts.
+        share: the model adapter's `share_windows`.
     """
-    from lm_eval.api.registry import get_model  # after the plugin, which registers `sb`
+    from lm_eval.api.registry import get_model  # takes a second to import
 
     started = time.perf_counter()
-    others = {"batch_size": "auto", "max_batch_size": None, "device": device}
-    lm = get_model("sb").create_from_arg_obj(dict(arguments), others)
-    loading = time.perf_counter() - started
-    model_seconds, ran = {}, 0
+    settings = {"batch_size": "auto", "max_batch_size": None, "device": device}
+    lm = get_model("sb").create_from_arg_obj(dict(arguments), settings)
+    loading_seconds = time.perf_counter() - started
+    model_seconds = {}
+    documents = 0
     started = time.perf_counter()
     for name, task in tasks.items():
         count = functools.partial(count_work, name, encode=encode, share=share)
-        chosen = _sample(task.instances, SAMPLE_TOKENS[device], count)
-        whole, sample = count(task.instances), count(chosen)
-        kinds = _by_type(chosen).values()
-        shortest = [min(of_kind, key=lambda instance: count([instance]).tokens) for of_kind in kinds]
-        first = _seconds(lm, shortest)
-        spent = _seconds(lm, chosen)
-        ran += sample.documents
-        model_seconds[name] = first + spent * whole.tokens / max(1, sample.tokens)
+        sample = _sample(task.instances, SAMPLE_TOKENS[device], count)
+        task_work, sample_work = count(task.instances), count(sample)
+        by_type = _by_type(sample).values()
+        shortest = [min(requests, key=lambda request: count([request]).tokens) for requests in by_type]
+        warmup_seconds = _seconds(lm, shortest)
+        sample_seconds = _seconds(lm, sample)
+        documents += sample_work.documents
+        model_seconds[name] = warmup_seconds + sample_seconds * task_work.tokens / max(1, sample_work.tokens)
     return Duration(
-        source=f"a measurement on this machine's {device}, of {ran} documents",
+        source=f"{documents} documents measured on this machine's {device}",
         model_seconds=model_seconds,
-        loading_seconds=loading,
+        loading_seconds=loading_seconds,
         measuring_seconds=time.perf_counter() - started,
     )
 
 
 def _sample(instances: Sequence[Any], least_tokens: int, count: Callable[[Sequence[Any]], TaskWork]) -> list[Any]:
-    """Returns all requests of some documents, which lie evenly among all."""
+    """Returns all requests of evenly spaced documents with about `least_tokens` tokens, at least `_LEAST_DOCUMENTS`."""
     documents = list(dict.fromkeys(instance.doc_id for instance in instances))
-    of_first = [instance for instance in instances if instance.doc_id == documents[0]]
-    tokens = max(1, count(of_first).tokens)
-    wanted = min(len(documents), max(_LEAST_DOCUMENTS, -(-least_tokens // tokens)))
-    kept = {documents[number * len(documents) // wanted] for number in range(wanted)}
-    return [instance for instance in instances if instance.doc_id in kept]
+    first_requests = [instance for instance in instances if instance.doc_id == documents[0]]
+    tokens = max(1, count(first_requests).tokens)
+    sample_size = min(len(documents), max(_LEAST_DOCUMENTS, -(-least_tokens // tokens)))
+    sample = {documents[number * len(documents) // sample_size] for number in range(sample_size)}
+    return [instance for instance in instances if instance.doc_id in sample]
 
 
 def _seconds(lm: Any, instances: Sequence[Any]) -> float:
-    """Returns how long a model takes for some requests."""
+    """Returns the time that a model takes for some requests."""
     started = time.perf_counter()
-    for kind, of_kind in _by_type(instances).items():
-        getattr(lm, kind)(of_kind)
+    for request_type, requests in _by_type(instances).items():
+        getattr(lm, request_type)(requests)
     return time.perf_counter() - started

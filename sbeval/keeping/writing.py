@@ -145,7 +145,8 @@ def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
     folder = folder.resolve()
     with contextlib.ExitStack() as stack:
         with write_errors_explained(folder):
-            is_missing, was_new = not folder.exists(), is_new(folder)
+            is_missing = not folder.exists()
+            was_new = is_new(folder)
             parent = folder.parent if is_missing else folder
             parent.mkdir(parents=True, exist_ok=True)
             # a killed process may have left temporary files beside the folder, even if the folder exists now

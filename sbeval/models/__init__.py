@@ -1,23 +1,23 @@
 """The model family: one Hugging Face decoder for stick-breaking attention and the softmax baselines.
 
-- `config`: what does a configuration say?
-- `presets`: which sizes does the paper have?
-- `decoder`: how do blocks and head become a model?
-- `pretrained`: how is it loaded, initialised and told its kernels?
-- `mlp`: what does a block do to each position alone?
-- `attention`: what stands around the mixers of an attention layer?
-- `norms`: how are the residual stream, and queries, keys and outputs of heads normed?
-- `positions`: where are the tokens of a forward pass, and where does each padded sequence start?
-- `softmax`: how do the baselines attend?
-- `packed_softmax`: how do they attend within each of several texts in one row?
-- `slots`: where do the keys of texts lie while tokens are generated, and how does a new position attend to them?
-- `flex`: when does FlexAttention compute it?
-- `biases`: what do ALiBi and FIRE add to the logits?
-- `forgetting`: how do forget gates reach the logits, and what comes with them?
-- `rope`: how are positions rotated, and how does a scaling hold for one request?
-- `extrapolation`: how do RoPE models read beyond their training length without other weights?
-- `learned_positions`: how many positions does a model with learned ones have?
-- `kernels`: kernels beside attention
+- `config`: `SbevalConfig`, its fields and their checks
+- `presets`: configurations with the paper's model sizes
+- `decoder`: transformer block, `SbevalModel` and `SbevalForCausalLM`
+- `pretrained`: base class of both: loading, weight initialisation, choice of kernels
+- `mlp`: MLP and mixture of experts
+- `attention`: attention layer: projections, KV cache, mixer (stick-breaking or softmax), gates and norms
+- `norms`: norms of the residual stream, and of the queries, keys and outputs of heads
+- `positions`: position ids, padding and packing of one forward pass
+- `softmax`: causal softmax attention of the baselines
+- `packed_softmax`: the same within each of several texts packed into one row
+- `slots`: KV cache with one fixed-size slot for each text, and attention of a decode step over it
+- `flex`: FlexAttention: when it is used, and how it is compiled
+- `biases`: ALiBi and FIRE
+- `forgetting`: forget gates and token shifts of the Forgetting Transformer
+- `rope`: rotary embeddings whose frequencies belong to a request
+- `extrapolation`: SelfExtend, dual chunk attention and other ways to exceed a RoPE model's training length
+- `learned_positions`: number of positions of a model with learned position embeddings
+- `kernels`: Triton kernels other than attention
 
 Importing this package registers `model_type: "sbeval"` with AutoConfig, AutoModel and AutoModelForCausalLM.
 """

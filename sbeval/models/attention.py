@@ -1,4 +1,4 @@
-"""The attention layer of a block: projections, cache and output around one of the mixers.
+"""The attention layer of a block: projections, KV cache, a stick-breaking or softmax mixer, and the output projection.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q new positions, K cached and new positions, D head_dim,
 E hidden_size.
@@ -15,9 +15,9 @@ from sbeval.attention.api import Implementation
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.models.biases import AlibiBias, FireBias
 from sbeval.models.config import SbevalConfig
-from sbeval.models.forgetting.layer import ForgetGate, TokenShift, cached_last, sums_in, with_decay
+from sbeval.models.forgetting.layer import ForgetGate, TokenShift, newest_cached, sums_in, with_decay
 from sbeval.models.forgetting.whole_text import whole_text_attention
-from sbeval.models.norms import HeadNorm, OwnHeadsNorm, norm_of_queries
+from sbeval.models.norms import HeadNorm, PerHeadRMSNorm, make_qk_norm
 from sbeval.models.packed_softmax import packed_softmax_attention
 from sbeval.models.positions import Positions
 from sbeval.models.rope import rotate
@@ -28,14 +28,14 @@ BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire
 
 
 class StickBreakingKernels(NamedTuple):
-    """Options of `sbeval.stickbreaking_attention` that are a choice of the run, never part of a checkpoint."""
+    """Options of `sbeval.stickbreaking_attention` that the user of a model chooses; a checkpoint never stores them."""
 
     impl: Implementation = "auto"
     skip_threshold: float | None = None
 
 
 class StickBreakingMixer(nn.Module):
-    """Stick-breaking attention with its remainder term."""
+    """Stick-breaking attention, with the output term that the unused rest of the stick (the remainder) contributes."""
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class StickBreakingMixer(nn.Module):
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
-        """Returns [B, H, Q, D]."""
+        """Computes attention for a prefill or a training step, [B, H, Q, D]."""
         heads, options = (q_BHQD, k_BGKD, v_BGKD), self._options()
         if self.context_parallel is not None and self.context_parallel.active:
             output_BHQD, remainder_BHQ = self.context_parallel.stickbreaking_attention(*heads, **options)
@@ -61,24 +61,36 @@ class StickBreakingMixer(nn.Module):
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGKD[:, :, -q_BHQD.shape[2] :])
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
-        """Returns [B, H, Q, D] of the newest positions; `v_BGQD` are their own values, `k` and `v` what slots hold."""
+        """Computes one decode step: attention of the newest positions to all keys in the slots.
+
+        Args:
+            q_BHQD: queries of the newest positions.
+            v_BGQD: values of the newest positions, for the remainder term.
+            slots: the cache, which says how many keys each slot holds.
+            k_BGKD: keys in the slots.
+            v_BGKD: values in the slots.
+
+        Returns:
+            [B, H, Q, D].
+        """
         output_BHQD, remainder_BHQ = stickbreaking_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, **self._options())
         return self._with_remainder(output_BHQD, remainder_BHQ, v_BGQD)
 
     def _options(self) -> dict[str, Any]:
         return {"scale": self.scale, "attend_current": self.attend_current, **self.kernels._asdict()}
 
-    def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, own_v_BGQD: Tensor) -> Tensor:
+    def _with_remainder(self, output_BHQD: Tensor, remainder_BHQ: Tensor, new_v_BGQD: Tensor) -> Tensor:
         if self.remainder == "none":
             return output_BHQD
-        added = self.head_bias[:, None] if self.remainder == "head_bias" else _for_each_head(own_v_BGQD, output_BHQD)
+        added = self.head_bias[:, None] if self.remainder == "head_bias" else _for_each_head(new_v_BGQD, output_BHQD)
         return (output_BHQD + remainder_BHQ[..., None] * added).to(output_BHQD.dtype)
 
 
 class SoftmaxMixer(nn.Module):
-    """Causal softmax attention; RoPE has rotated its inputs before, ALiBi and FIRE are a bias here.
+    """Causal softmax attention, with the bias of ALiBi or FIRE; for RoPE, queries and keys arrive rotated.
 
-    The inputs of forgetting attention have more channels than a head, which are its bias; then so may the output.
+    For forgetting attention, queries, keys and values carry extra channels behind the head's, which hold its bias
+    (`forgetting.layer.with_decay`). The output may then have extra channels too; the caller cuts them off.
     """
 
     def __init__(self, config: SbevalConfig) -> None:
@@ -94,7 +106,7 @@ class SoftmaxMixer(nn.Module):
     def forward(
         self, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, positions: Positions, seq_start_B: Tensor | None
     ) -> Tensor:
-        """Returns [B, H, Q, D]."""
+        """Computes attention for a prefill or a training step, [B, H, Q, D]."""
         heads, context, places = (q_BHQD, k_BGKD, v_BGKD), self.context_parallel, positions.position_ids
         options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window, "bias": self.bias}
         if context is not None and context.active:
@@ -116,13 +128,15 @@ class SoftmaxMixer(nn.Module):
         return softmax_attention(*heads, seq_start_B=seq_start_B, position_ids_BQ=places, **options)
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
-        """Returns [B, H, Q, D] of the newest positions over what slots hold, which is a window where there is one.
+        """Computes one decode step, [B, H, Q, D]; with a sliding window, the slots hold only the keys inside it.
 
         Raises:
-            ValueError: there is a bias, which needs to know where keys are.
+            ValueError: the scheme is ALiBi or FIRE, whose bias needs the positions of the keys.
         """
         if self.bias is not None:
-            raise ValueError("slots do not say where keys are, which ALiBi and FIRE need: generate with another cache")
+            raise ValueError(
+                "ALiBi and FIRE need the positions of keys, which a SlotCache does not store: use another cache"
+            )
         return softmax_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
 
 
@@ -130,8 +144,8 @@ def _for_each_head(v_BGQD: Tensor, output_BHQD: Tensor) -> Tensor:
     return v_BGQD.repeat_interleave(output_BHQD.shape[1] // v_BGQD.shape[1], dim=1)
 
 
-def without_part_along(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
-    """Returns each head's output less its projection on the position's own value, computed in fp32."""
+def minus_projection_on_value(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
+    """Returns each head's output minus its projection on the same position's value vector, computed in fp32."""
     v_BHQD = _for_each_head(v_BGQD, output_BHQD)
     v_BHQD = v_BHQD.to(torch.promote_types(v_BHQD.dtype, torch.float32))
     share_BHQ1 = (output_BHQD * v_BHQD).sum(-1, keepdim=True) / v_BHQD.square().sum(-1, keepdim=True)
@@ -139,26 +153,28 @@ def without_part_along(output_BHQD: Tensor, v_BGQD: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Projects to heads, mixes over earlier positions, projects back."""
+    """Multi-head attention of one decoder block, for all attention schemes of `SbevalConfig`."""
 
     def __init__(self, config: SbevalConfig, layer_index: int) -> None:
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_dim
-        width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        width = config.hidden_size
+        heads = config.num_attention_heads
+        groups = config.num_key_value_heads
         query_width, key_width = heads * config.head_dim, groups * config.head_dim
         qkv_bias = "qkv" in config.bias
         self.q_proj = nn.Linear(width, query_width, bias=qkv_bias)
         self.k_proj = nn.Linear(width, key_width, bias=qkv_bias)
         self.v_proj = nn.Linear(width, key_width, bias=qkv_bias)
         self.o_proj = nn.Linear(query_width, width, bias="output" in config.bias)
-        self.q_norm, self.k_norm = (norm_of_queries(config, count) for count in (heads, groups))
-        self.output_norm = OwnHeadsNorm(heads, config.head_dim, config.norm_eps) if config.output_norm else None
+        self.q_norm, self.k_norm = (make_qk_norm(config, count) for count in (heads, groups))
+        self.output_norm = PerHeadRMSNorm(heads, config.head_dim, config.norm_eps) if config.output_norm else None
         self.key_shift = TokenShift(width, groups, bias=False) if config.key_shift else None
         self.value_shift = TokenShift(width, groups, bias=False) if config.value_shift else None
         self.forget_gate = ForgetGate(width, heads) if config.attention == "forgetting" else None
-        self.looks_back = bool(config.key_shift or config.value_shift or self.forget_gate)
-        self.members = heads // groups
+        self.reads_previous_position = bool(config.key_shift or config.value_shift or self.forget_gate)
+        self.heads_per_group = heads // groups
         self.scale = config.attention_scale
         self.head_gate = nn.Linear(width, query_width, bias=qkv_bias) if config.attention_gate else None
         self.exclusive = config.exclusive_self_attention
@@ -168,12 +184,15 @@ class Attention(nn.Module):
         self.mixer: nn.Module = mixer(config)
 
     def forward(self, hidden_BQE: Tensor, positions: Positions, past_key_values: Cache | None) -> Tensor:
-        """[B, Q, hidden_size] to the same."""
+        """Returns the attention output after `o_proj`, [B, Q, E]."""
         heads = (*hidden_BQE.shape[:2], -1, self.head_dim)
-        maps = (self.q_proj, self.k_proj, self.v_proj)
-        q_BHQD, k_BGQD, v_BGQD = (mapped(hidden_BQE).view(heads).transpose(1, 2) for mapped in maps)
-        older_keys, older_values = cached_last(past_key_values, self.layer_index) if self.looks_back else (None, None)
-        plain_k, plain_v = k_BGQD, v_BGQD
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q_BHQD, k_BGQD, v_BGQD = (project(hidden_BQE).view(heads).transpose(1, 2) for project in projections)
+        older_keys: Tensor | None = None
+        older_values: Tensor | None = None
+        if self.reads_previous_position:
+            older_keys, older_values = newest_cached(past_key_values, self.layer_index)
+        unshifted_k, unshifted_v = k_BGQD, v_BGQD
         if self.key_shift is not None:
             k_BGQD = self.key_shift.shifted(k_BGQD, hidden_BQE, positions.position_ids, older_keys)
         if self.value_shift is not None:
@@ -185,9 +204,9 @@ class Attention(nn.Module):
             )
         if self.rotates and positions.cos_sin is not None:
             q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
-        own_v_BGQD = v_BGQD
+        new_v_BGQD = v_BGQD
         if self.forget_gate is not None:
-            older = None if older_keys is None else sums_in(older_keys, self.head_dim, self.members, self.scale)
+            older = None if older_keys is None else sums_in(older_keys, self.head_dim, self.heads_per_group, self.scale)
             sums_BHQ = self.forget_gate.sums(hidden_BQE, positions, older)
             q_BHQD, k_BGQD, v_BGQD = with_decay(q_BHQD, k_BGQD, v_BGQD, sums_BHQ, self.scale)
         k_BGKD, v_BGKD = k_BGQD, v_BGQD
@@ -195,28 +214,29 @@ class Attention(nn.Module):
         if isinstance(past_key_values, SlotCache) and past_key_values.filling is None:
             k_BGKD, v_BGKD = past_key_values.update(k_BGQD, v_BGQD, self.layer_index)
             mixed_BHQD = self.mixer.step(q_BHQD, v_BGQD, past_key_values, k_BGKD, v_BGKD)  # type: ignore[operator]
-            return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)
+            return self._projected(mixed_BHQD, new_v_BGQD, hidden_BQE)
         if past_key_values is not None:
-            seen = int(past_key_values.get_seq_length(self.layer_index)) + hidden_BQE.shape[1]
-            # a shift needs the position before unshifted, and a crop may end at any position
-            kept_k = k_BGQD if self.key_shift is None else torch.cat([k_BGQD, plain_k], dim=-1)
-            kept_v = v_BGQD if self.value_shift is None else torch.cat([v_BGQD, plain_v], dim=-1)
-            k_BGKD, v_BGKD = past_key_values.update(kept_k, kept_v, self.layer_index)
+            total_tokens = int(past_key_values.get_seq_length(self.layer_index)) + hidden_BQE.shape[1]
+            # a token shift reads the unshifted key and value of the position before. After `cache.crop`, any
+            # position can be the last, so the cache stores the unshifted ones of every position.
+            cached_k = k_BGQD if self.key_shift is None else torch.cat([k_BGQD, unshifted_k], dim=-1)
+            cached_v = v_BGQD if self.value_shift is None else torch.cat([v_BGQD, unshifted_v], dim=-1)
+            k_BGKD, v_BGKD = past_key_values.update(cached_k, cached_v, self.layer_index)
             k_BGKD, v_BGKD = k_BGKD[..., : k_BGQD.shape[3]], v_BGKD[..., : v_BGQD.shape[3]]
-            seq_start_B = positions.cached_from(seen - k_BGKD.shape[2])
+            seq_start_B = positions.seq_start_from(total_tokens - k_BGKD.shape[2])
         if self.rotates and positions.extrapolated is not None:
             texts: dict[str, Any] = {"seq_start_B": seq_start_B, "lengths": positions.packed_lengths}
             mixed_BHQD = positions.extrapolated(q_BHQD, k_BGKD, v_BGKD, scale=self.scale, **texts)
         else:
             mixed_BHQD = self.mixer(q_BHQD, k_BGKD, v_BGKD, positions, seq_start_B)
-        return self._projected(mixed_BHQD, own_v_BGQD, hidden_BQE)
+        return self._projected(mixed_BHQD, new_v_BGQD, hidden_BQE)
 
-    def _projected(self, mixed_BHQD: Tensor, own_v_BGQD: Tensor, hidden_BQE: Tensor) -> Tensor:
+    def _projected(self, mixed_BHQD: Tensor, new_v_BGQD: Tensor, hidden_BQE: Tensor) -> Tensor:
         mixed_BHQD = mixed_BHQD[..., : self.head_dim]
         if self.output_norm is not None:
             mixed_BHQD = self.output_norm(mixed_BHQD.to(self.output_norm.weight.dtype)).to(mixed_BHQD.dtype)
         if self.exclusive:
-            mixed_BHQD = without_part_along(mixed_BHQD, own_v_BGQD)
+            mixed_BHQD = minus_projection_on_value(mixed_BHQD, new_v_BGQD)
         if self.head_gate is not None:
             gate_BHQD = self.head_gate(hidden_BQE).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             mixed_BHQD = mixed_BHQD * gate_BHQD.sigmoid()

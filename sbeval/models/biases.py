@@ -18,18 +18,19 @@ _FIRE_EPS = 1e-6
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Returns one slope a head (Press et al. 2022, arXiv 2108.12409).
+    """Returns one slope for each head (Press et al. 2022, arXiv 2108.12409).
 
-    A power of two n has the geometric sequence that starts at its own ratio, 2^(-8/n). Other counts take the sequence
-    of the largest power of two below, then every other slope of twice as many heads.
+    If the number of heads n is a power of two, the slopes are the geometric sequence with first term and ratio
+    2^(-8/n). Otherwise they are the slopes of the largest power of two p < n, followed by the 1st, 3rd, 5th, ... slope
+    of 2p heads.
     """
-    whole = 2 ** math.floor(math.log2(heads))
-    slopes = [2.0 ** (-8.0 * (index + 1) / whole) for index in range(whole)]
-    return slopes + [2.0 ** (-4.0 * (2 * index + 1) / whole) for index in range(heads - whole)]
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (index + 1) / power) for index in range(power)]
+    return slopes + [2.0 ** (-4.0 * (2 * index + 1) / power) for index in range(heads - power)]
 
 
 class AlibiBias(nn.Module):
-    """Minus the distance times the head's slope; no parameters."""
+    """ALiBi: adds minus the distance times the head's fixed slope to each logit; has no parameters."""
 
     by_distance = True
 
@@ -44,7 +45,7 @@ class AlibiBias(nn.Module):
         return -slope_H[:, None, None] * distance_RC[None, None]
 
     def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
-        """Returns the same for FlexAttention, in fp32."""
+        """Returns the bias as a FlexAttention `score_mod`, computed in fp32."""
         slope_H = torch.tensor(self.slopes, dtype=torch.float32, device=device)
 
         def add(logit: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -54,12 +55,12 @@ class AlibiBias(nn.Module):
 
 
 class FireBias(nn.Module):
-    """A learned function of the log-distance as a share of the log-position (Li et al. 2023, arXiv 2310.04418).
+    """FIRE: a learned bias of the log-distance divided by the log-position (Li et al. 2023, arXiv 2310.04418).
 
     b(j, i) = f(psi(j - i) / psi(max(j, threshold))) with psi(x) = log(c x + 1), f an MLP with one hidden layer, and
-    learned c and threshold. The share never leaves [0, 1], however long the context. The threshold is learned as a
-    multiple of FIRE_INITIAL_THRESHOLD: with steps that suit the other parameters, a number of hundreds of tokens would
-    hardly move.
+    learned c and threshold. The ratio stays in [0, 1], however long the context. The parameter is the threshold as a
+    multiple of FIRE_INITIAL_THRESHOLD: with a learning rate that suits the other parameters, a threshold of hundreds of
+    tokens would hardly move.
     """
 
     by_distance = False
@@ -73,22 +74,22 @@ class FireBias(nn.Module):
         self.output = nn.Linear(FIRE_WIDTH, heads)
 
     def forward(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
-        """Returns [B or 1, H, R, C] in fp32; `position_BR` counts each query from the start of its own text."""
+        """Returns [B or 1, H, R, C] in fp32; `position_BR` is each query's position in its text, from 0."""
         assert position_BR is not None
         with torch.autocast(distance_RC.device.type, enabled=False):
             scale = self.scale.float().abs()
             log_distance_RC = (scale * distance_RC.clamp_min(0)).log1p()
             reach_BR = torch.maximum(position_BR.float(), self.threshold_tokens())
-            share_BRC = log_distance_RC / ((scale * reach_BR).log1p() + _FIRE_EPS)[..., None]
-            inner = relu(linear(share_BRC[..., None], self.hidden.weight.float(), self.hidden.bias.float()))
+            ratio_BRC = log_distance_RC / ((scale * reach_BR).log1p() + _FIRE_EPS)[..., None]
+            inner = relu(linear(ratio_BRC[..., None], self.hidden.weight.float(), self.hidden.bias.float()))
             return linear(inner, self.output.weight.float(), self.output.bias.float()).permute(0, 3, 1, 2)
 
     def threshold_tokens(self) -> Tensor:
-        """Returns the position, a scalar, before which distances are shares of the same length."""
+        """Returns the threshold in tokens, a scalar: queries before it divide by it, later ones by their position."""
         return FIRE_INITIAL_THRESHOLD * self.threshold_multiple.float().abs()
 
     def score_mod(self, position_Q: Tensor | None, device: torch.device) -> ScoreMod:
-        """Returns the same for FlexAttention, in fp32."""
+        """Returns the bias as a FlexAttention `score_mod`, computed in fp32."""
         assert position_Q is not None
         scale = self.scale.detach().float().abs()
         added = whole_blocks(len(position_Q)) - len(position_Q)
@@ -96,13 +97,13 @@ class FireBias(nn.Module):
         per_log_distance_Q = 1.0 / ((scale * reach_Q).log1p() + _FIRE_EPS)
         inner_2W = torch.stack([self.hidden.weight.detach().float()[:, 0], self.hidden.bias.detach().float()])
         output = (self.output.weight.detach().float(), self.output.bias.detach().float()[:, None])
-        outer_HW = torch.cat(output, dim=1)  # the bias behind the weights
+        outer_HW = torch.cat(output, dim=1)  # column FIRE_WIDTH is the bias
 
         def add(logit: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            share = (scale * (query - key).clamp_min(0)).log1p() * per_log_distance_Q[query]
+            ratio = (scale * (query - key).clamp_min(0)).log1p() * per_log_distance_Q[query]
             bias = outer_HW[head, FIRE_WIDTH]
             for unit in range(FIRE_WIDTH):
-                bias = bias + outer_HW[head, unit] * relu(inner_2W[0, unit] * share + inner_2W[1, unit])
+                bias = bias + outer_HW[head, unit] * relu(inner_2W[0, unit] * ratio + inner_2W[1, unit])
             return logit + bias
 
         return add

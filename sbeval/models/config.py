@@ -1,4 +1,4 @@
-"""The configuration of the model family (`model_type: "sbeval"`)."""
+"""The configuration of sbeval models (`model_type: "sbeval"`)."""
 
 import copy
 import dataclasses
@@ -19,10 +19,10 @@ GATED_ACTIVATIONS = ("swiglu", "geglu")
 PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu", "silu", "relu")
 BIASES = ("qkv", "output", "mlp")
 _ACTIVATIONS = GATED_ACTIVATIONS + PLAIN_ACTIVATIONS
-_WORDS = {"attention": ATTENTIONS, "remainder": REMAINDERS, "norm": NORMS, "activation": _ACTIVATIONS}
+_CHOICES = {"attention": ATTENTIONS, "remainder": REMAINDERS, "norm": NORMS, "activation": _ACTIVATIONS}
 
-# transformers calls the length before scaling an unknown key of these; here every kind of scaling may state it
-_KINDS_WITHOUT_ORIGINAL_LENGTH = ("default", "linear", "dynamic")
+# transformers reports `original_max_position_embeddings` as an unknown key of these types; here any type may have it
+_ROPE_TYPES_WITHOUT_ORIGINAL_LENGTH = ("default", "linear", "dynamic")
 _PARENT_KEYS = ("name", "sha256", "training_length_tokens")
 _COUNTS = """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
@@ -30,10 +30,18 @@ _COUNTS = """
     max_position_embeddings
 """
 LAYER_FIELDS = (
-    *("attention", "remainder", "head_norm", "intermediate_size"),
-    *("num_experts", "num_experts_per_token", "shared_intermediate_size"),
+    "attention",
+    "remainder",
+    "head_norm",
+    "intermediate_size",
+    "num_experts",
+    "num_experts_per_token",
+    "shared_intermediate_size",
 )
-"""Fields in which layers may differ."""
+"""Fields that `layer_overrides` may set: those in which layers of public checkpoints differ.
+
+Numbers of heads and head_dim are not among them, since a cache has one shape for all layers.
+"""
 _LOADING_KEYS = """
     model_type torch_dtype num_labels name_or_path _name_or_path _commit_hash auto_map output_attentions
     attn_implementation experts_implementation _attn_implementation_internal rope_scaling rope_theta quantization_config
@@ -49,46 +57,49 @@ _TRANSFORMERS_KEYS = frozenset(
 
 
 class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
-    """One decoder: stick-breaking attention or a softmax baseline, in Llama-style blocks.
+    """Configuration of a Llama-style decoder with stick-breaking attention or a softmax baseline.
 
-    Keys that are neither below nor transformers' own are refused.
+    A key that is neither listed below nor known to transformers raises a `UserError`.
 
     Attributes:
-        intermediate_size: width inside the MLP, or inside each expert.
-        num_key_value_heads: key/value heads, a divisor of the query heads; None means as many as those.
+        intermediate_size: hidden width of the MLP, or of each expert.
+        num_key_value_heads: number of key/value heads, a divisor of the query heads; None means as many as those.
         head_dim: width of a head; None means hidden_size / num_attention_heads.
         attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi", "fire" or "forgetting"
             (forget gates).
-        sliding_window: keys with j - i < window only, for the softmax schemes; None attends everything.
-        remainder: what the unbroken part of a stick adds to a head's output: "none", "value" (remainder times the
-            position's own value) or "head_bias" (remainder times a learned vector of the head).
-        attention_gate: multiply each head's output by the sigmoid of a linear map of the layer's input.
-        exclusive_self_attention: take from each head's output its part along the position's own value.
-        attend_current: let a stick-breaking query attend its own position.
+        sliding_window: query j attends only to keys i with j - i < window (softmax schemes); None means all keys.
+        remainder: term that a head's output gets for the unused rest of the stick: "none", "value" (remainder times
+            the position's own value) or "head_bias" (remainder times a learned vector of the head).
+        attention_gate: multiply each head's output by the sigmoid of a linear projection of the layer's input.
+        exclusive_self_attention: subtract from each head's output its projection on the position's own value.
+        attend_current: let a stick-breaking query attend to its own position.
         qk_norm: RMSNorm on the queries and keys of each head.
-        qk_norm_per_head: give each head's norm weights of its own.
+        qk_norm_per_head: use separate norm weights for each head.
         qk_norm_eps: epsilon of those norms; None means `norm_eps`.
-        key_shift: add to each key a share of the one before, the sigmoid of a linear map of the layer's input.
+        key_shift: mix each key with the previous position's: s * previous + (1 - s) * key, where s is the sigmoid of a
+            linear projection of the layer's input.
         value_shift: the same for values.
-        output_norm: RMSNorm of each head's output with weights of its own, before any gate.
-        head_norm: GroupNorm (one group a head, eps 1e-5, affine) on the concatenated heads, before the output map.
-        bias: which linear maps have one, of "qkv", "output" and "mlp"; True and False stand for all and none.
-        activation: of the MLP: gated ("swiglu", "geglu") or plain ("gelu_tanh", "gelu", "silu", "relu").
-        num_experts: MLPs of which a router chooses for each token; None means one MLP for all.
-        shared_intermediate_size: width of an MLP beside the experts that every token goes through, or None.
-        shared_expert_gating: multiply that one's output by the sigmoid of a linear map of the token.
-        normalize_expert_weights: a softmax over the chosen experts' logits; otherwise over all of them.
-        balanced_experts: choose experts by their probabilities and a learned bias, which is no part of their weights.
-        layer_overrides: for each layer an object of the fields in which it differs (`LAYER_FIELDS`), or None.
+        output_norm: RMSNorm of each head's output with separate weights for each head, before any gate.
+        head_norm: GroupNorm (one group for each head, eps 1e-5, affine) on the concatenated heads, before `o_proj`.
+        bias: which linear layers have a bias, of "qkv", "output" and "mlp"; True means all, False none.
+        activation: activation of the MLP: gated ("swiglu", "geglu") or plain ("gelu_tanh", "gelu", "silu", "relu").
+        num_experts: number of experts in a mixture-of-experts layer; None means an ordinary MLP.
+        num_experts_per_token: number of experts that the router chooses for each token.
+        shared_intermediate_size: hidden width of a shared expert, which every token goes through; None means none.
+        shared_expert_gating: multiply the shared expert's output by the sigmoid of a linear projection of the token.
+        normalize_expert_weights: take the softmax over the chosen experts' logits only; False: over all experts'.
+        balanced_experts: choose experts by probability plus a learned bias; the bias does not change their weights.
+        layer_overrides: for each layer an object with the fields in which it differs (`LAYER_FIELDS`); None: no layer
+            differs.
         attention_multiplier: factor of the attention logits; None means head_dim ** -0.5.
         embedding_multiplier: factor of the embeddings; None means 1.
-        residual_multiplier: factor of each branch before it is added; None means 1.
-        logits_divisor: the logits are divided by it; None means 1.
-        rope_parameters: RoPE's base and scaling in transformers' form; None for schemes other than RoPE, which
-            "forgetting" may have besides.
+        residual_multiplier: factor of attention and MLP outputs before they are added to the residual; None means 1.
+        logits_divisor: divisor of the output logits; None means 1.
+        rope_parameters: RoPE's base and scaling in transformers' form; used by "rope" and, optionally, "forgetting".
+            None for all other schemes.
         training_length_tokens: longest context the weights were trained at; None where unknown.
-        extended_from: name, sha256 and training_length_tokens of the parent of a context extension, or None.
-        max_position_embeddings: for other software; the training length unless given.
+        extended_from: name, sha256 and training_length_tokens of the checkpoint whose context was extended, or None.
+        max_position_embeddings: read by other software; defaults to the training length, or 2048 if that is unknown.
     """
 
     model_type: ClassVar[str] = "sbeval"
@@ -143,10 +154,10 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     def __post_init__(self, **kwargs: Any) -> None:
         if unknown := sorted(set(kwargs) - _TRANSFORMERS_KEYS):
             raise UserError(
-                f"the configuration of an sbeval model holds unknown keys: {', '.join(unknown)}; "
-                "remove them or correct their spelling"
+                f"config.json of the sbeval model has unknown keys: {', '.join(unknown)}; remove them or correct their "
+                "spelling"
             )
-        self._check_kinds()
+        self._check_types()
         if isinstance(self.bias, bool):
             self.bias = list(BIASES) if self.bias else []
         if self.num_key_value_heads is None:
@@ -160,8 +171,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             self.head_dim, rest = divmod(self.hidden_size, self.num_attention_heads)
             if rest:
                 raise UserError(
-                    f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}; "
-                    "give head_dim"
+                    f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                    f"{self.num_attention_heads}; set head_dim"
                 )
         if self.max_position_embeddings is None:
             self.max_position_embeddings = self.training_length_tokens or 2048
@@ -173,22 +184,22 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         if not rotates:
             self.rope_parameters = None
         for layer in range(self.num_hidden_layers if self.layer_overrides else 1):
-            self.of_layer(layer)._check_meaning()
+            self.of_layer(layer)._check_combinations()
 
     @property
     def scheme(self) -> str:
-        """The attention scheme, or those of all layers with a plus between them."""
+        """Name of the attention scheme; if layers differ, their schemes joined by "+", as "stickbreaking+rope"."""
         return "+".join(self.schemes)
 
     @property
     def schemes(self) -> list[str]:
-        """Attention schemes of the layers, each once, that of most layers (`attention`) first."""
+        """Attention schemes of the layers, each once: `attention` first, then those of `layer_overrides`, sorted."""
         overrides = self.layer_overrides or []
-        others = {fields.get("attention", self.attention) for fields in overrides} - {self.attention}
-        return [self.attention, *sorted(others)]
+        overriding = {fields.get("attention", self.attention) for fields in overrides} - {self.attention}
+        return [self.attention, *sorted(overriding)]
 
     def of_layer(self, index: int) -> "SbevalConfig":
-        """Returns the configuration of one layer, which is this one unless the layer overrides a field."""
+        """Returns the configuration of one layer: this one, with the fields that `layer_overrides` sets for it."""
         if not self.layer_overrides or not (overrides := self.layer_overrides[index]):
             return self
         layer = copy.copy(self)
@@ -197,15 +208,15 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         return layer
 
     def validate(self) -> None:
-        """Checks what transformers checks before it saves."""
+        """Runs transformers' checks before saving, without its warning about factors of YaRN."""
         with any_factor_of_yarn():
             super().validate()  # type: ignore[misc]
 
     def set_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> None:
-        """Takes another RoPE base or scaling, in transformers' form."""
+        """Sets RoPE's base and scaling, given in transformers' form."""
         check_rope_values(rope_parameters)
         self.rope_parameters = dict(rope_parameters)
-        optional = rope_parameters.get("rope_type", "default") in _KINDS_WITHOUT_ORIGINAL_LENGTH
+        optional = rope_parameters.get("rope_type", "default") in _ROPE_TYPES_WITHOUT_ORIGINAL_LENGTH
         self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"} if optional else set()
 
     @property
@@ -215,8 +226,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             return float(self.attention_multiplier)
         return float(self.head_dim**-0.5)
 
-    def _check_kinds(self) -> None:
-        for name, hint in _KINDS.items():
+    def _check_types(self) -> None:
+        for name, hint in _FIELD_TYPES.items():
             value = getattr(self, name)
             if not fits(value, hint):
                 kind = "a positive integer" if name in _COUNTS.split() else f"of type {kind_text(hint)}"
@@ -227,25 +238,30 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.logits_divisor == 0:
-            raise UserError("logits_divisor must be another number than 0")
+            raise UserError("logits_divisor must not be 0")
 
     def _check_layers(self) -> None:
         if self.layer_overrides is None:
             return
         if len(self.layer_overrides) != self.num_hidden_layers:
             raise UserError(
-                f"layer_overrides must have an object for each of {self.num_hidden_layers} layers, got "
+                f"layer_overrides must have one object for each of the {self.num_hidden_layers} layers, got "
                 f"{len(self.layer_overrides)}"
             )
         for layer, overrides in enumerate(self.layer_overrides):
-            if other := sorted(set(overrides) - set(LAYER_FIELDS)):
-                raise UserError(f"layer {layer} may override {', '.join(LAYER_FIELDS)}, got {shown(other[0])}")
-            self.of_layer(layer)._check_kinds()
-        if unlike := set(self.schemes[1:]) - {"stickbreaking", "rope", "nope"}:
-            raise UserError(f"a layer may have attention stickbreaking, rope or nope, got {shown(sorted(unlike)[0])}")
+            if forbidden := sorted(set(overrides) - set(LAYER_FIELDS)):
+                raise UserError(
+                    f"layer {layer} may override only {', '.join(LAYER_FIELDS)}; remove {shown(forbidden[0])}"
+                )
+            self.of_layer(layer)._check_types()
+        if unsupported := set(self.schemes[1:]) - {"stickbreaking", "rope", "nope"}:
+            raise UserError(
+                "layer_overrides may set attention to stickbreaking, rope or nope only, got "
+                f"{shown(sorted(unsupported)[0])}"
+            )
 
-    def _check_meaning(self) -> None:
-        for name, allowed in _WORDS.items():
+    def _check_combinations(self) -> None:
+        for name, allowed in _CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise UserError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
         if not set(self.bias) <= set(BIASES):
@@ -269,23 +285,28 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 raise UserError(f"rope_type must be one of {known}, got {shown(rope_type)}")
         if self.extended_from is not None and set(self.extended_from) != set(_PARENT_KEYS):
             raise UserError(
-                f"extended_from must be null or hold exactly {', '.join(_PARENT_KEYS)}, got {shown(self.extended_from)}"
+                f"extended_from must be null or an object with exactly {', '.join(_PARENT_KEYS)}, got "
+                f"{shown(self.extended_from)}"
             )
 
     def _check_experts(self) -> None:
         if self.num_experts is None and (self.num_experts_per_token or self.shared_intermediate_size):
-            raise UserError("num_experts_per_token and shared_intermediate_size are for mixtures: give num_experts")
+            raise UserError(
+                "num_experts_per_token and shared_intermediate_size need a mixture of experts: set num_experts"
+            )
         if self.num_experts is not None and not 1 <= (self.num_experts_per_token or 0) <= self.num_experts:
             raise UserError(
                 f"num_experts_per_token must be at least 1 and at most num_experts {self.num_experts}, got "
                 f"{self.num_experts_per_token}"
             )
         if self.balanced_experts and not self.normalize_expert_weights:
-            raise UserError("balanced_experts needs normalize_expert_weights")
+            raise UserError("balanced_experts=true needs normalize_expert_weights=true")
         if self.num_experts is not None and "mlp" in self.bias:
-            raise UserError(f"experts have no bias, got bias={shown(self.bias)}; leave mlp out")
+            raise UserError(f"experts have no bias, got bias={shown(self.bias)}; remove 'mlp' from it")
 
 
-# what may be given; `__post_init__` makes the field's own type of it
-_GIVEN = {"num_key_value_heads": int | None, "head_dim": int | None, "bias": bool | list[str]}
-_KINDS = {name: kind for name, kind in SbevalConfig.__annotations__.items() if "ClassVar" not in str(kind)} | _GIVEN
+# types of arguments that `__post_init__` converts to the type of the field
+_ARGUMENT_TYPES = {"num_key_value_heads": int | None, "head_dim": int | None, "bias": bool | list[str]}
+_FIELD_TYPES = {
+    name: kind for name, kind in SbevalConfig.__annotations__.items() if "ClassVar" not in str(kind)
+} | _ARGUMENT_TYPES

@@ -1,4 +1,4 @@
-"""The decoder in Hugging Face's form: blocks, their stack (`SbevalModel`), and with its head `SbevalForCausalLM`.
+"""The decoder as a transformers model: `DecoderBlock`, `SbevalModel`, and `SbevalForCausalLM` with the LM head.
 
 Shape suffixes: B batch, L new positions, E hidden_size, V vocabulary.
 """
@@ -27,7 +27,7 @@ from sbeval.rope_parameters import LENGTH_DEPENDENT
 
 
 class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
-    """Attention and MLP, each normed before and scaled by the residual multiplier after."""
+    """Pre-norm decoder block: attention and MLP, each scaled by the residual multiplier before it is added."""
 
     def __init__(self, config: SbevalConfig, layer_index: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
         self.mlp = MLP(config, config.intermediate_size) if config.num_experts is None else Mixture(config)
 
     def forward(self, hidden: Tensor, positions: Positions, past_key_values: Cache | None = None) -> Tensor:
-        """[B, L, hidden_size] to the same."""
+        """Returns the residual stream after the block, [B, L, E]."""
         hidden = hidden + self._scaled(self.self_attn(self.input_norm(hidden), positions, past_key_values))
         return hidden + self._scaled(self.mlp(self.post_attention_norm(hidden)))
 
@@ -47,7 +47,7 @@ class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
 
 
 class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
-    """The stack of blocks, from token ids to normed hidden states."""
+    """Token embedding, decoder blocks and final norm."""
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__(config)
@@ -77,22 +77,31 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         """Runs the blocks.
 
         Args:
-            input_ids: [B, L] tokens; L may follow cached ones.
-            attention_mask: [B, cached and new tokens], zero for padding on the left; None means none.
-            position_ids: [B or 1, L] index of each token in its text; None counts from the first token that is no
+            input_ids: [B, L] new tokens, which follow the cached ones.
+            attention_mask: [B, cached and new tokens], zero for padding, which must be on the left; None means no
+                padding.
+            position_ids: [B or 1, L] index of each token in its text; None counts from the first token that is not
                 padding, or from the beginning of each packed text.
-            past_key_values: cache to read and extend.
-            inputs_embeds: [B, L, E] instead of `input_ids`.
-            use_cache: return a cache; None means the configuration's, and never while training.
-            rope_frequencies: from `rope_frequencies_for`; None means those held by `held_rope_frequencies`, else the
-                checkpoint's own.
+            past_key_values: KV cache, which is read and extended.
+            inputs_embeds: [B, L, E], given instead of `input_ids`.
+            use_cache: whether to return a cache; None means `config.use_cache`, and False in training mode.
+            rope_frequencies: from `rope_frequencies_for`. None means those set by the context manager
+                `held_rope_frequencies`, or outside of it the checkpoint's.
             output_hidden_states: also return the residual stream before each block and the final state.
             cu_seqlens: int32 [n + 1] for n texts packed into one row, which do not see each other: `input_ids` is
-                [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Without a cache or padding.
-            kwargs: what transformers passes to every model; not used.
+                [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Excludes a cache and padding.
+            kwargs: further arguments that transformers passes to every model; ignored.
+
+        Raises:
+            UserError: `output_attentions` is set, position ids fall within a row, or RoPE frequencies that depend on
+                the length would change for cached keys or differ between packed texts.
         """
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
         if kwargs.get("output_attentions"):
-            raise UserError("attention weights are never held, so output_attentions is not supported; remove it")
+            raise UserError(
+                "output_attentions is not supported, since attention weights are never materialised; remove it"
+            )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -102,21 +111,26 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             past_key_values = DynamicCache(config=self.config)
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         if cu_seqlens is None:
-            growing = isinstance(past_key_values, SlotCache)  # a step that is recorded must not be looked at
-            positions = self._positions(hidden, attention_mask, position_ids, past, growing)
+            # a decode step with slots is captured in a CUDA graph, which allows no reading of values by the host
+            no_check = isinstance(past_key_values, SlotCache)
+            positions = self._positions(hidden, attention_mask, position_ids, past, no_check=no_check)
         elif attention_mask is not None or position_ids is not None or use_cache or past:
-            raise ValueError("cu_seqlens stands for positions and masks: give no attention_mask, position_ids or cache")
+            raise ValueError(
+                "cu_seqlens already determines positions and mask: pass no attention_mask, position_ids or cache"
+            )
         else:
             positions = self._packed_positions(cu_seqlens)
         if self.config.rope_parameters is not None:
             frequencies = rope_frequencies or self.held_rope_frequencies
-            frequencies = frequencies or self._own_frequencies(positions.packed_lengths, past, past + hidden.shape[1])
-            positions = self._rotating(positions, frequencies)
+            if frequencies is None:
+                frequencies = self._checkpoint_frequencies(positions.packed_lengths, past, past + hidden.shape[1])
+            positions = self._with_rope(positions, frequencies)
         if self.config.embedding_multiplier is not None:
             hidden = hidden * self.config.embedding_multiplier
         states = []
         for layer in self.layers:
-            states.append(hidden) if output_hidden_states else None
+            if output_hidden_states:
+                states.append(hidden)
             hidden = layer(hidden, positions, past_key_values=past_key_values)
         hidden = self.norm(hidden)
         return BaseModelOutputWithPast(
@@ -126,15 +140,23 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         )
 
     def _positions(
-        self, hidden_BLE: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int, growing: bool
+        self,
+        hidden_BLE: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past: int,
+        *,
+        no_check: bool,
     ) -> Positions:
         new = hidden_BLE.shape[1]
         seq_start = sequence_starts(attention_mask, keys=past + new, has_past=past > 0)
         if position_ids is None:
             index = torch.arange(past, past + new, device=hidden_BLE.device)[None]
             position_ids = index if seq_start is None else (index - seq_start[:, None]).clamp_min(0)
-        elif new > 1 and not growing and bool((position_ids.diff(dim=-1) < 0).any()):
-            raise UserError("position_ids fall within a row: say where packed texts begin with cu_seqlens")
+        elif new > 1 and not no_check and bool((position_ids.diff(dim=-1) < 0).any()):
+            raise UserError(
+                "position_ids fall within a row, as for packed texts: pass cu_seqlens instead, the starts of the texts"
+            )
         return Positions(position_ids=position_ids, seq_start=seq_start, cos_sin=None)
 
     def _packed_positions(self, cu_seqlens: Tensor) -> Positions:
@@ -143,31 +165,33 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         position_ids = (torch.arange(len(starts_T), device=cu_seqlens.device) - starts_T)[None]
         return Positions(position_ids, None, None, cu_seqlens=cu_seqlens, packed_lengths=tuple(lengths.tolist()))
 
-    def _rotating(self, positions: Positions, frequencies: RopeFrequencies) -> Positions:
+    def _with_rope(self, positions: Positions, frequencies: RopeFrequencies) -> Positions:
         if self.held_extrapolation is not None:
             return positions._replace(extrapolated=ExtrapolatedAttention(self.held_extrapolation, frequencies))
         return positions._replace(cos_sin=cos_sin(frequencies, positions.position_ids))
 
-    def _own_frequencies(self, packed_lengths: tuple[int, ...] | None, past: int, length: int) -> RopeFrequencies:
+    def _checkpoint_frequencies(
+        self, packed_lengths: tuple[int, ...] | None, past: int, length: int
+    ) -> RopeFrequencies:
         rope_type = (self.config.rope_parameters or {})["rope_type"]
         if packed_lengths is not None and rope_type in LENGTH_DEPENDENT:
             raise UserError(
-                f"RoPE of type {rope_type!r} depends on a text's length, and packed texts have several; hold one set "
-                "of frequencies with held_rope_frequencies"
+                f"RoPE of type {rope_type!r} depends on the length of a text, and packed texts have several lengths; "
+                "set one set of frequencies for all of them with held_rope_frequencies"
             )
         frequencies = self.rope_frequencies_for(length if packed_lengths is None else max(packed_lengths))
         reused = past and rope_type in LENGTH_DEPENDENT
         if reused and not torch.equal(self.rope_frequencies_for(past).inv_freq, frequencies.inv_freq):
             raise UserError(
-                f"RoPE of type {rope_type!r} depends on the request's length, and the cached keys were rotated for "
-                f"{past} tokens, not {length}; pass rope_frequencies=model.rope_frequencies_for(context length and "
-                "new tokens) to every call"
+                f"RoPE of type {rope_type!r} depends on the length, and the cached keys were rotated for {past} "
+                f"tokens, not {length}; pass rope_frequencies=model.rope_frequencies_for(length) to every call, where "
+                "length counts the context and all new tokens"
             )
         return frequencies
 
 
 class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
-    """The language model: the stack of blocks and its head."""
+    """`SbevalModel` with a language modelling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
@@ -178,7 +202,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         self.post_init()  # type: ignore[no-untyped-call]
 
     def head_logits(self, hidden: Tensor) -> Tensor:
-        """Returns logits [..., V] of hidden states [..., E], with the configuration's divisor."""
+        """Returns logits [..., V] of hidden states [..., E], divided by `config.logits_divisor`."""
         logits: Tensor = self.lm_head(hidden)
         return logits if self.config.logits_divisor is None else logits / self.config.logits_divisor
 
@@ -197,12 +221,14 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Runs the blocks as `SbevalModel.forward` does, whose arguments it takes, then the head.
+        """Runs the decoder and the LM head; arguments not described here are those of `SbevalModel.forward`.
 
-        `labels` are [B, L] tokens to predict, shifted here; -100 is left out of the loss, which gets `kwargs` such as
-        the Trainer's `num_items_in_batch`. Logits are those of `logits_to_keep` last positions, or of these positions;
-        0 means all.
+        `labels` are [B, L] target tokens, shifted here; the loss ignores -100. `logits_to_keep` is the number of last
+        positions to compute logits for (0 for all), or their indices. `kwargs` may hold `output_hidden_states`, and
+        arguments of the loss such as the Trainer's `num_items_in_batch`.
         """
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -216,8 +242,8 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
             output_attentions=kwargs.pop("output_attentions", None),
             return_dict=True,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.head_logits(outputs.last_hidden_state[:, kept])
+        kept_positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head_logits(outputs.last_hidden_state[:, kept_positions])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -226,8 +252,15 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         )
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepares one step of `generate`, refusing prompts padded on the right."""
+        """Prepares the inputs of one step of `generate`.
+
+        Raises:
+            UserError: prompts are padded on the right.
+        """
         attention_mask = kwargs.get("attention_mask")
         if attention_mask is not None and attention_mask.dim() == 2 and not bool(attention_mask[:, -1].all()):
-            raise UserError("generation continues the last position of each row: pad on the left (padding_side='left')")
+            raise UserError(
+                "prompts are padded on the right, but generation continues at the last position of each row: pad on "
+                "the left (padding_side='left')"
+            )
         return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]

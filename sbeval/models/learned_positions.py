@@ -1,4 +1,4 @@
-"""How many positions a model with learned position embeddings has: the one hard limit on its input."""
+"""The number of positions of models with learned position embeddings, which limits the length of their input."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -14,13 +14,13 @@ _POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "positions_
 
 
 def learned_positions(model: nn.Module) -> int | None:
-    """Returns how many positions a model with learned position embeddings has, None for every other model."""
+    """Returns the number of positions of a model with learned position embeddings, None for any other model."""
     config: Any = getattr(model, "config", None)
     stated = getattr(getattr(config, "text_config", None) or config, "max_position_embeddings", None)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
             entries = int(module.num_embeddings)
-            # some tables begin at 2
+            # some tables have more entries than positions: OPT's begin at index 2
             return min(entries, stated) if isinstance(stated, int) and stated > 0 else entries
     return None
 
@@ -31,9 +31,9 @@ def _configuration(pretrained: str) -> Hashable:
 
 @kept_by_content(4, content=_configuration)
 def checkpoint_learned_positions(pretrained: str, revision: str | None = None) -> int | None:
-    """Returns the learned positions of a checkpoint that transformers knows, None for every other.
+    """Returns `learned_positions` of a checkpoint; None if it has none or transformers cannot build its model.
 
-    The model is built from its configuration alone, without memory for its weights.
+    The model is built on the meta device from its configuration, so no weights are loaded or allocated.
     """
     try:
         config = AutoConfig.from_pretrained(pretrained, revision=revision or "main")
@@ -43,5 +43,5 @@ def checkpoint_learned_positions(pretrained: str, revision: str | None = None) -
         with torch.device("meta"):
             return learned_positions(build(config))
     except (OSError, ValueError, KeyError, AttributeError, ImportError):
-        # formats of their own, or what loading the model will complain about in better words
+        # a format that transformers does not know, or a fault that loading the model reports more clearly
         return None

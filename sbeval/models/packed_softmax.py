@@ -1,7 +1,8 @@
-"""Causal softmax attention over texts packed into one row: all at once on a GPU, else text by text.
+"""Causal softmax attention over texts packed into one row: variable-length attention, or one text after another.
 
-PyTorch's variable-length attention takes bf16 and fp16 heads whose size is a multiple of 8 up to 256, a window, and no
-bias. Where it does not fit or does not run, the texts are mixed one by one.
+PyTorch's variable-length attention (`varlen_attn`) runs on a GPU for bf16 and fp16, head_dim a multiple of 8 and at
+most 256, with or without a sliding window, but without a bias. In all other cases (CPU, ALiBi, FIRE), or if it fails,
+attention runs once for each text. Neither way materialises a mask of all pairs.
 
 Shape suffixes: H query heads, G key/value heads, T tokens of all texts, D head_dim, S texts.
 """
@@ -24,17 +25,17 @@ _WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 
 
 def suits_varlen(q_1HTD: Tensor, bias: Bias | None) -> bool:
-    """Whether the fast kernel takes these tensors."""
+    """Whether `varlen_attn` supports this device, dtype, head_dim and bias."""
     head_dim = q_1HTD.shape[3]
     fits = head_dim % _MULTIPLE == 0 and head_dim <= LARGEST_HEAD_DIM
     return q_1HTD.is_cuda and q_1HTD.dtype in (torch.bfloat16, torch.float16) and fits and bias is None
 
 
 class VarlenAttention(OptionalKernel):
-    """PyTorch's variable-length attention, or another `function` of the same arguments."""
+    """PyTorch's `varlen_attn`, or another `function` with the same arguments, until it fails once."""
 
     def __init__(self, function: Callable[..., Any] = varlen_attn) -> None:
-        super().__init__("PyTorch's variable-length attention", "going text by text")
+        super().__init__("PyTorch's variable-length attention", "attention runs once for each text instead")
         self._function = function
 
     def __call__(
@@ -48,17 +49,17 @@ class VarlenAttention(OptionalKernel):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor | None:
-        """Returns [1, H, T, D], or None where it does not run."""
+        """Returns [1, H, T, D], or None if the kernel failed now or before."""
         groups, longest = q_1HTD.shape[1] // k_1GTD.shape[1], max(lengths)
-        # its window counts the keys left of the query, without the query's own
-        seen = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
+        # the window of varlen_attn counts keys to the left of the query, without the query's own
+        left_window = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
 
         def run() -> Tensor:
-            # not all versions take grouped heads
+            # not all versions of PyTorch support grouped-query attention here
             keys = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k_1GTD, v_1GTD))
             query, key, value = (x[0].transpose(0, 1) for x in (q_1HTD, *keys))
             texts = (cu_seqlens, cu_seqlens, longest, longest)
-            output: Tensor = self._function(query, key, value, *texts, scale=scale, window_size=(seen, 0))
+            output: Tensor = self._function(query, key, value, *texts, scale=scale, window_size=(left_window, 0))
             return output.transpose(0, 1)[None]
 
         return self.attempt(run)
@@ -79,10 +80,18 @@ def packed_softmax_attention(
     position_ids_1T: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Returns [1, H, T, D]: causal attention within each of S texts, otherwise as `softmax_attention`.
+    """Computes causal attention within each of S packed texts, [1, H, T, D].
 
-    `lengths` are S numbers of tokens, T together; a text may be empty. `cu_seqlens`, int32 [S + 1] on the tensors'
-    device, says where each text begins; without it texts are mixed one by one.
+    Args:
+        q_1HTD: queries of all texts.
+        k_1GTD: keys.
+        v_1GTD: values.
+        lengths: tokens of each of the S texts, in total T; a text may be empty.
+        scale: factor of the logits.
+        sliding_window: as in `softmax_attention`.
+        bias: as in `softmax_attention`.
+        position_ids_1T: position of each token in its text, for a bias that depends on it.
+        cu_seqlens: int32 [S + 1] on the tensors' device, starts of the texts and T; None excludes `varlen_attn`.
     """
     heads = (q_1HTD, k_1GTD, v_1GTD)
     options: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window}
@@ -94,10 +103,10 @@ def packed_softmax_attention(
 
 
 def text_by_text(*heads: Tensor, lengths: Sequence[int], position_ids: Tensor | None = None, **options: Any) -> Tensor:
-    """Returns [1, H, T, D], one text after the other; takes the heads and options of `softmax_attention`."""
+    """Runs `softmax_attention`, whose arguments it takes, once for each text; returns [1, H, T, D]."""
     texts = [torch.split(x, list(lengths), dim=2) for x in heads]
     positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
-    # cuDNN plans anew for every length, which takes longer than a text
+    # cuDNN builds a plan for every new length, which takes longer than the attention of a text
     with sdpa_kernel(_WITHOUT_CUDNN) if heads[0].is_cuda else contextlib.nullcontext():
         mixed = [
             softmax_attention(q, k, v, position_ids_BQ=position_ids_BQ, **options)

@@ -1,4 +1,4 @@
-"""Where the tokens of a forward pass are; of padding, the decoder knows that on the left and nothing else.
+"""Positions of the tokens of a forward pass: position ids, padding on the left, packed texts, rotary angles.
 
 Shape suffixes: B batch, Q new positions, D head_dim.
 """
@@ -11,15 +11,15 @@ from sbeval.models.extrapolation import ExtrapolatedAttention
 
 
 class Positions(NamedTuple):
-    """Where the new positions of a forward pass are (a tuple, so that accelerate can move it between devices).
+    """Positions of a forward pass's new tokens; a tuple, so that accelerate can move it between devices.
 
     Attributes:
         position_ids: [B or 1, Q] index of each new token in its own text.
-        seq_start: [B] index of the first key that is no padding, or None without padding.
-        cos_sin: RoPE's cosine and sine, [B or 1, 1, Q, D / 2] each, or None.
-        cu_seqlens: int32 [n + 1], where each of n texts packed into one row begins, or None.
-        packed_lengths: the same as numbers, n of them, for what runs text by text.
-        extrapolated: rotates and attends in the place of layers with RoPE; there is no `cos_sin` beside it.
+        seq_start: [B] index of the first key that is not padding, or None without padding.
+        cos_sin: cosine and sine tables of RoPE, [B or 1, 1, Q, D / 2] each, or None.
+        cu_seqlens: int32 [n + 1], start of each of n texts packed into one row, and their total length; or None.
+        packed_lengths: lengths of the n packed texts in tokens, as Python integers; or None.
+        extrapolated: attention that replaces the usual rotation and attention of RoPE layers (`cos_sin` is then None).
     """
 
     position_ids: Tensor
@@ -29,6 +29,6 @@ class Positions(NamedTuple):
     packed_lengths: tuple[int, ...] | None = None
     extrapolated: ExtrapolatedAttention | None = None
 
-    def cached_from(self, first_key: int) -> Tensor | None:
-        """`seq_start` counted from the first key a cache still holds."""
+    def seq_start_from(self, first_key: int) -> Tensor | None:
+        """Returns `seq_start` relative to `first_key`, the index of the first key that a cache still holds."""
         return None if self.seq_start is None else (self.seq_start - first_key).clamp_min(0)

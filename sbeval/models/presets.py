@@ -1,13 +1,13 @@
-"""The paper's model sizes (Tan et al. 2025, Table 1), and its mixtures of experts (appendix)."""
+"""Configurations with the model sizes of Tan et al. 2025: dense models (Table 1), mixtures of experts (appendix)."""
 
 from typing import Any
 
 from sbeval.errors import UserError
 from sbeval.models.config import SbevalConfig
 
-# The text gives layers, heads, widths and experts, which with tied embeddings of 49,152 tokens are 6.37 and 28.06
-# billion parameters. Untied, and with a shared expert as wide as the others, they are the 6.5 and 28.6 billion that it
-# names, and the 1 and 6 billion active ones.
+# The paper gives layers, heads, widths and experts. With tied embeddings of 49,152 tokens these make 6.37 and 28.06
+# billion parameters. With untied embeddings and a shared expert as wide as the others they make the 6.5 and 28.6
+# billion (1 and 6 billion active) that the paper names, so that is what the presets have.
 _MIXTURE: dict[str, Any] = {
     "vocab_size": 49152,
     "num_hidden_layers": 40,
@@ -22,8 +22,13 @@ _MIXTURE: dict[str, Any] = {
 
 
 _COLUMNS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("tie_word_embeddings", "training_length_tokens"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "tie_word_embeddings",
+    "training_length_tokens",
 )
 _DENSE = {
     "350m": (32000, 1024, 2730, 24, 32, False, 2048),
@@ -39,9 +44,9 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, **overrides: Any) -> SbevalConfig:
-    """Returns the configuration of one of the paper's sizes, stick-breaking unless overridden.
+    """Returns the configuration of one of the paper's model sizes, with stick-breaking attention by default.
 
-    The sizes are "350m", "1b", "3b", "moe-6.5b" and "moe-28.6b"; `overrides` are fields of `SbevalConfig`.
+    Sizes are "350m", "1b", "3b", "moe-6.5b" and "moe-28.6b"; `overrides` are fields of `SbevalConfig`.
 
     Raises:
         UserError: there is no such preset, or a field is unknown.
@@ -49,7 +54,7 @@ def preset(name: str, **overrides: Any) -> SbevalConfig:
     if name not in _SIZES:
         raise UserError(f"preset must be one of {', '.join(_SIZES)}, got {name!r}")
     sizes = dict(_SIZES[name])
-    if overrides.get("attention", "stickbreaking") != "stickbreaking":  # the paper's softmax models have neither
+    if overrides.get("attention", "stickbreaking") != "stickbreaking":  # the paper's softmax models have neither field
         sizes.pop("remainder", None)
         sizes.pop("head_norm", None)
     return SbevalConfig(**{**sizes, **overrides})

@@ -1,4 +1,4 @@
-"""What both classes of the family share: loading, initial weights, kernels, and RoPE's frequencies."""
+"""Base class of the sbeval models: loading, weight initialisation, choice of kernels, RoPE frequencies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,12 +15,12 @@ from sbeval.models.attention import SoftmaxMixer, StickBreakingKernels, StickBre
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
 from sbeval.models.mlp import Experts, Mixture
-from sbeval.models.norms import HeadNorm, OwnHeadsNorm
+from sbeval.models.norms import HeadNorm, PerHeadRMSNorm
 from sbeval.models.rope import RopeFrequencies, rope_frequencies, scaled_parameters
 
 
 class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Loading, saving and initial weights of the family."""
+    """Base class of `SbevalModel` and `SbevalForCausalLM`."""
 
     config_class = SbevalConfig
     config: SbevalConfig
@@ -32,9 +32,13 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Loads a checkpoint as transformers does, from safetensors files only."""
+        """Loads a checkpoint as transformers does, but from safetensors files only.
+
+        Raises:
+            UserError: `use_safetensors=False` is passed.
+        """
         if kwargs.get("use_safetensors") is False:
-            raise UserError("checkpoints of this family are safetensors files; remove use_safetensors=False")
+            raise UserError("checkpoints of sbeval models are safetensors files; remove use_safetensors=False")
         kwargs["use_safetensors"] = True
         return super().from_pretrained(*args, **kwargs)
 
@@ -46,37 +50,40 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 init.zeros_(module.bias)
         elif isinstance(module, Mixture) and module.balance is not None:
             init.zeros_(module.balance)
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm | OwnHeadsNorm):
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | HeadNorm | PerHeadRMSNorm):
             init.ones_(module.weight)
-            if not isinstance(module, nn.RMSNorm | OwnHeadsNorm):
+            if not isinstance(module, nn.RMSNorm | PerHeadRMSNorm):
                 init.zeros_(module.bias)
         elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
             init.zeros_(module.head_bias)
         elif isinstance(module, FireBias):
             init.constant_(module.scale, FIRE_INITIAL_SCALE)
             init.ones_(module.threshold_multiple)
-            # PyTorch's own: with small weights and no biases every unit is a line through 0 on the shares in [0, 1],
-            # and half of them are dead for good
+            # PyTorch's default initialisation. With small weights and zero biases, every ReLU unit would be linear on
+            # the inputs in [0, 1], and the half with negative weights would be dead for good
             for layer in (module.hidden, module.output):
                 bound = layer.in_features**-0.5
                 init.uniform_(layer.weight, -bound, bound)
                 init.uniform_(layer.bias, -bound, bound)
 
     def set_kernels(self, impl: Implementation = "auto", skip_threshold: float | None = None) -> None:
-        """Chooses how stick-breaking or forgetting attention is computed from now on; nothing of it is saved.
+        """Sets how stick-breaking or forgetting attention is computed from now on; this is never saved.
 
-        Forgetting attention takes `impl` "auto" alone. `skip_threshold` is the stick below which older keys are
-        skipped, or the largest change of its outputs by skipped keys, as a share of the largest value.
+        Args:
+            impl: implementation of stick-breaking attention; forgetting attention supports "auto" only.
+            skip_threshold: None computes every key. For stick-breaking attention: older keys are skipped once the rest
+                of a query's stick is below this value. For forgetting attention: keys are skipped as long as outputs
+                change by at most this share of the largest value.
 
         Raises:
-            UserError: the model has neither, or no such kernels, and something other than the default was asked for.
+            UserError: another choice than the default, for a model without such attention or implementation.
         """
         kernels = StickBreakingKernels(impl=impl, skip_threshold=skip_threshold)
-        forgets = "forgetting" in self.config.schemes and impl == "auto"
-        if not forgets and "stickbreaking" not in self.config.schemes and kernels != StickBreakingKernels():
+        is_forgetting = "forgetting" in self.config.schemes and impl == "auto"
+        if not is_forgetting and "stickbreaking" not in self.config.schemes and kernels != StickBreakingKernels():
             raise UserError(
-                "kernels can be chosen for stick-breaking attention, and skip_threshold for forgetting as well, got "
-                f"impl={impl!r} and skip_threshold={skip_threshold} for a model with attention={self.config.scheme!r}"
+                f"impl={impl!r} and skip_threshold={skip_threshold} do not apply to attention={self.config.scheme!r}: "
+                "impl is for stick-breaking attention, skip_threshold for stick-breaking and forgetting attention"
             )
         for module in self.modules():
             if isinstance(module, StickBreakingMixer):
@@ -85,9 +92,10 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 module.skip_threshold = skip_threshold
 
     def set_context_parallel(self, context: ContextParallel | None) -> None:
-        """Chooses the processes that attend to one sequence together, within `context.shared()`; None for none.
+        """Sets the ranks that share the tokens of one sequence (context parallelism); None switches it off.
 
-        There, a forward pass takes this process's tokens of the sequence with their `position_ids`, without a cache.
+        Inside `context.shared()`, each rank's forward pass takes its own tokens of the sequence and their
+        `position_ids`, and no cache.
         """
         for module in self.modules():
             if isinstance(module, StickBreakingMixer | SoftmaxMixer):
@@ -96,15 +104,15 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     def rope_frequencies_for(
         self, length_tokens: int, scaling: Mapping[str, Any] | None = None, *, original_length_tokens: int | None = None
     ) -> RopeFrequencies:
-        """Returns the frequencies for a request, to be passed to `forward` or `generate` as `rope_frequencies`.
+        """Returns the RoPE frequencies for one request; pass them to `forward` or `generate` as `rope_frequencies`.
 
-        The arguments are those of `held_rope_frequencies`.
+        The arguments are those of `sbeval.models.rope.held_rope_frequencies`.
 
         Raises:
             UserError: the model has no rotary embeddings.
         """
         if (rope := self.config.rope_parameters) is None:
-            raise UserError(f"RoPE scaling needs a model with RoPE, got attention={self.config.scheme!r}")
+            raise UserError(f"RoPE scaling needs a model with RoPE, this one has attention={self.config.scheme!r}")
         original = (
             original_length_tokens
             or rope.get("original_max_position_embeddings")

@@ -1,8 +1,8 @@
-"""Rotary position embeddings whose frequencies are values passed along, never state of a module.
+"""Rotary position embeddings: frequencies for one request, and a context manager that sets them in a model.
 
-transformers keeps scaled frequencies in its modules, where they depend on whatever ran before and on
-`max_position_embeddings`. Here they are computed from the original training length and the request's length, put in
-place for the length of a `with` block, and taken out again: for this family and for Hugging Face models alike.
+transformers keeps scaled frequencies as state of its modules, where they depend on earlier forward passes and on
+`max_position_embeddings`. Here they are computed from the original training length and the length of the request, set
+for the duration of a `with` block, and restored afterwards, in sbeval models and in models of transformers alike.
 
 Shape suffixes: B batch, H heads, L positions, D head_dim, F rotated pairs.
 """
@@ -22,11 +22,11 @@ from sbeval.rope_parameters import GLOBAL_LAYERS, LENGTH_DEPENDENT
 
 
 class RopeFrequencies(NamedTuple):
-    """What a request rotates its queries and keys with.
+    """RoPE frequencies for one request.
 
     Attributes:
-        inv_freq: [F] fp32, radians a position.
-        attention_factor: factor of cosine and sine.
+        inv_freq: [F] fp32, radians per position.
+        attention_factor: factor of the cosine and sine tables.
     """
 
     inv_freq: Tensor
@@ -41,16 +41,20 @@ def rope_frequencies(
     length_tokens: int,
     max_position_embeddings: int | None = None,
 ) -> RopeFrequencies:
-    """Returns the frequencies for one request: a function of its arguments alone.
+    """Computes the frequencies for one request, which depend on nothing but the arguments.
 
-    `rope_parameters` are base and scaling in transformers' form, such as
-    `{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}`. The original length is that of training before any
-    scaling, unless they name their own `original_max_position_embeddings`; that of the request, on which the dynamic
-    kinds depend, counts all tokens it may still generate. Kinds that allow a missing factor divide
-    `max_position_embeddings` by the original length.
+    Args:
+        rope_parameters: base and scaling in transformers' form, such as
+            `{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}`.
+        head_dim: size of a head.
+        original_length_tokens: training length before any scaling; `original_max_position_embeddings` in
+            `rope_parameters` takes precedence.
+        length_tokens: length of the request with all tokens it may generate; the dynamic types depend on it.
+        max_position_embeddings: divided by the original length, this is the factor of types that allow it to be
+            missing.
 
     Raises:
-        UserError: the scaling lacks a key its kind needs.
+        UserError: the scaling lacks a key that its type needs, or does not fit the model.
     """
     original = int(rope_parameters.get("original_max_position_embeddings") or original_length_tokens)
     parameters = {**rope_parameters, "original_max_position_embeddings": original}
@@ -61,10 +65,10 @@ def rope_frequencies(
         return RopeFrequencies(1.0 / parameters["rope_theta"] ** exponent_F, 1.0)
     pairs = int(head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
     for name in ("short_factor", "long_factor"):
-        if name in parameters and len(parameters[name]) != pairs:  # a single one would count for all
+        if name in parameters and len(parameters[name]) != pairs:  # a list of one number would be broadcast
             raise UserError(f"{name} of the RoPE scaling must have {pairs} numbers, got {len(parameters[name])}")
     longest = original if rope_type == "dynamic" else max_position_embeddings or original
-    settings: Any = SimpleNamespace(  # what transformers' functions read from a configuration
+    config: Any = SimpleNamespace(  # the attributes of a configuration that transformers' functions read
         rope_parameters=parameters,
         head_dim=head_dim,
         hidden_size=head_dim,
@@ -73,7 +77,7 @@ def rope_frequencies(
         standardize_rope_params=lambda: None,
     )
     try:
-        inv_freq_F, factor = ROPE_INIT_FUNCTIONS[rope_type](settings, torch.device("cpu"), seq_len=length_tokens)
+        inv_freq_F, factor = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=length_tokens)
     except KeyError as error:
         raise UserError(f"RoPE scaling of type {rope_type!r} needs the key {error.args[0]!r}") from error
     except (TypeError, ValueError, RuntimeError) as error:
@@ -85,7 +89,7 @@ def rope_frequencies(
 
 
 def cos_sin(frequencies: RopeFrequencies, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns cosine and sine [B, 1, L, F] in fp32 for integer positions [B, L]."""
+    """Returns the cosine and sine tables, [B, 1, L, F] each in fp32, for integer positions [B, L]."""
     inv_freq_F = frequencies.inv_freq.to(position_ids_BL.device, torch.float32)
     angle_B1LF = (position_ids_BL.float()[..., None] * inv_freq_F).unsqueeze(1)
     return angle_B1LF.cos() * frequencies.attention_factor, angle_B1LF.sin() * frequencies.attention_factor
@@ -94,22 +98,26 @@ def cos_sin(frequencies: RopeFrequencies, position_ids_BL: Tensor) -> tuple[Tens
 def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
     """Rotates the pairs (x_f, x_{f + F}) of the first 2F dimensions by their angles in fp32; returns x's dtype."""
     if x_BHLD.is_cuda and x_BHLD.dtype != torch.float64 and not torch.compiler.is_compiling():
-        # triton, which runs on a GPU and is not on every machine
+        # imports triton, which not every machine has
         from sbeval.models.kernels.rotary import rotate_in_one_pass
 
         return rotate_in_one_pass(x_BHLD, cos_B1LF[:, 0], sin_B1LF[:, 0])
     pairs, dtype = cos_B1LF.shape[-1], x_BHLD.dtype
-    # bf16 times fp32 is computed in fp32: the inputs need no copy in that type
+    # bf16 times fp32 is computed in fp32, so x needs no copy in fp32
     first_BHLF, second_BHLF, rest = x_BHLD[..., :pairs], x_BHLD[..., pairs : 2 * pairs], x_BHLD[..., 2 * pairs :]
     turned_BHLF = (first_BHLF * cos_B1LF - second_BHLF * sin_B1LF).to(dtype)
     return torch.cat([turned_BHLF, (second_BHLF * cos_B1LF + first_BHLF * sin_B1LF).to(dtype), rest], dim=-1)
 
 
-def scaled_parameters(own: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Returns a scaling with the model's own base and partial rotation unless it names them; without one, `own`."""
+def scaled_parameters(checkpoint_rope: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Completes a scaling with the checkpoint's `rope_theta` and `partial_rotary_factor` where it lacks them.
+
+    Without a scaling, returns the checkpoint's RoPE parameters.
+    """
     if scaling is None:
-        return own
-    return {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own} | dict(scaling)
+        return checkpoint_rope
+    inherited = {key: checkpoint_rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in checkpoint_rope}
+    return inherited | dict(scaling)
 
 
 @contextmanager
@@ -120,63 +128,72 @@ def held_rope_frequencies(
     *,
     original_length_tokens: int | None = None,
 ) -> Iterator[list[RopeFrequencies]]:
-    """Holds a request's RoPE frequencies in `model` until the block ends: scoring, prefill and decoding alike.
+    """Sets the RoPE frequencies of one request in `model` until the `with` block ends.
 
-    Models that rotate some layers differently (Gemma 3's windowed layers) are scaled in the others alone; a scaling of
-    the checkpoint's own that depends on the length is held in layers of every type.
+    In models whose layer types have different RoPE parameters (Gemma 3), `scaling` applies only to the layers with full
+    attention. A scaling in the checkpoint that depends on the length is set in layers of every type.
 
-    `length_tokens` is the request's context length with all tokens it may generate, without padding. `scaling` is from
-    `parse_rope_scaling`; None holds the checkpoint's own, which matters where that depends on the length. `rope_theta`
-    and a partial rotation stay the checkpoint's unless the scaling names them. `original_length_tokens` is the training
-    length before any scaling; None takes the checkpoint's.
+    Args:
+        model: an sbeval model or a model of transformers.
+        length_tokens: context length of the request with all tokens it may generate, without padding.
+        scaling: from `parse_rope_scaling`; `rope_theta` and a partial rotation default to the checkpoint's. None keeps
+            the checkpoint's scaling, computed for this length.
+        original_length_tokens: training length before any scaling; None means the checkpoint's.
 
     Yields:
-        The frequencies, one for each module that has its own, and in it for each type of layer.
+        The frequencies: one for each rotary module, or for each layer type of a module that distinguishes them.
 
     Raises:
-        UserError: there is a scaling but no rotary embedding, or one that is computed in a way not known here.
+        UserError: a scaling is given and the model has no RoPE, or its frequencies are computed in an unknown way.
     """
     frequencies: list[RopeFrequencies] = []
     module: Any
-    with ExitStack() as held:
+    with ExitStack() as restored_at_exit:
         for module in model.modules():
             if hasattr(module, "held_rope_frequencies") and module.config.rope_parameters is not None:
                 original = {"original_length_tokens": original_length_tokens}
                 scaled = module.rope_frequencies_for(length_tokens, scaling, **original)
-                of_module, changed = [scaled], {"held_rope_frequencies": scaled}
+                module_frequencies, new_attributes = [scaled], {"held_rope_frequencies": scaled}
             elif hasattr(module, "rope_type") and hasattr(module, "config"):
-                of_module, changed = _scaled_module(module, length_tokens, scaling, original_length_tokens)
+                module_frequencies, new_attributes = _scaled_module(
+                    module, length_tokens, scaling, original_length_tokens
+                )
             else:
                 continue
-            held.enter_context(_attributes(module, changed))
-            frequencies += of_module
+            restored_at_exit.enter_context(_attributes(module, new_attributes))
+            frequencies += module_frequencies
         if scaling is not None and not frequencies:
-            raise UserError(f"rope_scaling needs a model with rotary embeddings; {type(model).__name__} has none")
+            raise UserError(
+                f"rope_scaling needs a model with rotary embeddings; {type(model).__name__} has none: remove the option"
+            )
         yield frequencies
 
 
 def _scaled_module(
     module: Any, length_tokens: int, scaling: Mapping[str, Any] | None, original_length_tokens: int | None
 ) -> tuple[list[RopeFrequencies], dict[str, Any]]:
-    """Returns a request's frequencies, and the attributes with which a rotary module of transformers gives them.
+    """Returns a request's frequencies for a rotary module of transformers, and the attributes that set them there.
 
-    There is one set of frequencies for every type of layer that the module tells apart. `scaling` is for layers that
-    see the whole text; the other types follow the request's length where their own scaling does.
+    There is one set of frequencies for each layer type that the module distinguishes. `scaling` applies to layers with
+    full attention; other types keep their scaling, computed for the length of the request if it depends on it.
     """
     if not isinstance(module.rope_type, dict):
-        frequencies, changed = _scaled_layers(module, None, length_tokens, scaling, original_length_tokens)
-        return [frequencies], changed
+        frequencies, new_attributes = _scaled_layers(module, None, length_tokens, scaling, original_length_tokens)
+        return [frequencies], new_attributes
     if scaling is not None and GLOBAL_LAYERS not in module.rope_type:
-        raise _not_known(module, scaling)
-    found, kinds = [], dict(module.rope_type)
+        raise _unknown_rope(module, scaling)
+    all_frequencies = []
+    rope_types = dict(module.rope_type)
     attributes: dict[str, Any] = {}
     for layer_type in module.rope_type:
-        of_type = scaling if layer_type == GLOBAL_LAYERS else None
-        frequencies, changed = _scaled_layers(module, layer_type, length_tokens, of_type, original_length_tokens)
-        kinds[layer_type] = changed.pop("rope_type", kinds[layer_type])
-        attributes |= changed
-        found.append(frequencies)
-    return found, attributes | {"rope_type": kinds}
+        type_scaling = scaling if layer_type == GLOBAL_LAYERS else None
+        frequencies, new_attributes = _scaled_layers(
+            module, layer_type, length_tokens, type_scaling, original_length_tokens
+        )
+        rope_types[layer_type] = new_attributes.pop("rope_type", rope_types[layer_type])
+        attributes |= new_attributes
+        all_frequencies.append(frequencies)
+    return all_frequencies, attributes | {"rope_type": rope_types}
 
 
 def _scaled_layers(
@@ -186,54 +203,63 @@ def _scaled_layers(
     scaling: Mapping[str, Any] | None,
     original_length_tokens: int | None,
 ) -> tuple[RopeFrequencies, dict[str, Any]]:
-    """Returns the same for the layers of one type, None where a module has one for all; nothing to change for some."""
+    """Returns frequencies and attributes as `_scaled_module`, for one layer type.
+
+    `layer_type` is None if the module has one set of frequencies for all layers. The attributes are empty where the
+    module already has the right frequencies.
+    """
     prefix = "" if layer_type is None else f"{layer_type}_"
     inv_freq: Tensor = getattr(module, f"{prefix}inv_freq")
-    kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
-    if scaling is None and kind not in LENGTH_DEPENDENT:
+    rope_type = module.rope_type if layer_type is None else module.rope_type[layer_type]
+    if scaling is None and rope_type not in LENGTH_DEPENDENT:
         return RopeFrequencies(inv_freq, float(getattr(module, f"{prefix}attention_scaling"))), {}
-    own = module.config.rope_parameters
-    own = own if layer_type is None else own.get(layer_type)
-    before = getattr(module, f"{prefix}original_inv_freq", None)
+    checkpoint_rope = module.config.rope_parameters
+    if layer_type is not None:
+        checkpoint_rope = checkpoint_rope.get(layer_type)
+    initial_inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
     config = _of_layers(module.config, layer_type)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     longest = int(config.max_position_embeddings)
-    original = original_length_tokens or (own or {}).get("original_max_position_embeddings") or longest
+    original = original_length_tokens or (checkpoint_rope or {}).get("original_max_position_embeddings") or longest
     frequencies = partial(rope_frequencies, head_dim=head_dim, max_position_embeddings=longest)
-    known = False
-    if own is not None and before is not None:
-        expected = frequencies(own, original_length_tokens=longest, length_tokens=1).inv_freq
-        tolerance = 1e-5 if before.dtype == torch.float32 else 1e-2
-        known = before.shape == expected.shape and torch.allclose(before.float().cpu(), expected, rtol=tolerance)
-    if known:
-        parameters = scaled_parameters(own, scaling)
+    # scaling is recomputed here only for modules whose frequencies `rope_frequencies` reproduces from rope_parameters
+    is_reproduced = False
+    if checkpoint_rope is not None and initial_inv_freq is not None:
+        expected = frequencies(checkpoint_rope, original_length_tokens=longest, length_tokens=1).inv_freq
+        if initial_inv_freq.shape == expected.shape:
+            tolerance = 1e-5 if initial_inv_freq.dtype == torch.float32 else 1e-2
+            is_reproduced = torch.allclose(initial_inv_freq.float().cpu(), expected, rtol=tolerance)
+    if is_reproduced:
+        parameters = scaled_parameters(checkpoint_rope, scaling)
         scaled = frequencies(parameters, original_length_tokens=original, length_tokens=length_tokens)
-    elif scaling is None and original_length_tokens is None and kind in ROPE_INIT_FUNCTIONS:
-        named = {} if layer_type is None else {"layer_type": layer_type}
-        computed = ROPE_INIT_FUNCTIONS[kind](module.config, torch.device("cpu"), seq_len=length_tokens, **named)
-        scaled = RopeFrequencies(computed[0], float(computed[1]))
+    elif scaling is None and original_length_tokens is None and rope_type in ROPE_INIT_FUNCTIONS:
+        arguments = {} if layer_type is None else {"layer_type": layer_type}
+        inv_freq_F, factor = ROPE_INIT_FUNCTIONS[rope_type](
+            module.config, torch.device("cpu"), seq_len=length_tokens, **arguments
+        )
+        scaled = RopeFrequencies(inv_freq_F, float(factor))
     else:
-        raise _not_known(module, scaling)
+        raise _unknown_rope(module, scaling)
     return scaled, {
         f"{prefix}inv_freq": scaled.inv_freq.to(inv_freq.device),
         f"{prefix}attention_scaling": scaled.attention_factor,
-        "rope_type": "default",  # what transformers updates by itself it leaves alone under this name
+        "rope_type": "default",  # transformers does not recompute frequencies of this type in forward
     }
 
 
 def _of_layers(config: Any, layer_type: str | None) -> Any:
-    """Returns the configuration of one type of layers, where types differ in more than their rotation."""
+    """Returns the configuration of one layer type, or `config` where it has none for each type."""
     try:
         return config if layer_type is None else config.per_layer_config[layer_type]
     except (AttributeError, KeyError, TypeError, ValueError):
         return config
 
 
-def _not_known(module: Any, scaling: Mapping[str, Any] | None) -> UserError:
-    given = "training_length" if scaling is None else "rope_scaling"
+def _unknown_rope(module: Any, scaling: Mapping[str, Any] | None) -> UserError:
+    option = "training_length" if scaling is None else "rope_scaling"
     return UserError(
-        f"RoPE scaling at evaluation time is not known for {type(module).__name__}, whose frequencies do not "
-        f"follow its rope_parameters; leave {given} out"
+        f"the RoPE scaling of {type(module).__name__} cannot be changed, since its frequencies do not follow from its "
+        f"rope_parameters; remove {option}"
     )
 
 

@@ -1,10 +1,10 @@
-"""The paper's published values, and which measured number belongs beside each column.
+"""The paper's published values, and the lm-eval metric that each column is compared with.
 
 Source: Tan, Yang, Courville, Panda, Shen, "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth
 Study" (ICLR 2025, arXiv 2410.17980).
 
-`values.csv` holds Tables 1 to 5, cell by cell, with the table, row and column of each; a report puts a table beside
-what was measured of it. The mean that the paper calls "Avg." is over all columns but wikitext's perplexity.
+`values.csv` holds the cells of Tables 1 to 5; a report shows a table beside the measured values. The paper's column
+"Avg." is the mean over all columns except wikitext's perplexity.
 """
 
 import csv
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 
 class PublishedValue(NamedTuple):
-    """One cell of a table.
+    """One cell of a table in the paper.
 
     Attributes:
         table: number of the table.
         row: name of the row.
         column: name of the column.
         value: the number, in the column's own unit.
-        source: where it was read.
+        source: place in the paper that the number was read from.
     """
 
     table: int
@@ -31,16 +31,16 @@ class PublishedValue(NamedTuple):
 
 
 class MeasuredColumn(NamedTuple):
-    """The lm-eval number that a table's column is compared with.
+    """The lm-eval metric that a table's column is compared with.
 
     Attributes:
         table: number of the table.
         column: name of the column, as in `PublishedValue`.
-        task: lm-eval task or group; several with a plus between them stand for their mean.
-        metric: metric key as lm-eval prints it, without the filter.
-        filter: lm-eval's filter.
-        shots: number of examples in the prompt, None where the task decides.
-        scale: factor from the measured number to the printed one.
+        task: lm-eval task or group; "a+b" means the mean of several.
+        metric: name of the metric in lm-eval's results, without the filter.
+        filter: name of lm-eval's filter.
+        shots: number of few-shot examples, None for the task's default.
+        scale: factor from the measured to the published unit.
     """
 
     table: int
@@ -53,7 +53,7 @@ class MeasuredColumn(NamedTuple):
 
 
 def published_values() -> list[PublishedValue]:
-    """Returns every cell that is held here, in the order of the tables."""
+    """Returns all cells of `values.csv`, in the order of the tables."""
     return [
         PublishedValue(int(row["table"]), row["row"], row["column"], float(row["value"]), row["source"])
         for row in _rows("values.csv")
@@ -61,7 +61,7 @@ def published_values() -> list[PublishedValue]:
 
 
 def measured_columns() -> list[MeasuredColumn]:
-    """Returns what to measure for each column of Tables 2 to 5."""
+    """Returns the metric to measure for each column of Tables 2 to 5."""
     return [
         MeasuredColumn(
             int(row["table"]),

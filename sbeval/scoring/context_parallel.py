@@ -34,7 +34,7 @@ def join_context(model: nn.Module, degree: int, device: torch.device) -> Context
             f"context_parallel={degree} needs a model of this project with stick-breaking or softmax attention in "
             f"every layer, found {type(model).__name__}: remove context_parallel."
         )
-    if any(getattr(module, "looks_back", False) for module in model.modules()):
+    if any(getattr(module, "reads_previous_position", False) for module in model.modules()):
         raise UserError(
             f"context_parallel={degree} supports attention that reads only the keys and values of older tokens; this "
             "model has a decay or token shifts along the text: remove context_parallel."
@@ -143,7 +143,10 @@ class _GatheringCache:
     """The KV cache during a prefill: gathers all ranks' keys and values on rank `keeper`, without the padding."""
 
     def __init__(self, context: ContextParallel, keeper: int, cache: Cache | None, tokens: int) -> None:
-        self._context, self._keeper, self._cache, self._tokens = context, keeper, cache, tokens
+        self._context = context
+        self._keeper = keeper
+        self._cache = cache
+        self._tokens = tokens
 
     def get_seq_length(self, layer_index: int = 0) -> int:
         """Returns 0: a prompt is prefilled in one forward pass."""

@@ -14,7 +14,7 @@ from lm_eval.api.registry import model_registry
 
 from sbeval.errors import UserError, first_line, shown
 from sbeval.results.records import USERINFO
-from sbeval.scoring.returned import PromptBatch, WrongAnswerError, check_scores, check_texts
+from sbeval.scoring.returned import ECHO_REMEDY, PromptBatch, WrongAnswerError, check_echo, check_scores, check_texts
 
 SCORE_READERS = ("parse_logprobs", "_parse_logprobs")
 """lm-eval's methods that parse log-probabilities: the first for servers, the second for engines such as vLLM."""
@@ -35,11 +35,39 @@ def guard(lm: Any) -> None:
         lm.amodel_call = functools.partial(_count_prompts_and_call, lm.amodel_call)
 
 
-def backend_name(lm: Any) -> str:
-    """Returns lm-eval's name of the model and its server's address, without user name and password."""
-    names: list[str] = [name for name, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
+def guard_gguf(kind: type[Any]) -> None:
+    """Monkey-patches lm-eval's model class `gguf` to check every answer before it parses it.
+
+    That class skips an answer without log-probabilities, and would then use the next answer for the request.
+    """
+    original = kind.gguf_completion
+
+    @functools.wraps(original)
+    def gguf_completion(self: Any, context: str, continuation: str | None = None, **rest: Any) -> Any:
+        backend = backend_name(self, "gguf")
+        try:
+            body = original(self, context, continuation, **rest)
+        except RuntimeError as error:  # raised after the last retry; the server's own reason is in the log
+            remedy = f"start the server, or {ECHO_REMEDY}"
+            raise WrongAnswerError(f"Expected an answer from {backend}, found none ({error}): {remedy}.") from error
+        with _parse_errors_as_user_errors(backend, body):
+            if continuation is not None:
+                check_echo(body, context + continuation, len(context), backend)
+            else:
+                check_texts(body, 1, backend)
+        return body
+
+    kind.gguf_completion = gguf_completion
+
+
+def backend_name(lm: Any, name: str | None = None) -> str:
+    """Returns lm-eval's name of the model and its server's address, without user name and password.
+
+    lm-eval registers some models under several names; `name` is the one to use, None the first.
+    """
+    names: list[str] = [known for known, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
     address = USERINFO.sub("", str(getattr(lm, "base_url", None) or ""))
-    return names[0] + (f" at {address}" if address else "")
+    return (name or names[0]) + (f" at {address}" if address else "")
 
 
 def _definer(lm: Any, method: str) -> str:

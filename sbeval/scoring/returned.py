@@ -10,8 +10,9 @@ give a wrong number without an error. So `check_scores` checks every answer befo
 - The most probable alternative is at least as probable as the token. Two values for one token are equal.
 - Tokens or texts that the server echoes are those of the prompt.
 
-`check_texts` does the same for generated texts. Three formats are known: OpenAI's completions API, SGLang's own API,
-and the outputs of vLLM in this process. An answer in another format is not checked.
+`check_echo` does the same for a prompt that was sent as text, and `check_texts` for generated texts. Three formats are
+known: OpenAI's completions API, SGLang's own API, and the outputs of vLLM in this process. An answer in another format
+is not checked.
 """
 
 import functools
@@ -27,6 +28,8 @@ ROUNDING_NATS = 0.01
 LEAST_NATS = -9900.0
 """Log-probabilities down from this value mean minus infinity: OpenAI's API and vLLM write -9999, in bf16 -9984."""
 _LEAST_ZEROS = 4
+ECHO_REMEDY = "use a server that scores prompts with echo=True, as vLLM does and llama.cpp does not"
+"""What to do about a server that returns no log-probabilities of prompts."""
 _SAME_NATS = 1e-4  # a server may round log-probabilities of alternatives and of the prompt differently
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _SPACES = " \t\r\n▁ĠĊ"
@@ -104,6 +107,42 @@ def check_scores(outputs: Any, batch: PromptBatch) -> None:
             raise OtherPromptError(f"{expectation}, found {reason}", prompt)
         if reason := _impossible(answer, scored_from, batch.tokenizer):
             raise WrongAnswerError(f"{expectation}, found {reason}", prompt)
+
+
+def check_echo(output: Any, prompt: str, scored_from: int, backend: str) -> None:
+    """Checks the log-probabilities of a prompt that was sent as text, as lm-eval's model `gguf` sends it.
+
+    There is no tokenizer: whether the server read the whole text follows from the tokens' offsets (`text_offset`).
+
+    Args:
+        output: body of the server's answer.
+        prompt: the text with its continuation.
+        scored_from: number of characters before the continuation.
+        backend: lm-eval's name of the model, with the address of a server.
+
+    Raises:
+        WrongAnswerError: the answer cannot be right. The message says why and what to change.
+    """
+    batch = PromptBatch(backend, [[]], [0], of_completions=True)
+    expectation = f"Expected {backend} to return the log-probabilities of the tokens of a prompt"
+    choices = _choices(output, backend, 1)
+    record = None if choices is None else choices[0].get("logprobs")
+    if choices is None or not isinstance(record, Mapping):
+        raise WrongAnswerError(f"{expectation}, found {shown(output)}: {ECHO_REMEDY}")
+    columns = [record.get(name) for name in ("text_offset", "tokens", "token_logprobs", "top_logprobs")]
+    if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) > 2 for column in columns):
+        raise WrongAnswerError(f"{expectation}, found {shown(record)}: {ECHO_REMEDY}")
+    offsets = columns[0] or []
+    if not all(_is_number(offset) for offset in offsets) or offsets != sorted(offsets):
+        raise WrongAnswerError(f"{expectation}, found offsets (text_offset) that do not increase ({shown(offsets)})")
+    if offsets[-1] < len(prompt):
+        raise WrongAnswerError(
+            f"{expectation}, found those of {offsets[-1]} of its {len(prompt)} characters: start the server with a "
+            "longer maximum length"
+        )
+    first = next(index for index, offset in enumerate(offsets) if offset >= min(scored_from, offsets[-1]))
+    if reason := _impossible(_of_completions(choices[0], None, batch), first, None):
+        raise WrongAnswerError(f"{expectation}, found {reason}")
 
 
 def check_texts(outputs: Any, prompts: int | None, backend: str) -> None:
@@ -188,7 +227,11 @@ def _of_completions(choice: Mapping[str, Any], read: int | None, batch: PromptBa
         for name in ("token_logprobs", "top_logprobs", "tokens")
     )
     ids = choice.get("prompt_token_ids")
-    echoed = ids if isinstance(ids, list) else tokens[:-1] if tokens else None
+    echoed: list[Any] | None = None
+    if isinstance(ids, list):
+        echoed = ids
+    elif tokens:
+        echoed = tokens[:-1]
     return _Answer((logprobs or [])[:-1], best and best[:-1], echoed, choice.get("text"), read)
 
 
@@ -219,7 +262,8 @@ def _of_engine(output: Any, prompt: Sequence[int]) -> _Answer:
 
 def _miscounted(answer: _Answer, prompt: Sequence[int], batch: PromptBatch) -> str:
     """Returns how the number of scored tokens differs from the prompt's, with a remedy; "" if they are equal."""
-    count, entries = len(prompt), answer.logprobs
+    count = len(prompt)
+    entries = answer.logprobs
     scored = min(1, len(entries)) + sum(value is not None for value in entries[1:])
     read = scored if answer.read is None else answer.read
     if read == count + 1:
@@ -277,10 +321,7 @@ def _impossible(answer: _Answer, scored_from: int, tokenizer: Any) -> str:
                 "in float32 and check its weights"
             )
     if len(logprobs) > _LEAST_ZEROS and not any(logprobs[1:]):
-        return (
-            "that all are exactly 0, which no model computes: use a server that scores prompts with echo=True, as vLLM "
-            "does and llama.cpp does not"
-        )
+        return f"that all are exactly 0, which no model computes: {ECHO_REMEDY}"
     if best is None or len(best) != len(logprobs):
         entries = "none" if best is None else str(len(best))
         return f"{entries} of the most probable tokens (top_logprobs) for {len(logprobs)} tokens"

@@ -108,7 +108,7 @@ def _recorded(model: nn.Module, queries: int, layers: list[Layer]) -> Iterator[N
     """Inside this context, every attention layer that runs appends its measures to `layers`."""
     mixers = [module for module in model.modules() if isinstance(module, StickBreakingMixer | SoftmaxMixer)]
     if not mixers:
-        with _recorded_interface(queries, layers):
+        with _recorded_interface(model, queries, layers):
             yield
         return
 
@@ -178,27 +178,55 @@ def _summary(q_1HQD: Tensor, k_1GKD: Tensor, queries: int, weights: Weights) -> 
     return Layer(measures_HRM.nanmean(dim=1).cpu(), ~finite_K)
 
 
-@contextmanager
-def _recorded_interface(queries: int, layers: list[Layer]) -> Iterator[None]:
-    """Measures attention in models that call transformers' "sdpa" function, by monkey-patching its registry."""
-    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
+def _implementations(model: nn.Module) -> list[str]:
+    """Returns the registry names of a model's PyTorch attention: "sdpa", and functions that wrap it ("..._sdpa")."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    names = {str(getattr(config, "_attn_implementation", None)) for config in configs}
+    return sorted(name for name in names if name == "sdpa" or name.endswith("_sdpa"))
 
-    def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+
+@contextmanager
+def _recorded_interface(model: nn.Module, queries: int, layers: list[Layer]) -> Iterator[None]:
+    """Measures attention in models that call PyTorch's attention, by monkey-patching transformers' registry."""
+    originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _implementations(model)}
+    inside: list[nn.Module] = []
+
+    def look(
+        original: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        **options: Any,
+    ) -> Any:
+        if module in inside:  # the function around "sdpa" calls it: measure each layer once
+            return original(module, query, key, value, mask, **options)
         scale = options.get("scaling") or query.shape[-1] ** -0.5
 
         def weights(q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
+            position_R, distance_RK = _distances(q_1HRD, k_1GKD, first)
             if mask is None:
-                seen_RK = _distances(q_1HRD, k_1GKD, first)[1] >= 0
-            else:
+                seen_RK = distance_RK >= 0
+            elif isinstance(mask, Tensor):
                 mask_RK = mask[0, 0, first : first + q_1HRD.shape[2], : k_1GKD.shape[2]]
                 seen_RK = mask_RK if mask_RK.dtype == torch.bool else mask_RK == 0
+            else:  # an object that describes a window's or a chunk's mask by each query's first visible key
+                back_R = position_R - mask.first(position_R)
+                seen_RK = (distance_RK >= 0) & (distance_RK <= back_R[:, None])
             return _softmax_weights(q_1HRD, k_1GKD, scale, seen_RK, 0.0)
 
         layers.append(_summary(query, key, queries, weights))
-        return original(module, query, key, value, mask, **options)
+        inside.append(module)
+        try:
+            return original(module, query, key, value, mask, **options)
+        finally:
+            inside.remove(module)
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = look
+    for name, original in originals.items():
+        ALL_ATTENTION_FUNCTIONS[name] = functools.partial(look, original)
     try:
         yield
     finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = original
+        for name, original in originals.items():
+            ALL_ATTENTION_FUNCTIONS[name] = original

@@ -42,7 +42,10 @@ def sweep_from_command(
         lengths = read_value(_LengthsOption, lengths, name="--context-lengths")
     checkpoints = tuple(SweepCheckpoint(pretrained=path) for path in arguments)
     options["output"] = options.get("output") or f"results/{suite}"
-    options |= {name: _mapping(options[name], name) for name in ("model_args", "metadata") if name in options}
+    if mappings := [name for name in ("model_args", "metadata") if name in options]:
+        from sbeval.harness.options import read_mapping  # imports lm-eval, which takes seconds
+
+        options |= {name: read_mapping(options[name], f"--{name.replace('_', '-')}") for name in mappings}
     return Sweep(checkpoints=checkpoints, follow=follow, runs=suite_runs(suite, lengths), **options)
 
 
@@ -56,7 +59,8 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     Raises:
         UserError: the file is missing or not YAML, a key is unknown or missing, or a value is invalid.
     """
-    values, source = read_yaml(path, "a sweep file"), path.name
+    values = read_yaml(path, "a sweep file")
+    source = path.name
     known = {*Sweep.model_fields, "suite", "context_lengths"}
     if unknown := [key for key in values if key not in known]:
         raise UserError(unknown_key(unknown[0], known, place="the sweep", source=source))
@@ -103,16 +107,3 @@ def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | N
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise UserError(f"Use {names} with --suite only: with a sweep file, write the option into {arguments[0]}.")
     return load_sweep(Path(arguments[0]), follow)
-
-
-def _mapping(text: str, name: str) -> dict[str, Any]:
-    from lm_eval._cli.utils import key_val_to_dict, try_parse_json  # lm-eval takes seconds
-
-    try:
-        parsed = try_parse_json(text)
-        return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
-    except ValueError as error:
-        raise UserError(
-            f"Expected --{name.replace('_', '-')} as key=value,... or a JSON object, found {text!r} ({error}): "
-            "correct it."
-        ) from None

@@ -1,21 +1,35 @@
 """Training of small models and context extension, on transformers' Trainer.
 
 - `command`: which options do `sbeval train` and `sbeval extend` have?
-- `train`: what does `sbeval train RECIPE` do?
-- `extend`: what does `sbeval extend CKPT` do, and what does it start from?
-- `own_text`: how does a person's own text become token arrays?
-- `arrays`: what do token arrays hold?
+- `train`: how does `sbeval train RECIPE` train a model?
+- `extend`: how does `sbeval extend CKPT` continue training at a longer context?
+- `own_text`: how is a user's own text tokenised into token arrays?
+- `arrays`: which files do token arrays consist of, and how are they loaded?
 - `tokenizer`: how is a small tokenizer trained and saved?
-- `recipe`: what may a recipe say, and how is it read?
-- `claim`: how does a run claim its folder?
-- `run`: how does a run resume and finish?
-- `watch`: what happens beside its steps?
-- `record`: what does a run leave behind, and what if the disk is full?
-- `trainer`: what differs from transformers' Trainer?
-- `windows`: which tokens does a step see?
-- `losses`: what is the loss, also where documents do not see each other?
-- `distributed`: which processes train together?
+- `recipe`: which settings does a recipe have, and how is it read?
+- `claim`: how does a run claim its output folder?
+- `run`: how does a run start, resume and write its final checkpoint?
+- `watch`: the Trainer callback: loss curve, progress messages, time limit, non-finite losses
+- `record`: which files does a run write about itself, and how is a full disk reported?
+- `trainer`: where does our Trainer differ from transformers', and how are its states kept?
+- `windows`: which tokens does each training step see?
+- `losses`: how is the loss computed, with documents joined or masked from each other?
+- `distributed`: how do several ranks train together (FSDP, context parallelism)?
 
-Which tokens a step sees depends on the data, the seed and the step alone, so models to be compared see the same tokens
-in the same order, and a run that was stopped resumes as if it had not been. `recipes/` holds the recipes that ship.
+`recipes/` holds the recipes that ship with the package. A *state* is a checkpoint that transformers' Trainer can resume
+from; a run's *checkpoint* is the final Hugging Face folder.
+
+- The tokens of a step depend only on the data, the seed and the step. Models trained with the same three see the same
+  tokens in the same order, and a resumed run continues exactly where it stopped.
+- Learning rates are chosen without test text: `validation_tokens` at the end of the training text are kept out of
+  training, and the candidate rates are compared by the loss on them, at the model's own training length.
+- A user's text is tokenised once, into the cache folder, under a hash of text and tokenizer, so that two models trained
+  on one text read the same file. Every twentieth document is held out even without `--report`: a run that is resumed
+  with `--report` must have trained on the same tokens.
+- Settings that cannot be trained are refused before the output folder is claimed. A run that failed before its first
+  state does not block the folder for other settings.
+- With FSDP, states and checkpoints hold full tensors, gathered on rank 0, so they do not depend on the number of ranks.
+  accelerate shards only on accelerators; the tests make it accept two CPU ranks.
+- A folder is overwritten only if its `run.json` has the same settings and data. Only files with names that a Trainer
+  writes are deleted.
 """

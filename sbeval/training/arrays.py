@@ -1,4 +1,4 @@
-"""Token arrays on disk: tokens, recall text, and the record of where they come from."""
+"""Loads token arrays from disk: training tokens, recall text, and the record of their source."""
 
 from pathlib import Path
 from tokenize import TokenError
@@ -15,9 +15,13 @@ from sbeval.training.tokenizer import Tokens
 
 
 class TrainingArrays(NamedTuple):
-    """Token arrays on disk, as `own_text` writes them, and where their text comes from.
+    """Memory-mapped token arrays, with the record of their source.
 
-    `tokens` are documents joined with the end-of-text token, `recall` is [windows, length + 1].
+    Attributes:
+        tokens: all documents, each followed by the end-of-text token; [tokens].
+        recall: windows of recall text, [windows, length + 1]; empty for a user's own text.
+        record: content of `record.json`: source, hashes and counts.
+        tokenizer: folder of the tokenizer that made the arrays.
     """
 
     tokens: Tokens
@@ -27,24 +31,27 @@ class TrainingArrays(NamedTuple):
 
 
 def load_arrays(folder: Path) -> TrainingArrays:
-    """Maps the arrays into memory.
+    """Memory-maps the token arrays in a folder.
 
     Raises:
-        UserError: the folder is not one of token arrays.
+        UserError: a file is missing, damaged, or of another type or shape.
     """
     arrays = []
     for name, dimensions in (("tokens.npy", 1), ("recall.npy", 2)):
-        remedy = "give text with --text, or the folder of such arrays"
+        remedy = "give text with --text, or a folder of token arrays"
         if not (folder / name).is_file():
-            raise UserError(f"Expected token arrays in {folder}, found no {name}; {remedy}")
+            raise UserError(f"{folder} holds no token arrays: {name} is missing; {remedy}")
         try:
             array = np.load(folder / name, mmap_mode="r")
         except (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError, TokenError) as error:
-            raise UserError(f"expected an array of tokens in {folder / name}, {first_line(error)}; {remedy}") from error
-        if not isinstance(array, np.ndarray) or array.ndim != dimensions or array.dtype.kind not in "ui":
-            shape = f"{array.ndim} of {array.dtype}" if isinstance(array, np.ndarray) else "none"
             raise UserError(
-                f"Expected an array of whole numbers with {dimensions} dimensions in {folder / name}, found {shape}; "
+                f"{folder / name} cannot be read as a NumPy array ({first_line(error)}); {remedy}"
+            ) from error
+        if not isinstance(array, np.ndarray) or array.ndim != dimensions or array.dtype.kind not in "ui":
+            is_array = isinstance(array, np.ndarray)
+            description = f"{array.ndim} dimension(s) of {array.dtype}" if is_array else "no array"
+            raise UserError(
+                f"Expected an integer array with {dimensions} dimension(s) in {folder / name}, found {description}; "
                 f"{remedy}"
             )
         arrays.append(array)
@@ -59,7 +66,10 @@ def load_arrays(folder: Path) -> TrainingArrays:
 
 
 def arrays_parts(folder: Path) -> Parts:
-    """Returns the parts of token arrays by content, none for a folder or file of text."""
+    """Returns the fingerprint of token arrays: hashes of both arrays and of the tokenizer.
+
+    Empty if the path holds text instead of token arrays.
+    """
     if not (folder / "tokens.npy").is_file():
         return {}
     arrays = {name: shortened(file_sha256(folder / name)) for name in ("tokens.npy", "recall.npy")}

@@ -1,4 +1,7 @@
-"""How a run claims its folder: new, its own, or one whose run failed before its first state."""
+"""How a training run claims its output folder.
+
+The folder may be new or empty, may hold the same run, or a run that failed before it saved its first state.
+"""
 
 import contextlib
 import json
@@ -14,28 +17,32 @@ from sbeval.processes.ranks import check_environment, is_first_process
 from sbeval.training.record import OTHER_FOLDER, full_disk_named
 from sbeval.training.trainer import holds_states
 
-OTHER_OR_REPLACE = "choose another --out, or have what is there moved aside with --replace"
+OTHER_OR_REPLACE = "choose another --out, or move what is there aside with --replace"
 
 
 @contextlib.contextmanager
 def claimed(
     out: Path, identity: Mapping[str, Any], checkpoint: Path, *, replace: bool, inputs: Sequence[Path]
 ) -> Iterator[bool]:
-    """Claims a new or empty folder, or one of the same run: writes what its run is, and keeps other processes out.
+    """Claims `out` for one run: locks the folder and writes the run's settings to `run.json`.
 
-    `identity` holds settings, data, and under "inputs" the parts of what the run begins with; a run of an earlier
-    version has not recorded those and is not asked for them. The run is to end in the folder `checkpoint`. With
-    `replace` what else the folder holds is moved aside, but never `inputs`, which the command reads.
+    Args:
+        out: output folder: new or empty, of this same run, or of a run that failed before its first state.
+        identity: settings and data of the run; under "inputs" the fingerprint of the files that it starts from. A
+            run.json of an earlier version has no "inputs"; they are not compared then.
+        checkpoint: folder for the final checkpoint.
+        replace: move anything else that `out` holds aside instead of refusing it.
+        inputs: paths that the command reads; they are never moved.
 
     Yields:
-        Whether the run has ended before and its checkpoint stands there.
+        Whether the run has finished before, so that `checkpoint` holds its final checkpoint.
 
     Raises:
-        UserError: the folder holds something else, it cannot be written, or another process is at it.
+        UserError: the folder holds something else, it cannot be written, or another process has locked it.
     """
     check_environment(meeting=True)
     try:
-        ended = _ended_before(out, identity, checkpoint)
+        has_finished = _check_folder(out, identity, checkpoint)
     except UserError:
         if not replace:
             raise
@@ -43,36 +50,42 @@ def claimed(
             lock = out / LOCK
             with alone_in(lock) if lock.exists() else contextlib.nullcontext():
                 set_aside(out, reads=inputs)
-        ended = False
+        has_finished = False
     with contextlib.ExitStack() as stack:
-        if is_first_process() and not ended:
+        if is_first_process() and not has_finished:
             with _writable(out):
                 out.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(alone_in(out / LOCK))
-            # again, since another process may have been at it a moment ago
-            ended = _ended_before(out, identity, checkpoint)
-            if not ended and _holds_no_step(out, _names(out)):
+            # check again under the lock: another process may have written here in between
+            has_finished = _check_folder(out, identity, checkpoint)
+            if not has_finished and _holds_no_step(out, _names(out)):
                 file = out / "run.json"
                 with full_disk_named(out), whole_file(file, "the settings of a run", remedy=OTHER_FOLDER) as new:
                     new.write_text(json.dumps(identity, indent=1, sort_keys=True), encoding="utf-8")
-        yield ended
+        yield has_finished
 
 
-def _ended_before(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> bool:
-    """Whether the run's checkpoint stands there; raises a `UserError` where the folder is not the run's."""
-    held = _names(out)  # before the record: what another process of this run writes from now on is its own
+def _check_folder(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> bool:
+    """Returns whether the run's final checkpoint exists.
+
+    Raises:
+        UserError: the folder holds something else than this run.
+    """
+    existing_names = _names(out)  # listed before run.json is read: other ranks of this run may add files in between
     recorded, wanted = _recorded(out / "run.json"), json.loads(json.dumps(identity))
     if recorded is not None and "inputs" not in recorded:
         wanted.pop("inputs", None)
     if recorded == wanted:
         return _is_own_checkpoint(out, checkpoint, identity)
-    if "run.json" in held and (recorded is None or not _holds_no_step(out, held)):
+    if "run.json" in existing_names and (recorded is None or not _holds_no_step(out, existing_names)):
         differing = ", ".join(_differing(recorded or {}, wanted))
-        said = "a run.json that no run wrote" if recorded is None else f"another (it differs in {differing})"
-        raise UserError(f"Expected {out} to hold the run of these settings and data, found {said}; {OTHER_OR_REPLACE}")
-    if held and "run.json" not in held:
+        content = (
+            "a run.json that no training run wrote" if recorded is None else f"another run (it differs in {differing})"
+        )
+        raise UserError(f"{out} holds {content}; {OTHER_OR_REPLACE}")
+    if existing_names and "run.json" not in existing_names:
         raise UserError(
-            f"Expected {out} to be new, empty, or the folder of this run, found {held[0]!r} and no run.json; "
+            f"Expected {out} to be new, empty, or the folder of this run, found {existing_names[0]!r} and no run.json; "
             f"{OTHER_OR_REPLACE}"
         )
     return False
@@ -83,26 +96,27 @@ def _writable(out: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _names(out: Path) -> list[str]:
+    """Lists the folder, without the lock file and unfinished temporary files."""
     with _writable(out):
         names = sorted(entry.name for entry in out.iterdir()) if out.exists() else []
     return [name for name in names if name != LOCK and not is_unfinished(name)]
 
 
 def _recorded(file: Path) -> dict[str, Any] | None:
-    """Reads a run.json; None where there is none that a run wrote."""
+    """Reads run.json; returns None if it is missing or no training run wrote it."""
     with contextlib.suppress(UserError):
         recorded = read_json_object(file, "the settings of a run")
         return recorded if "tokens_sha256" in recorded else None
     return None
 
 
-def _holds_no_step(out: Path, held: Sequence[str]) -> bool:
-    """Whether a run that failed before its first state left these, so that other settings may begin in the folder."""
-    return set(held) <= {"run.json", "training_log.jsonl", "states"} and not holds_states(out / "states")
+def _holds_no_step(out: Path, existing_names: Sequence[str]) -> bool:
+    """Whether the files are those of a run that failed before its first state; other settings may start over then."""
+    return set(existing_names) <= {"run.json", "training_log.jsonl", "states"} and not holds_states(out / "states")
 
 
 def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the run's checkpoint stands there; raises a `UserError` where something else has its name."""
+    """Whether `checkpoint` exists and is this run's; raises a `UserError` if it is not this run's or lacks weights."""
     if not checkpoint.exists():
         return False
     try:
@@ -114,23 +128,24 @@ def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any])
         same = False
     if not same:
         raise UserError(
-            f"Expected no {checkpoint.name!r} in {out} but this run's own checkpoint, found something without "
-            f"its training_record.json; {OTHER_OR_REPLACE}"
+            f"{checkpoint} is not this run's checkpoint: its training_record.json is missing or belongs to another "
+            f"run; {OTHER_OR_REPLACE}"
         )
     try:
         Weights(checkpoint)
     except UserError as error:
         raise UserError(
-            f"Expected this run's checkpoint in {checkpoint} to hold its weights: {error}; {OTHER_OR_REPLACE}"
+            f"The weights of this run's checkpoint in {checkpoint} cannot be read: {error}; {OTHER_OR_REPLACE}"
         ) from error
     return True
 
 
 def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Names of the settings in which two runs differ, those within others as `optimization.learning_rate`."""
+    """Returns the names of the settings in which two runs differ; nested ones as `optimization.learning_rate`."""
     names = []
     for key in sorted(recorded.keys() | wanted.keys()):
-        before, now = recorded.get(key), wanted.get(key)
+        before = recorded.get(key)
+        now = wanted.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
             names += _differing(before, now, f"{prefix}{key}.")
         elif before != now:

@@ -1,11 +1,11 @@
-"""The processes that train together, as `accelerate launch` starts them, and weights sharded over them (FSDP).
+"""Training on several ranks of `accelerate launch`: sharded weights (FSDP) and context parallelism.
 
-The Trainer shards and gathers; states on disk always hold whole tensors, so that the final weights can be read from
-one, and the checkpoint is the same as that of one process.
+FSDP: the Trainer shards and gathers. States on disk hold full tensors, so the final weights can be read from a state,
+and the checkpoint is the same as that of a run on one rank.
 
-Where windows are shared (context parallelism), consecutive processes form a group and are given the same windows, each
-of which counts once. A process's loss is that of its own tokens; they are equally many, so the mean of the gradients
-over all processes is that of the windows.
+Context parallelism: consecutive ranks form a group and get the same windows. Each rank computes the loss of its own
+tokens. All ranks have equally many tokens, so the mean of the gradients over all ranks is the gradient of the mean loss
+over the windows.
 """
 
 import os
@@ -25,12 +25,12 @@ from sbeval.scoring.context_parallel import join_context
 
 
 def process_count() -> int:
-    """How many processes train together."""
+    """Returns the number of ranks (`WORLD_SIZE`)."""
     return max(1, int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def smallest_over_processes(value: Tensor) -> float:
-    """Returns the smallest of a number that each process has; waits for the device, and all processes must ask."""
+def minimum_over_ranks(value: Tensor) -> float:
+    """Returns the minimum of a number over all ranks. Every rank must call it; it synchronises with the device."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         value = value.clone()
         torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
@@ -41,30 +41,35 @@ STATE_FILE = "pytorch_model_fsdp.bin"
 
 
 def prepare(trainer: Trainer, state: Path | None) -> None:
-    """Settles how sharded weights are saved; does nothing where they are not sharded.
+    """Makes FSDP save full tensors; does nothing without FSDP.
+
+    Args:
+        trainer: the trainer, before it trains.
+        state: state to resume from, None for a new run.
 
     Raises:
-        UserError: the first version of FSDP, or the state to be resumed was saved by a run that was sharded otherwise.
+        UserError: FSDP has version 1, or the state was saved with FSDP and this run has none, or the reverse.
     """
     sharded = bool(trainer.is_fsdp_enabled)
     if state is not None and (state / STATE_FILE).is_file() != sharded:
         saved = "without it" if sharded else "with it"
         raise UserError(
-            f"Expected a run to go on as it was begun, found FSDP {'on' if sharded else 'off'} and {state} saved "
-            f"{saved}; launch it {'without' if sharded else 'with'} --fsdp, or choose another --out"
+            f"FSDP is {'on' if sharded else 'off'}, but {state} was saved {saved}; "
+            f"launch it {'without' if sharded else 'with'} --fsdp, or choose another --out"
         )
     if not sharded:
         return
     plugin: Any = trainer.accelerator.state.fsdp_plugin
     if plugin.fsdp_version != 2:
-        raise UserError("Expected FSDP's second version, found the first; launch with --fsdp_version 2")
+        raise UserError("Expected FSDP version 2, found version 1; launch with --fsdp_version 2")
     plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
-def whole_model(trainer: Trainer, kind: type[Any]) -> Any:
-    """Returns the trained model with whole weights in this process's memory; `kind` is its class before it was sharded.
+def gathered_model(trainer: Trainer, kind: type[Any]) -> Any:
+    """Returns the trained model with full weights; with FSDP they are gathered on rank 0, in host memory.
 
-    All processes must ask; where weights were sharded, only the first gets them.
+    Every rank must call it; with FSDP the other ranks get the sharded model back. `kind` is the model's class before
+    sharding.
     """
     if not trainer.is_fsdp_enabled:
         return trainer.model
@@ -78,17 +83,23 @@ def whole_model(trainer: Trainer, kind: type[Any]) -> Any:
 
 
 def check_context_parallel(degree: int, length_tokens: int, documents: str) -> None:
-    """Checks, before anything is written, what can be shared.
+    """Checks the settings of context parallelism before anything is written.
+
+    Args:
+        degree: ranks that share a window.
+        length_tokens: model inputs of a window.
+        documents: "separate" or "joined".
 
     Raises:
-        UserError: processes are left over, windows do not cut into equal chunks, or documents are kept apart.
+        UserError: the number of ranks is no multiple of `degree`, the window does not split into 2 * `degree` equal
+            chunks, or documents are masked from each other.
     """
     if degree == 1:
         return
     if process_count() % degree:
         raise UserError(
-            f"Expected processes in groups of --context-parallel {degree}, found {process_count()}; start a multiple "
-            f"of {degree} with `accelerate launch`"
+            f"Expected a multiple of {degree} ranks for --context-parallel {degree}, found {process_count()}; change "
+            "the number of processes of `accelerate launch`"
         )
     if length_tokens % (2 * degree):
         raise UserError(
@@ -97,34 +108,38 @@ def check_context_parallel(degree: int, length_tokens: int, documents: str) -> N
         )
     if documents != "joined":
         raise UserError(
-            f"Expected --documents joined for --context-parallel {degree}, found {documents}; documents that do not "
-            "see each other are short, and need no group"
+            f"--context-parallel {degree} needs --documents joined, found {documents}; separate documents are usually "
+            "short enough for one GPU: remove --context-parallel, or join them"
         )
 
 
-def each_batch_for_a_group(windows: int, batch_windows: int, degree: int) -> list[int]:
-    """Returns the order of the windows, each batch once for each of the `degree` processes of a group, to whom
-    accelerate gives it in turn.
+def batches_for_groups(windows: int, batch_windows: int, degree: int) -> list[int]:
+    """Returns window indices in which each batch is repeated `degree` times.
+
+    accelerate deals batches to ranks in turn, so all `degree` ranks of a context-parallel group get the same batch.
     """
     batches = np.split(np.arange(windows), range(batch_windows, windows, batch_windows))
     order: list[int] = np.concatenate([np.tile(batch, degree) for batch in batches]).tolist()
     return order
 
 
-def shared_loss(model: Any, degree: int, device: torch.device) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Joins the groups and returns the loss of this process's part of windows [windows, length + 1].
+def context_parallel_loss(model: Any, degree: int, device: torch.device) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Sets up context parallelism and returns the loss function of this rank.
 
-    The model takes parts of windows from now on, in the backward pass too, where it may compute activations again.
+    The function takes whole windows [windows, length + 1] and returns the mean loss in nats of this rank's positions.
+    Context parallelism stays active afterwards, since activation checkpointing runs the forward pass again.
 
     Raises:
-        UserError: the model cannot be shared so, or processes hold different models.
+        UserError: the model does not support context parallelism, or ranks hold different models.
     """
     context: ContextParallel = join_context(model, degree, device)
     context.active = True
 
     def loss(wrapped: nn.Module, window_tokens: Tensor) -> Tensor:
-        ours = context.positions(window_tokens.shape[1] - 1).to(window_tokens.device)
-        logits = wrapped(input_ids=window_tokens[:, ours], position_ids=ours[None], use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, ours + 1].flatten())
+        own_positions = context.positions(window_tokens.shape[1] - 1).to(window_tokens.device)
+        logits = wrapped(
+            input_ids=window_tokens[:, own_positions], position_ids=own_positions[None], use_cache=False
+        ).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, own_positions + 1].flatten())
 
     return loss

@@ -41,14 +41,18 @@ def extend(
     allow_unread: Sequence[str] = (),
     **options: Unpack[RunOptions],
 ) -> Path | None:
-    """Continues training at a longer context, or goes on where an earlier call stopped.
+    """Continues training at a longer context, or resumes an earlier call that stopped.
 
-    `out` holds resumable states, the loss curve, and at the end `checkpoint/`; with `replace` what else it holds is
-    moved aside. `allow_unread` are glob patterns of the parent's tensors that the model may leave unread.
+    Args:
+        extension: settings of the run.
+        out: output folder: resumable states, the loss curve, and at the end `checkpoint/`.
+        replace: move anything else that `out` holds aside.
+        allow_unread: glob patterns of tensors in the parent checkpoint that the model may leave unread.
+        **options: fields of `TrainingRun`.
 
     Returns:
-        The checkpoint's folder, or None where time ran out first. Formats this family reads are written in this
-        project's format, other transformers models in their own.
+        The checkpoint's folder, or None if time ran out first. Models loaded by this project's own classes are saved
+        in this project's format, other transformers models in their own.
 
     Raises:
         UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.
@@ -59,8 +63,8 @@ def extend(
     loaded = load_checkpoint(folder, dtype="float32", allow_unread=allow_unread)
     if not loaded.extendable:
         raise UserError(
-            f"Expected a checkpoint that can be saved again, found the format {loaded.format}, which has no place in "
-            "this project's and is read for evaluation only; extend another"
+            f"Checkpoints of the format {loaded.format} can only be evaluated: this project has no format to save them "
+            "in; extend another checkpoint"
         )
     parent = {
         "name": extension.checkpoint if is_hub_id(extension.checkpoint) else folder.name,
@@ -85,17 +89,17 @@ def extend(
     }
     model: Any = loaded.model.train()
     with contextlib.ExitStack() as stack:
-        # before anything is written: what cannot be extended leaves nothing behind
-        stack.enter_context(lengthened(model, extension.context_tokens, extension.rope_scaling, parent))
+        # before the folder is claimed, so that a model that cannot be extended leaves no files
+        stack.enter_context(longer_context(model, extension.context_tokens, extension.rope_scaling, parent))
         claim = claimed(out, identity, checkpoint, replace=replace, inputs=[folder, extension.data])
         if stack.enter_context(claim):
-            say(f"{checkpoint}: extended before")
+            say(f"{checkpoint}: already extended")
             return checkpoint
         set_seed(extension.seed)
-        apart = functools.partial(document_loss, separator=separator)
+        separate_loss = functools.partial(document_loss, separator=separator)
         if extension.gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        model = run.train(model, windows, next_token_loss if extension.documents == "joined" else apart)
+        model = run.train(model, windows, next_token_loss if extension.documents == "joined" else separate_loss)
         if model is None:
             return None
         facts = {"extension": identity["extension"], "parent": parent | {"format": loaded.format}}
@@ -106,42 +110,49 @@ def extend(
 
 
 @contextlib.contextmanager
-def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent: Mapping[str, Any]) -> Iterator[None]:
-    """Writes the extension into the configuration, the scaling with the length it started from included.
+def longer_context(
+    model: Any, context_tokens: int, rope_scaling: str | None, parent: Mapping[str, Any]
+) -> Iterator[None]:
+    """Prepares a model for training at a longer context: changes its configuration and fixes its RoPE frequencies.
 
-    One set of RoPE frequencies, worked out from the parent's, is held for the whole run: a dynamic kind would follow
-    each segment's length.
+    RoPE frequencies are computed once for `context_tokens` and fixed while the block runs, because dynamic scaling
+    would otherwise choose other frequencies for each segment's length. The changes of `model.config` are permanent.
 
-    The configuration is changed in place and stays so. `parent` is what the checkpoint says of the one it came from;
-    its `training_length_tokens` may be None.
+    Args:
+        model: the parent model.
+        context_tokens: new context length.
+        rope_scaling: scaling to train with, such as "dynamic:4"; None keeps the parent's.
+        parent: name, hash and `training_length_tokens` (may be None) of the parent; saved as `config.extended_from`.
 
     Raises:
-        UserError: the context is no longer than the parent's, the model has no positions beyond, or the scaling does
-            not fit it.
+        UserError: the context is not longer than the parent's, the model has too few learned positions, or the scaling
+            does not fit the model.
     """
     config = model.config
     original = parent["training_length_tokens"]
     positions = learned_positions(model)
     if positions is not None and context_tokens > positions:
         raise UserError(
-            f"Expected a model with positions for {context_tokens} tokens, found one that has learned {positions} of "
-            "them and has none beyond; extend a model with rotary or without learned positions"
+            f"The model has {positions} learned position embeddings and cannot read {context_tokens} tokens; extend a "
+            "model with rotary embeddings or without position embeddings"
         )
     if original is not None and context_tokens <= original:
-        raise UserError(f"Expected --context beyond the training length of {original} tokens, found {context_tokens}")
+        raise UserError(
+            f"Expected --context to exceed the training length of {original} tokens, found {context_tokens}; raise it"
+        )
     scaling = None if rope_scaling is None else parse_rope_scaling(rope_scaling)
-    held = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
+    fixed_frequencies = held_rope_frequencies(model, context_tokens, scaling, original_length_tokens=original)
     if scaling is not None:
-        own = getattr(config, "rope_parameters", None)
-        entries = rope_entries(own)
+        original_parameters = getattr(config, "rope_parameters", None)
+        entries = rope_entries(original_parameters)
         rope = entries.get(GLOBAL_LAYERS, entries.get("", {}))
         if "rope_theta" not in rope:
-            found = f"rotary embeddings of {', '.join(entries)} alone" if entries else "no rotary embeddings"
-            raise UserError(f"Expected a RoPE model for --rope-scaling, found one with {found}; remove it")
+            rotary = f"has rotary embeddings only in {', '.join(entries)}" if entries else "has no rotary embeddings"
+            raise UserError(f"--rope-scaling does not apply: the model {rotary}; remove it")
         unscaled = rope.get("original_max_position_embeddings", original or config.max_position_embeddings)
         base = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         scaled = base | scaling | {"original_max_position_embeddings": unscaled}
-    with held:
+    with fixed_frequencies:
         config.max_position_embeddings = context_tokens
         config.extended_from = dict(parent)
         if isinstance(config, SbevalConfig):
@@ -149,33 +160,37 @@ def lengthened(model: Any, context_tokens: int, rope_scaling: str | None, parent
         if isinstance(config, SbevalConfig) and scaling is not None:
             config.set_rope_parameters(scaled)
         elif scaling is not None:
-            config.rope_parameters = {**(own or {}), GLOBAL_LAYERS: scaled} if GLOBAL_LAYERS in entries else scaled
+            config.rope_parameters = (
+                {**(original_parameters or {}), GLOBAL_LAYERS: scaled} if GLOBAL_LAYERS in entries else scaled
+            )
         try:
-            config.validate()  # as it will be when the first state is saved
+            config.validate()  # transformers does so when it saves the first state
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(
-                f"Expected a configuration that can be saved with the context of {context_tokens} tokens, found: "
+                f"transformers refuses the model's configuration at a context of {context_tokens} tokens: "
                 f"{first_line(error)}; change --rope-scaling"
             ) from error
         yield
 
 
 def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, dict[str, Any]]:
-    """Reads the text to extend on: token arrays (`arrays`), a file or folder of text, or a hub data set.
+    """Loads the training tokens from token arrays, a file or folder of text, or a hub data set.
 
     Returns:
-        [tokens] joined documents, each followed by the separator; the separator's id; where the text comes from.
+        All documents, each followed by the separator, [tokens]; the separator's token id; the record of the source.
 
     Raises:
-        UserError: nothing is there, or the arrays were made with another tokenizer than the checkpoint's.
+        UserError: there is no text, or the token arrays were made with another tokenizer than the checkpoint's.
     """
     (separator,) = separator_ids(tokenizer, None)
     if (source / "tokens.npy").is_file():
         arrays = load_arrays(source)
-        if (theirs := tokenizer_sha256(load_tokenizer(arrays.tokenizer))) != (ours := tokenizer_sha256(tokenizer)):
+        arrays_sha256 = tokenizer_sha256(load_tokenizer(arrays.tokenizer))
+        checkpoint_sha256 = tokenizer_sha256(tokenizer)
+        if arrays_sha256 != checkpoint_sha256:
             raise UserError(
-                f"Expected token arrays made with the checkpoint's tokenizer ({ours[:12]}), found {theirs[:12]} in "
-                f"{source}; tokenise the text again or give the text itself"
+                f"Expected token arrays made with the checkpoint's tokenizer ({checkpoint_sha256[:12]}), found "
+                f"{arrays_sha256[:12]} in {source}; tokenise the text again or give the text itself"
             )
     else:
         arrays = load_arrays(tokenised_text(OwnText(source=str(source)), tokenizer, holding_out=False))
@@ -183,11 +198,11 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
 
 
 def check_documents(tokens: NDArray[Any], separator: int, context_tokens: int) -> None:
-    """Refuses joined documents of which none fills a context."""
+    """Checks that at least one document is as long as the context."""
     ends = np.flatnonzero(np.asarray(tokens) == separator)
     longest = int(np.diff(ends, prepend=-1).max()) - 1 if len(ends) else len(tokens)
     if longest < context_tokens:
         raise UserError(
-            f"Expected at least one document of {context_tokens} tokens, found the longest has {longest}; "
+            f"No document has {context_tokens} tokens: the longest has {longest}; "
             "give longer documents, a shorter --context, or --documents joined"
         )

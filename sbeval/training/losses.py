@@ -1,9 +1,8 @@
-"""The loss of windows of tokens, whole or with documents that do not see each other.
+"""The training loss of windows of tokens, with attention across documents or restricted to each document.
 
-For the latter a window of joined documents is cut at its separators into segments. A model of this family takes all
-segments of a batch packed into one row without padding (`cu_seqlens`). Other models run segments of similar length
-together in one batch: padding on the right changes nothing under causal attention. Either way a segment is computed as
-if alone.
+To restrict attention, a window of joined documents is cut at its separators into segments. This project's models take
+all segments of a batch packed into one row without padding (`cu_seqlens`). Other models run segments of similar length
+as a right-padded batch, which causal attention does not see. Both give each segment the loss that it has on its own.
 """
 
 from collections.abc import Callable
@@ -14,21 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbeval.models import SbevalForCausalLM
-from sbeval.training.distributed import smallest_over_processes
+from sbeval.training.distributed import minimum_over_ranks
 
 SHORTEST_BUCKET_TOKENS = 64
 Loss = Callable[[nn.Module, Tensor], Tensor]
-"""From a model and windows of tokens [windows, length + 1] to the loss."""
+"""A function of a model and token ids [windows, length + 1] that returns the mean loss in nats."""
 
 
 def next_token_loss(model: nn.Module, window_tokens: Tensor) -> Tensor:
-    """Returns the mean negative log-likelihood in nats of the tokens after the first of [windows, length + 1]."""
+    """Returns the mean NLL in nats of next-token prediction over token ids [windows, length + 1]."""
     logits = model(input_ids=window_tokens[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), window_tokens[:, 1:].flatten())
 
 
 class Segment(NamedTuple):
-    """Model inputs `start` to `stop` (exclusive) of one row; their targets lie one further."""
+    """Model inputs `start` to `stop` (exclusive) of window `row`; each target is the token after its input."""
 
     row: int
     start: int
@@ -36,8 +35,9 @@ class Segment(NamedTuple):
 
 
 def segments(window_tokens: Tensor, separator: int) -> list[Segment]:
-    """Cuts windows [windows, length + 1] so that each segment begins with a separator, as scoring puts one before a
-    document.
+    """Cuts windows [windows, length + 1] before every separator.
+
+    So a segment begins with a separator, just as evaluation feeds one before a document.
     """
     length = window_tokens.shape[1] - 1
     starts: list[list[int]] = [[0] for _ in range(window_tokens.shape[0])]
@@ -52,14 +52,14 @@ def segments(window_tokens: Tensor, separator: int) -> list[Segment]:
 
 
 def document_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:
-    """Returns the mean negative log-likelihood in nats over all targets, each seeing its own document only."""
-    # data parallelism wraps the model
-    ours = isinstance(getattr(model, "module", model), SbevalForCausalLM)
-    return (packed_loss if ours else bucketed_loss)(model, window_tokens, separator)
+    """Returns the mean NLL in nats over all targets, with attention restricted to the target's document."""
+    # DistributedDataParallel holds the model in `module`
+    takes_cu_seqlens = isinstance(getattr(model, "module", model), SbevalForCausalLM)
+    return (packed_loss if takes_cu_seqlens else bucketed_loss)(model, window_tokens, separator)
 
 
 def packed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:
-    """Returns the mean loss of [windows, length + 1] token ids, every window's segments packed into one row."""
+    """Returns the mean NLL in nats of token ids [windows, length + 1], with all segments packed into one row."""
     inputs = window_tokens[:, :-1]
     begins = inputs == separator
     begins[:, 0] = True
@@ -70,9 +70,9 @@ def packed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tens
 
 
 def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Tensor:
-    """Returns the mean loss of [windows, length + 1] token ids, segments of similar length padded to one batch.
+    """Returns the mean NLL in nats of token ids [windows, length + 1], with segments batched by similar length.
 
-    All processes run the model equally often: each pass is a meeting of those that share its weights.
+    All ranks run the same number of forward passes, since with FSDP each pass gathers weights from all ranks.
     """
     buckets: dict[int, list[Segment]] = {}
     longest = window_tokens.shape[1] - 1
@@ -80,10 +80,10 @@ def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Te
         size = max(SHORTEST_BUCKET_TOKENS, 1 << (segment.stop - segment.start - 1).bit_length())
         buckets.setdefault(min(size, longest), []).append(segment)
     batches = len(buckets)
-    passes = -round(smallest_over_processes(torch.tensor(-batches, device=window_tokens.device)))
+    passes = -round(minimum_over_ranks(torch.tensor(-batches, device=window_tokens.device)))
     total = torch.zeros((), device=window_tokens.device)
     for members in [*buckets.values(), *[[]] * (passes - batches)]:
-        # a pass without a segment runs one token, whose loss counts nothing
+        # a pass without segments runs one token with an ignored target
         rows, width = max(1, len(members)), max((segment.stop - segment.start for segment in members), default=1)
         inputs = window_tokens.new_full((rows, width), separator)
         targets = window_tokens.new_full((rows, width), -100)

@@ -1,7 +1,7 @@
-"""A person's own text as token arrays, in the cache folder by the content of text and tokenizer.
+"""Tokenises a user's own text into token arrays, cached under a hash of text and tokenizer.
 
-There is no recall text in them. One token in `HELD_OUT_EVERY` is kept out of training and lies beside them in
-`held_out.jsonl`: whole documents, or of fewer than `HELD_OUT_EVERY` documents the end of each.
+The arrays hold no recall text. One token in `HELD_OUT_EVERY` is held out of training and written to `held_out.jsonl`
+beside the arrays: whole documents, or the end of each document if there are fewer than `HELD_OUT_EVERY` documents.
 """
 
 import itertools
@@ -40,9 +40,14 @@ _END = "end"
 
 
 class OwnText(NamedTuple):
-    """A text to train on: a file, a folder or the name of a hub data set, and how documents are cut into smaller ones.
+    """A text to train on, as the options of `sbeval train --text` describe it.
 
-    `field` is the field or column that holds the text.
+    Attributes:
+        source: a file, a folder or the name of a hub data set.
+        split: how documents are split into smaller ones, see `sbeval.corpora.split`.
+        field: field or column that holds the text.
+        dataset_config: configuration of the hub data set.
+        dataset_split: split of the hub data set.
     """
 
     source: str
@@ -53,18 +58,22 @@ class OwnText(NamedTuple):
 
 
 def check_text(text: OwnText, *, has_tokenizer: bool) -> None:
-    """Refuses a text that is not there or cannot be split as asked, before a tokenizer is loaded.
+    """Checks, before a tokenizer is loaded, that a text exists and can be split.
 
     Raises:
-        UserError: naming it.
+        UserError: there is no such text, or it is to be split by tokens and no tokenizer was given.
     """
     if text.split is not None and counts_tokens(text.split) and not has_tokenizer:
-        raise UserError(f"Expected --tokenizer with --split {text.split!r}, found none: name one, or split otherwise")
+        raise UserError(
+            f"--split {text.split!r} needs --tokenizer: name a tokenizer, or split by paragraph or a regular expression"
+        )
     text_corpus(text._replace(split=None))
 
 
 def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
-    """Returns the documents of a file, a folder or a hub data set, split by the tokens that a tokenizer counts.
+    """Returns the documents of a file, a folder or a hub data set, split as `text.split` says.
+
+    `tokenizer` is needed only to split by tokens.
 
     Raises:
         UserError: there is no such text, or it cannot be read.
@@ -77,16 +86,22 @@ def text_corpus(text: OwnText, tokenizer: Any = None) -> Corpus:
         corpus = hub_corpus(source, name=text.source)
     else:
         raise UserError(
-            f"Expected a file, a folder or the name of a hub data set (owner/name) with text, found nothing at "
-            f"{text.source!r}: check the path"
+            f"Expected a file, a folder or the name of a hub data set (owner/name), found nothing at {text.source!r}: "
+            "check the path"
         )
     return corpus if text.split is None else split_corpus(corpus, text.split, tokenizer)
 
 
 def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
-    """Returns the folder of a text's token arrays, made where they are not there yet.
+    """Tokenises a text, or finds its token arrays in the cache.
 
-    Without a tokenizer a byte-level BPE is trained on the text; `holding_out` keeps documents out of the arrays.
+    Args:
+        text: the text.
+        tokenizer: a Hugging Face tokenizer; None trains a byte-level BPE on the text.
+        holding_out: whether one token in `HELD_OUT_EVERY` is left out of the arrays.
+
+    Returns:
+        The folder of the token arrays.
 
     Raises:
         UserError: the text cannot be read, the tokenizer has no EOS token, or the folder cannot be written.
@@ -104,21 +119,22 @@ def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
 
 
 def name_of_text(source: str) -> str:
-    """Returns the name of a file, a folder or a hub data set, as models trained on it and its figures are called."""
+    """Returns the name of a file, a folder or a hub data set, used for models trained on it and in figures."""
     path = local_path(source)
     return text_name(path.resolve()) if path.exists() else source.rpartition("/")[2]
 
 
-def say_what_is_kept_out(folder: Path) -> None:
-    """Prints how many documents are not trained on, given the folder of a text's token arrays."""
-    record = load_arrays(folder).record
-    if kept_out := record["held_out"]["documents"]:
-        what = f"{record['held_out']['tokens']:,} tokens of {kept_out} document{'s' * (kept_out > 1)}"
-        say(f"{what} are kept out of training, one token in {HELD_OUT_EVERY}, for --report")
+def print_held_out(folder: Path) -> None:
+    """Prints how many tokens and documents are held out, given the folder of token arrays."""
+    held_out = load_arrays(folder).record["held_out"]
+    documents = held_out["documents"]
+    if documents:
+        amount = f"{held_out['tokens']:,} tokens of {documents} document{'s' * (documents > 1)}"
+        say(f"{amount} are held out of training for --report (one token in {HELD_OUT_EVERY})")
 
 
 def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
-    """Returns what a recipe takes from its text: where that is, vocabulary and special tokens, and no recall text."""
+    """Returns recipe settings that follow from the text: its path, vocabulary size, special tokens, no recall text."""
     tokenizer = load_tokenizer(folder / "tokenizer")
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     vocabulary = -(-len(tokenizer) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
@@ -129,17 +145,18 @@ def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
 
 
 def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the optimization settings that are null in a recipe, and so follow from the folder of its text's token
-    arrays.
+    """Returns optimization settings for those that are null in a recipe: one epoch of the text, and its warm-up.
+
+    `folder` holds the text's token arrays.
     """
     sections = {key: mapping.get(key) for key in ("model", "data", "optimization")}
     model, data, optimization = (settings if isinstance(settings, dict) else {} for settings in sections.values())
     length, batch = model.get("training_length_tokens"), optimization.get("batch_tokens")
-    kept_out = data.get("validation_tokens", 0)
-    if not all(isinstance(size, int) for size in (length, batch, kept_out)) or not length or not batch:
-        return {}  # the recipe's reader says what is wrong with them
-    # offsets are drawn within a window
-    windows = (load_arrays(folder).record["unique_tokens"] - kept_out - length) // length
+    validation = data.get("validation_tokens", 0)
+    if not all(isinstance(size, int) for size in (length, batch, validation)) or not length or not batch:
+        return {}  # these settings are wrong or missing; the recipe is checked when it is read
+    # one window less: each epoch starts at a random offset within a window
+    windows = (load_arrays(folder).record["unique_tokens"] - validation - length) // length
     filled = {}
     if (total := optimization.get("total_tokens")) is None:
         total = filled["total_tokens"] = max(0, windows * length // batch * batch)
@@ -149,60 +166,67 @@ def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def lengths_to_report(folder: Path, length_tokens: int) -> tuple[int, ...]:
-    """Returns the context lengths in tokens to evaluate a trained model at, as far as the text kept out reaches.
+    """Returns the context lengths, in tokens, at which `--report` evaluates the trained model.
+
+    These are 0.25 to 16 times the training length, as long as four windows fit into the held-out text.
 
     Raises:
-        UserError: too little was kept out.
+        UserError: the held-out text is too short for the training length.
     """
     held_out = load_arrays(folder).record["held_out"]
     longest = (held_out["tokens"] + held_out["documents"]) // _LEAST_BLOCKS
     lengths = [length for step in _LENGTH_STEPS if (length := int(length_tokens * step)) <= longest]
     if length_tokens not in lengths:
         raise UserError(
-            f"Expected at least {_LEAST_BLOCKS * length_tokens} tokens kept out of training for --report, found "
-            f"{held_out['tokens']}: one token in {HELD_OUT_EVERY} is kept out, so give more text, cut it into "
+            f"Expected at least {_LEAST_BLOCKS * length_tokens} held-out tokens for --report, found "
+            f"{held_out['tokens']}: one token in {HELD_OUT_EVERY} is held out, so give more text, split it into "
             "documents with --split paragraph, train at a shorter length (--set model.training_length_tokens=N), or "
-            "leave --report out"
+            "remove --report"
         )
     return tuple(lengths)
 
 
 def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holding_out: bool) -> None:
+    """Writes token arrays, held-out text, tokenizer and record; `content` is the corpus's hash."""
     if tokenizer is None:
         texts = (document.text for document in _beginning(corpus))
         save_tokenizer(train_tokenizer(texts, TRAINED_VOCABULARY), folder / "tokenizer")
         tokenizer = load_tokenizer(folder / "tokenizer")
     else:
         tokenizer.save_pretrained(folder / "tokenizer")
-    if (end := tokenizer.eos_token_id) is None:
+    end = tokenizer.eos_token_id
+    if end is None:
         raise UserError(
-            "Expected a tokenizer with an end-of-text token (eos_token) to put between documents, found none: name "
-            "another --tokenizer, or leave it out to have one trained on the text"
+            "The tokenizer has no end-of-text token (eos_token) to put between documents: name another --tokenizer, or "
+            "remove --tokenizer to train one on the text"
         )
     dtype = token_dtype(len(tokenizer))
-    few = holding_out and len(list(itertools.islice(corpus.documents(), HELD_OUT_EVERY))) < HELD_OUT_EVERY
-    documents = _with_ends_apart(corpus) if few else corpus.documents()
-    counts, kept_out = {"documents": 0, "unique_tokens": 0}, {"documents": 0, "tokens": 0}
+    cuts_ends = holding_out and len(list(itertools.islice(corpus.documents(), HELD_OUT_EVERY))) < HELD_OUT_EVERY
+    documents = _with_ends_apart(corpus) if cuts_ends else corpus.documents()
+    counts = {"documents": 0, "unique_tokens": 0}
+    held_out_counts = {"documents": 0, "tokens": 0}
     digest = sha256()
     with ExitStack() as stack:
         stack.enter_context(all_cores())
-        held_out: IO[str] = stack.enter_context((folder / HELD_OUT_FILE).open("w", encoding="utf-8"))
-        raw: IO[bytes] = stack.enter_context((folder / "tokens").open("wb"))
-        kept_last = False
+        held_out_file: IO[str] = stack.enter_context((folder / HELD_OUT_FILE).open("w", encoding="utf-8"))
+        raw_tokens: IO[bytes] = stack.enter_context((folder / "tokens").open("wb"))
+        is_held_out = False
         for batch in batches(documents):
             encoded = tokenizer([document.text for document in batch], add_special_tokens=False, verbose=False)
             for document, ids in zip(batch, encoded["input_ids"], strict=True):
-                due = (counts["unique_tokens"] + kept_out["tokens"] + len(ids)) / HELD_OUT_EVERY - kept_out["tokens"]
-                # never two in turn: a huge document is not made up for by all the small ones behind it
-                spare = not few and not kept_last and due >= len(ids) / 2
-                kept_last = holding_out and (spare or document.name == _END)
-                if kept_last:
-                    held_out.write(json.dumps({"text": document.text}) + "\n")
-                    kept_out = {"documents": kept_out["documents"] + 1, "tokens": kept_out["tokens"] + len(ids)}
+                tokens_so_far = counts["unique_tokens"] + held_out_counts["tokens"] + len(ids)
+                missing_tokens = tokens_so_far / HELD_OUT_EVERY - held_out_counts["tokens"]
+                # never two documents in a row, or one huge document would hold out all small ones that follow it
+                is_due = not cuts_ends and not is_held_out and missing_tokens >= len(ids) / 2
+                is_held_out = holding_out and (is_due or document.name == _END)
+                if is_held_out:
+                    held_out_file.write(json.dumps({"text": document.text}) + "\n")
+                    held_out_counts["documents"] += 1
+                    held_out_counts["tokens"] += len(ids)
                     continue
                 tokens = np.asarray([*ids, end], np.int32)
                 digest.update(tokens.tobytes())
-                raw.write(tokens.astype(dtype).tobytes())
+                raw_tokens.write(tokens.astype(dtype).tobytes())
                 counts["documents"] += 1
                 counts["unique_tokens"] += len(tokens)
     np.save(folder / "tokens.npy", np.memmap(folder / "tokens", dtype=dtype, mode="r"))
@@ -214,12 +238,12 @@ def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holdin
         "corpus_sha256": content,
         **counts,
     }
-    record |= {"tokens_sha256": digest.hexdigest(), "held_out": kept_out}
+    record |= {"tokens_sha256": digest.hexdigest(), "held_out": held_out_counts}
     (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def _beginning(corpus: Corpus) -> Iterator[Document]:
-    """Yields the first documents, as far as a tokenizer is trained on them."""
+    """Yields the first `_TRAINED_ON_CHARACTERS` characters of a corpus, which a tokenizer is trained on."""
     characters = 0
     for document in corpus.documents():
         yield document._replace(text=document.text[:_TRAINED_ON_CHARACTERS])
@@ -229,11 +253,11 @@ def _beginning(corpus: Corpus) -> Iterator[Document]:
 
 
 def _with_ends_apart(corpus: Corpus) -> Iterator[Document]:
-    """Yields each document without its last words, then those under the name `_END`."""
+    """Yields each document without its last twentieth, then that end as a document named `_END`."""
     for document in corpus.documents():
         text = document.text
         most = len(text) - len(text) // HELD_OUT_EVERY
-        least = most - len(text) // HELD_OUT_EVERY  # some writing has no white space for long
+        least = most - len(text) // HELD_OUT_EVERY  # some scripts have no white space for long
         cut = max(text.rfind(" ", least, most), text.rfind("\n", least, most)) + 1 or most
         yield document._replace(text=text[:cut])
         if cut < len(text):

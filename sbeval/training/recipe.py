@@ -1,4 +1,4 @@
-"""Recipes: the settings of a training run, and the YAML files they are read from."""
+"""Recipes: the settings of a training run or an extension, and how recipe files (YAML) are read."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -30,12 +30,13 @@ from sbeval.settings import (
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
 RUN_FILES = frozenset({"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK, "held_out", "results", "report"})
-"""What lies in a run's folder beside its checkpoint."""
+"""Names of a run's files and folders, which its checkpoint cannot have."""
 
 Documents = Literal["separate", "joined"]
 
 
 def _scaling(value: Any) -> str:
+    """Checks a value of `rope_scaling`; raises a `ValueError` or `UserError` if it is not valid."""
     if not isinstance(value, str):
         raise ValueError
     parse_rope_scaling(value)
@@ -43,65 +44,70 @@ def _scaling(value: Any) -> str:
 
 
 class DataSettings(Settings):
-    """What a run reads."""
+    """The data of a training run."""
 
-    folder: Text = Field(description="Token arrays.")
+    folder: Text = Field(description="Folder of token arrays.")
     recall_share: Share = Field(default=0.0, description="Share of the windows that are recall text.")
-    seed: WholeNumber = Field(default=0, description="Of the order of windows; runs to be compared share it.")
+    seed: WholeNumber = Field(
+        default=0, description="Seed of the order of windows; give the same to runs that you compare."
+    )
     validation_tokens: WholeNumber = Field(
         default=0,
-        description="The last tokens of the text, kept out of training; the checkpoint's loss on them goes into its "
-        "record, so that settings can be chosen without a look at any test text.",
+        description="Tokens at the end of the text to hold out of training. The checkpoint's loss on them is in its "
+        "training record, so that settings can be chosen without test text.",
     )
-    allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch of the text.")
+    allow_repeat: Flag = Field(default=False, description="Allow more than one epoch of the text.")
 
 
 def usual_warmup_steps(*, total_tokens: int = 0, batch_tokens: int = 1, schedule: str = "cosine", **_: Any) -> int:
-    """Returns the warm-up of a run of which none is asked for: a tenth of its steps, at most that of a long one.
+    """Returns the default number of warm-up steps: a tenth of all steps, at most 200, or 150 for an extension.
 
-    Before pydantic 2.14 it is asked for settings of which some are missing too, which are then refused.
+    The arguments have defaults because pydantic before 2.14 calls this even if required settings are missing; pydantic
+    refuses such settings afterwards.
     """
     return min(150 if schedule == "extension" else 200, total_tokens // batch_tokens // 10)
 
 
 class OptimizationSettings(Settings):
-    """How a run learns: AdamW on batches counted in tokens."""
+    """Optimizer and schedule: AdamW on batches counted in tokens."""
 
-    learning_rate: PositiveNumber = Field(description="At its peak.")
-    total_tokens: WholeNumber = Field(description="The run stops after the last whole batch within it.")
-    batch_tokens: Count = Field(description="Of one optimizer step.")
+    learning_rate: PositiveNumber = Field(description="Peak learning rate.")
+    total_tokens: WholeNumber = Field(description="Tokens to train on; the run stops after the last full batch.")
+    batch_tokens: Count = Field(description="Tokens of one optimizer step.")
     micro_batch_tokens: Count | None = Field(
-        default=None, description="Of one forward pass on one device; None takes the whole batch at once."
+        default=None, description="Tokens of one forward pass on one device; None runs the whole batch at once."
     )
     schedule: Literal["cosine", "warmup_stable_decay", "extension"] = Field(
-        default="cosine", description="How the learning rate goes on from its peak."
+        default="cosine", description="Learning-rate schedule after warm-up."
     )
     warmup_steps: WholeNumber = Field(
         default_factory=lambda settings: usual_warmup_steps(**settings),
-        description="Until the peak; a tenth of the steps where it is not given, at most 200, or 150 of an extension.",
+        description="Steps of linear warm-up. By default a tenth of all steps, at most 200 (150 for an extension).",
     )
-    weight_decay: Number = Field(default=0.1, description="On the matrices.")
+    weight_decay: Number = Field(
+        default=0.1, description="Weight decay, as transformers' Trainer applies it: not to biases and norms."
+    )
     beta1: Number = Field(default=0.9, description="Decay of AdamW's first moment.")
     beta2: Number = Field(default=0.95, description="Decay of AdamW's second moment.")
-    gradient_clip: PositiveNumber = Field(default=1.0, description="Largest norm of the gradient.")
+    gradient_clip: PositiveNumber = Field(default=1.0, description="Gradients are clipped to this norm.")
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def _check_batches_and_steps(self) -> Self:
         micro = self.micro_batch_tokens or self.batch_tokens
         if self.batch_tokens % micro:
             raise UserError(
-                f"Expected a batch that is a multiple of the micro batch, found {self.batch_tokens} and {micro} "
-                "tokens; change batch_tokens or micro_batch_tokens"
+                f"Expected batch_tokens to be a multiple of micro_batch_tokens, found {self.batch_tokens} and {micro} "
+                "tokens; change one of them"
             )
         if self.total_tokens < self.batch_tokens:
             raise UserError(
-                f"Expected at least one step of {self.batch_tokens} tokens, found {self.total_tokens} tokens in all; "
-                "ask for more steps (total_tokens) or smaller batches (batch_tokens)"
+                f"Expected total_tokens of at least one step of {self.batch_tokens} tokens, found {self.total_tokens}; "
+                "raise total_tokens (the number of steps) or lower batch_tokens"
             )
         if self.warmup_steps > self.steps:
             raise UserError(
-                f"Expected the learning rate to reach its peak within the run's {self.steps} steps, found "
-                f"{self.warmup_steps} steps of warm-up; lower warmup_steps (--warmup-steps)"
+                f"Expected at most {self.steps} warm-up steps, the steps of the whole run, found {self.warmup_steps}; "
+                "lower warmup_steps (--warmup-steps)"
             )
         return self
 
@@ -112,112 +118,144 @@ class OptimizationSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """What a recipe and a context extension have in common."""
+    """Settings that a recipe and a context extension share."""
 
-    optimization: OptimizationSettings = Field(description="How it is learnt.")
+    optimization: OptimizationSettings = Field(description="Optimizer and schedule.")
     precision: Literal["bfloat16", "float32"] = Field(
         default="bfloat16",
-        description='"bfloat16" (autocast over fp32 weights) or "float32". The checkpoint is saved in float32 where '
-        "that is asked for, else in bfloat16, or in its parent's type where it extends one.",
+        description='"bfloat16" (autocast over fp32 weights) or "float32". With "float32" the checkpoint is saved in '
+        "float32, else in bfloat16, or in its parent's dtype if it extends one.",
     )
-    seed: WholeNumber = Field(default=0, description="Of random draws.")
-    log_every_steps: Count = Field(default=50, description="Distance of the loss curve's points.")
+    seed: WholeNumber = Field(
+        default=0, description="Random seed: initial weights, and in an extension the order of windows."
+    )
+    log_every_steps: Count = Field(default=50, description="Steps between points of the loss curve.")
     save_every_steps: Count = Field(
-        default=2000, description="Distance of resumable states; a run also saves one when its time is up."
+        default=2000, description="Steps between resumable states; a run also saves one when its time is up."
     )
 
     @property
     @abstractmethod
     def length_tokens(self) -> int:
-        """Model inputs of a window."""
+        """Length of a training window, in model inputs."""
+
+    @abstractmethod
+    def memory_remedies(self) -> list[str]:
+        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
 
 
 class TrainRecipe(TrainingSettings):
-    """A training run."""
+    """The settings of a training run (`sbeval train`)."""
 
-    name: Name = Field(description="Of the run and its checkpoint.")
-    model: Options = Field(description="Keys of `SbevalConfig`; `training_length_tokens` is the length trained at.")
-    data: DataSettings = Field(description="What is read.")
+    name: Name = Field(description="Name of the run and its checkpoint.")
+    model: Options = Field(description="Keys of `SbevalConfig`; `training_length_tokens` is the training length.")
+    data: DataSettings = Field(description="Training data.")
 
     @field_validator("model")
     @classmethod
-    def _states_its_length(cls, model: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_training_length(cls, model: Mapping[str, Any]) -> dict[str, Any]:
         key = "training_length_tokens"
         return {**model, key: read_value(Tokens, model.get(key), name=f"model.{key}")}
 
     @field_validator("name")
     @classmethod
-    def _is_no_name_of_the_run_s_own(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if name.casefold() in RUN_FILES:
             raise UserError(
-                f"Expected a recipe's name that the checkpoint can have, found {name!r}, which is the name of a file "
-                "of the run; choose another"
+                f"A recipe cannot be named {name!r}: its checkpoint would replace a file of the run; rename it"
             )
         return name
 
     @model_validator(mode="after")
-    def _windows_fit(self) -> Self:
+    def _check_windows_fit(self) -> Self:
         length, optimization = self.length_tokens, self.optimization
         if (optimization.micro_batch_tokens or optimization.batch_tokens) % length:
             raise UserError(
-                f"Expected batches of whole windows of {length} tokens, found {optimization.batch_tokens} a batch and "
-                f"{optimization.micro_batch_tokens} a micro batch; make both multiples of it"
+                f"Expected batch_tokens and micro_batch_tokens to be multiples of the window length, {length} tokens, "
+                f"found {optimization.batch_tokens} and {optimization.micro_batch_tokens}; change them"
             )
         return self
 
     @property
     def length_tokens(self) -> int:
-        """Model inputs of a window."""
+        """Length of a training window, in model inputs."""
         length: int = self.model["training_length_tokens"]
         return length
 
+    def memory_remedies(self) -> list[str]:
+        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+        length, optimization = self.length_tokens, self.optimization
+        smaller = (optimization.micro_batch_tokens or optimization.batch_tokens) > length
+        return [
+            *([f"lower the tokens of a pass, as by --set optimization.micro_batch_tokens={length}"] if smaller else []),
+            "use --fsdp on several GPUs",
+            "lower model.training_length_tokens",
+        ]
+
 
 class Extension(TrainingSettings):
-    """A context extension."""
+    """The settings of a context extension (`sbeval extend`)."""
 
-    checkpoint: Text = Field(description="Folder or hub id of the parent.")
-    data: LocalPath = Field(description="Token arrays or text (`extend`).")
-    context_tokens: Tokens = Field(description="The new context.")
+    checkpoint: Text = Field(description="Folder or hub id of the checkpoint to extend (the parent).")
+    data: LocalPath = Field(description="Token arrays or text.")
+    context_tokens: Tokens = Field(description="New context length.")
     documents: Documents = Field(
-        default="separate", description='"separate" (documents do not see each other) or "joined".'
+        default="separate", description='"separate" (attention stays within a document) or "joined".'
     )
     rope_scaling: Annotated[str, Expected("a scaling such as dynamic:4", _scaling)] | None = Field(
         default=None, description='Scaling to train with, such as "dynamic:4"; None keeps the parent\'s.'
     )
-    allow_repeat: Flag = Field(default=False, description="Let a run be more than one epoch.")
+    allow_repeat: Flag = Field(default=False, description="Allow more than one epoch.")
     gradient_checkpointing: Flag = Field(
-        default=False, description="Compute activations again in the backward pass instead of keeping them."
+        default=False, description="Recompute activations in the backward pass instead of storing them."
     )
-    log_every_steps: Count = Field(default=10, description="Distance of the loss curve's points.")
-    save_every_steps: Count = Field(default=250, description="Distance of resumable states.")
+    log_every_steps: Count = Field(default=10, description="Steps between points of the loss curve.")
+    save_every_steps: Count = Field(default=250, description="Steps between resumable states.")
 
     @model_validator(mode="after")
-    def _windows_fit(self) -> Self:
+    def _check_windows_fit(self) -> Self:
         micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
         if micro % self.context_tokens:
             raise UserError(
-                f"Expected batches of whole windows of {self.context_tokens} tokens, found {micro}; "
-                "make --batch-tokens and --micro-batch-tokens multiples of --context"
+                f"Expected --batch-tokens and --micro-batch-tokens to be multiples of --context {self.context_tokens}, "
+                f"found {micro}; change them"
             )
         return self
 
     @property
     def length_tokens(self) -> int:
-        """Model inputs of a window."""
+        """Length of a training window, in model inputs."""
         return self.context_tokens
+
+    def memory_remedies(self) -> list[str]:
+        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+        micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
+        smaller = micro > self.context_tokens
+        return [
+            *([f"lower --micro-batch-tokens to {self.context_tokens}"] if smaller else []),
+            *(["add --gradient-checkpointing"] if not self.gradient_checkpointing else []),
+            "use --fsdp or --context-parallel on several GPUs",
+            "lower --context",
+        ]
 
 
 def read_recipe(path: str | Path) -> TrainRecipe:
-    """Reads a recipe file, or a shipped recipe by its name, as `read_mapping` does."""
+    """Reads and checks a recipe file, or a shipped recipe by its name."""
     value, file = read_mapping(path)
     return TrainRecipe.read(value, place="the recipe", source=file.name)
 
 
 def read_mapping(path: str | Path, folder: Path = RECIPE_FOLDER) -> tuple[dict[str, Any], Path]:
-    """Returns the settings of a recipe file, and where it was found.
+    """Reads a recipe's settings without checking them.
 
-    A recipe with `based_on: NAME` holds what differs from that recipe, nested settings included. `path` is a YAML file,
-    or the name of one in `folder`, beside the recipe that is based on it, or of one that is shipped (`demo_rope`).
+    A recipe with `based_on: NAME` is merged into that recipe: it holds only settings that differ, nested ones too.
+
+    Args:
+        path: a YAML file, or the name of one in `folder` or among the shipped recipes (`demo_rope`).
+        folder: folder to look in; for `based_on` the folder of the recipe that says it.
+
+    Returns:
+        The settings, and the file they were read from.
 
     Raises:
         UserError: there is no such file, or it holds no mapping.
@@ -231,7 +269,7 @@ def read_mapping(path: str | Path, folder: Path = RECIPE_FOLDER) -> tuple[dict[s
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's settings with some of them changed, nested ones too."""
+    """Returns the settings `base` updated with `changes`; nested settings are merged, not replaced."""
     both = base | changes
     for key, change in changes.items():
         if isinstance(change, dict) and isinstance(base.get(key), dict):

@@ -1,7 +1,4 @@
-"""What a training run leaves behind: its loss curve, its commands, and the record beside the checkpoint.
-
-A full disk is told in one sentence whichever library met it.
-"""
+"""The files in which a training run records its loss curve and its commands, and the error for a full disk."""
 
 import contextlib
 import json
@@ -20,8 +17,9 @@ OTHER_FOLDER = "choose another --out, with space, that you may write to"
 COMMANDS_FILE = "runs.jsonl"
 CURVE_FILE = "training_log.jsonl"
 COMPLETE_MARK = "complete.json"
-"""Lies in a state that was written to its end."""
-_KINDS: dict[str, dict[str, Any]] = {  # of what is read again
+"""File in a state's folder that marks the state as completely written."""
+# types of the fields that are read back from each file
+_KINDS: dict[str, dict[str, Any]] = {
     COMMANDS_FILE: {"command": str, "last_step": int, "seconds": float, "gpu": str | None},
     CURVE_FILE: {"step": int},
 }
@@ -29,16 +27,16 @@ _PACKAGES = ("torch", "triton", "transformers", "accelerate", "tokenizers", "num
 
 
 def write_lines(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
-    """Writes JSON lines, whole or not at all."""
+    """Writes JSON lines atomically."""
     with whole_file(file, "the record of a run", remedy=OTHER_FOLDER) as unfinished:
         unfinished.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Reads JSON lines of a run, without a last one that was cut off by a kill or a full disk; no file is no lines.
+    """Reads a run's JSON lines. A missing file has no lines; an incomplete last line (kill, full disk) is dropped.
 
     Raises:
-        UserError: it cannot be read, or a line is none that a run wrote.
+        UserError: the file cannot be read, or a line is not one that a run writes.
     """
     values: list[dict[str, Any]] = []
     kinds = _KINDS[file.name].items()
@@ -46,36 +44,36 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         for line in read_bytes(file, MOST_RESULTS_BYTES).split(b"\n")[:-1] if file.exists() else []:
             value = parse_json(line)
             if not fits(value, dict) or not all(fits(value.get(name), kind) for name, kind in kinds):
-                raise UserError("it is not what a run writes")
+                raise UserError("fields are missing or have other types")
             values.append(value)
     except UserError as error:
         raise UserError(
-            f"Expected line {len(values) + 1} of {file} as a run wrote it, found another ({error}); mend or remove it"
+            f"Line {len(values) + 1} of {file} is not one that a training run writes ({error}); correct or remove it"
         ) from None
     return values
 
 
 def trim_log(log: Path, last_step: int) -> None:
-    """Drops points after `last_step`: steps lost in a crash are logged again when they are done again."""
+    """Drops points after `last_step`: steps lost in a crash are repeated and logged again."""
     if log.is_file():
         write_lines(log, [point for point in read_lines(log) if point["step"] <= last_step])
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of Python and of the packages that a run's numbers depend on."""
+    """Returns the versions of Python and of the packages that a training run depends on; None if not installed."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in _PACKAGES}
 
 
 @contextlib.contextmanager
 def full_disk_named(out: Path) -> Iterator[None]:
-    """Turns what libraries raise where a disk is full into a `UserError` that names the run's folder."""
+    """Turns any library's error about a full disk into a `UserError` that names the run's folder."""
     try:
         yield
     except Exception as error:
         if not no_room(error):
             raise
         saved = any((out / "states").glob(f"checkpoint-*/{COMPLETE_MARK}"))
-        before = "the run goes on from the state saved before" if saved else "no state had been saved before"
+        last_state = "the run resumes from its last state" if saved else "no state had been saved before"
         raise UserError(
-            f"Expected room for a state in {out}, found a full disk; make room and run the same command: {before}"
+            f"The disk is full: no state could be written to {out}; free space and run the same command: {last_state}"
         ) from error

@@ -1,23 +1,25 @@
-"""One training run in its folder: resumed, trained and watched, and left with its record."""
+"""One training run in its folder: resumes from the newest state, trains, and writes the final checkpoint."""
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PrinterCallback
 
 from sbeval.checkpoints.quiet import without_bars
 from sbeval.corpora.seen import keep_seen
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 from sbeval.keeping.writing import written_beside
 from sbeval.processes.ranks import is_first_process
 from sbeval.training import record
-from sbeval.training.distributed import prepare, process_count, whole_model
+from sbeval.training.distributed import gathered_model, prepare, process_count
 from sbeval.training.losses import Loss, next_token_loss
 from sbeval.training.recipe import TrainingSettings
 from sbeval.training.trainer import WindowTrainer, last_complete_state, schedule_factor, training_arguments
@@ -26,7 +28,7 @@ from sbeval.training.windows import TrainingWindows
 
 
 class RunOptions(TypedDict, total=False):
-    """What a command may say of a run beside its settings, see `TrainingRun`."""
+    """Optional arguments of `TrainingRun` that the commands pass on."""
 
     max_seconds: float | None
     command: str
@@ -36,15 +38,16 @@ class RunOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """What one command is to do in a run's folder.
+    """One command's part of a training run.
 
     Attributes:
-        out: the folder, claimed by this command alone (`claim`): `states/`, `training_log.jsonl`, `runs.jsonl`,
-            `run.json`.
-        max_seconds: stop with a resumable state after this time; None trains to the end.
+        out: the run's folder, claimed by this command (`claim`). It holds `states/`, `training_log.jsonl`,
+            `runs.jsonl` and `run.json`.
+        settings: the recipe or extension.
+        max_seconds: save a resumable state and stop after this time; None trains to the end.
         command: command line for the record.
-        fsdp: shard weights, gradients and the optimizer over the processes.
-        context_parallel: processes that share a window.
+        fsdp: shard weights, gradients and optimizer state over the ranks.
+        context_parallel: ranks that share a window.
         started: `time.monotonic()` when the command started.
     """
 
@@ -59,31 +62,58 @@ class TrainingRun:
 
     @property
     def windows(self) -> int:
-        """Windows seen over the whole run."""
+        """Number of windows of the whole run."""
         optimization = self.settings.optimization
         return optimization.steps * optimization.batch_tokens // self.settings.length_tokens
 
     def check_epochs(self, windows: TrainingWindows, tokens: int, *, remedy: str) -> None:
-        """Refuses a run that sees windows of the text twice."""
+        """Checks that the run reads its text, of so many `tokens`, at most once; `remedy` ends the error."""
         if windows.epochs > 1:
             optimization = self.settings.optimization
             raise UserError(
-                f"Expected a text of {optimization.steps * optimization.batch_tokens:,} tokens for "
-                f"{optimization.steps:,} steps of {optimization.batch_tokens:,} tokens, found {tokens:,} tokens: the "
-                f"run would read the text {windows.epochs:,.2f} times; give more text, {remedy}"
+                f"{optimization.steps:,} steps of {optimization.batch_tokens:,} tokens need "
+                f"{optimization.steps * optimization.batch_tokens:,} tokens of text, found {tokens:,}: the run would "
+                f"read the text {windows.epochs:,.2f} times; give more text, {remedy}"
             )
 
     def train(self, model: Any, windows: TrainingWindows, loss: Loss = next_token_loss) -> Any | None:
-        """Trains from the newest state.
+        """Trains the model from the newest state, or from its initial weights if there is no state.
+
+        Args:
+            model: the model; it is trained in place.
+            windows: token windows in training order.
+            loss: loss function of the model and windows [windows, length + 1].
 
         Returns:
-            The trained model, whole only in the first process; None if time ran out first.
+            The trained model, on rank 0 with full weights; None if time ran out first.
 
         Raises:
-            UserError: loss or weights are not finite, the disk is full, or FSDP has a single process.
+            UserError: loss or weights are not finite, disk or memory is full, or FSDP runs on a single rank.
         """
+        with self._memory_named():
+            return self._train(model, windows, loss)
+
+    @contextlib.contextmanager
+    def _memory_named(self) -> Iterator[None]:
+        """Says what a user can lower where memory runs out within it."""
+        try:
+            yield
+        except Exception as error:
+            if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)):
+                raise
+            optimization = self.settings.optimization
+            tokens = optimization.micro_batch_tokens or optimization.batch_tokens // process_count()
+            *remedies, last = self.settings.memory_remedies()
+            state = last_complete_state(self.out / "states")
+            again = " with another --out" if state else ""  # a run goes on with the settings that it was begun with
+            raise UserError(
+                f"Expected memory for the model, its optimizer and a pass of {tokens:,} tokens, found none left "
+                f"({first_line(error)}): {', '.join(remedies)} or {last}, and start again{again}."
+            ) from error
+
+    def _train(self, model: Any, windows: TrainingWindows, loss: Loss) -> Any | None:
         if self.fsdp and process_count() == 1:
-            raise UserError("Expected several processes for --fsdp, found one; start it with `accelerate launch`")
+            raise UserError("--fsdp needs several ranks, found one; start the command with `accelerate launch`")
         optimization = self.settings.optimization
         steps = optimization.steps
         state = last_complete_state(self.out / "states")
@@ -91,52 +121,63 @@ class TrainingRun:
         if is_first_process():
             with record.full_disk_named(self.out):
                 record.trim_log(self.out / record.CURVE_FILE, first_step)
-        earlier = [
+        earlier_commands = [
             command | {"last_step": min(command["last_step"], first_step)}
             for command in record.read_lines(self.out / record.COMMANDS_FILE)
         ]
 
-        def note(step: int) -> None:
-            record.write_lines(self.out / record.COMMANDS_FILE, [*earlier, self._this_command(first_step, step)])
+        def record_commands(step: int) -> None:
+            commands = [*earlier_commands, self._this_command(first_step, step)]
+            record.write_lines(self.out / record.COMMANDS_FILE, commands)
 
-        kind, batch_tokens = type(model), optimization.batch_tokens
-        watch = RunWatch(self.out, note, batch_tokens=batch_tokens, started=self.started, max_seconds=self.max_seconds)
-        shared = {"context_parallel": self.context_parallel}
+        model_class = type(model)
+        batch_tokens = optimization.batch_tokens
+        watch = RunWatch(
+            self.out,
+            record_commands,
+            batch_tokens=batch_tokens,
+            started=self.started,
+            max_seconds=self.max_seconds,
+        )
         trainer = WindowTrainer(
             factor=schedule_factor(optimization),
             window_loss=loss,
             model=model,
-            args=training_arguments(self.settings, self.out / "states", fsdp=self.fsdp, **shared),
+            args=training_arguments(
+                self.settings, self.out / "states", fsdp=self.fsdp, context_parallel=self.context_parallel
+            ),
             train_dataset=windows,
             callbacks=[watch],
-            **shared,
+            context_parallel=self.context_parallel,
         )
         prepare(trainer, state)
         watch.trainer = trainer
-        trainer.remove_callback(PrinterCallback)  # the watch prints
+        trainer.remove_callback(PrinterCallback)  # RunWatch prints the losses
         if first_step >= steps and state is not None:
-            model.load_state_dict(kind.from_pretrained(state).state_dict())
+            model.load_state_dict(model_class.from_pretrained(state).state_dict())
             return model
         with record.full_disk_named(self.out), without_bars():
             trainer.train(resume_from_checkpoint=str(state) if state else None)
         if (bad_step := trainer.bad_step()) is not None:
-            kept, again = "no state had been saved before", ""
-            if good := last_complete_state(self.out / "states"):
-                kept, again = f"the last good state is kept in {good}", " with another --out"
+            good_state = last_complete_state(self.out / "states")
+            if good_state is None:
+                saved, restart = "no state had been saved before", "start again"
+            else:
+                saved, restart = f"the last good state is kept in {good_state}", "start again with another --out"
             raise UserError(
-                f"Expected a finite loss and finite weights, found NaN or infinity at step {bad_step}; {kept}: lower "
-                f"the learning rate and start again{again}"
+                f"Loss or weights became NaN or infinity at step {bad_step}; {saved}: lower the learning rate and "
+                f"{restart}"
             )
         if is_first_process():
             last_step = trainer.state.global_step
             with record.full_disk_named(self.out):
-                note(last_step)
+                record_commands(last_step)
             if watch.out_of_time:
-                print(f"stopped at step {last_step} of {steps} with its state saved; run the same command to go on")
-        return None if watch.out_of_time else whole_model(trainer, kind)
+                print(f"stopped at step {last_step} of {steps}, state saved; run the same command to resume")
+        return None if watch.out_of_time else gathered_model(trainer, model_class)
 
     def _this_command(self, first_step: int, last_step: int) -> dict[str, Any]:
-        """This command's share of the run; of several processes, the memory is the first's."""
+        """Returns this command's line of `runs.jsonl`; with several ranks, the peak memory is that of rank 0."""
         on_gpu = torch.cuda.is_available()
         return {
             "command": self.command,
@@ -161,19 +202,26 @@ class TrainingRun:
         parent: Path | None = None,
         measured: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Writes weights, configuration, tokenizer and record as one Hugging Face folder, which appears whole.
+        """Writes the final checkpoint on rank 0, atomically: weights, configuration, tokenizer, training record.
 
-        The model is left in `dtype`. The record begins with `facts` of the recipe or the extension, `data` in it is
-        that of the token arrays, and what is `measured` once the weights are saved ends it. What `parent` was trained
-        on, this model was too.
+        Args:
+            model: the trained model; it is converted to `dtype` in place.
+            tokenizer: its tokenizer.
+            folder: new folder of the checkpoint.
+            windows: the windows that the run has trained on.
+            facts: fields of the training record about the recipe or the extension.
+            data: record of the token arrays.
+            dtype: dtype of the saved weights.
+            parent: folder of the extended checkpoint; its hashes of training text are carried over.
+            measured: called after the weights are saved; returns further fields of the training record.
 
         Raises:
-            UserError: the disk is full; the run's states are kept.
+            UserError: the disk is full, or `folder` exists. The run's states are kept.
         """
         if not is_first_process():
             return
         if folder.exists():
-            raise UserError(f"Expected nothing at {folder} yet, found a file or folder: move it away and run again")
+            raise UserError(f"{folder} exists and would be overwritten: move it away and run again")
         with record.full_disk_named(self.out), without_bars(), written_beside(folder) as partial:
             tokenizer.save_pretrained(partial)
             model.to(dtype).save_pretrained(partial)

@@ -1,4 +1,4 @@
-"""The demo tokenizer: byte-level BPE trained on the training text, saved as a Hugging Face fast tokenizer."""
+"""Trains a small byte-level BPE tokenizer and saves it as a Hugging Face fast tokenizer."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,16 +9,22 @@ from numpy.typing import NDArray
 
 END_OF_TEXT = "<|endoftext|>"
 Tokens = NDArray[np.uint16 | np.uint32]
-"""Token ids, in the smaller type where the vocabulary allows it."""
+"""Token ids: uint16 if the vocabulary fits, else uint32."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """Trains a byte-level BPE `tokenizers.Tokenizer` of so many entries, the special token included.
+    """Trains a byte-level BPE `tokenizers.Tokenizer` with `vocabulary` entries, its special token included.
 
-    Digits are tokens of their own, so that a number can be copied digit by digit. `<|endoftext|>` has id 0, is the
-    only special token, and is never added by the tokenizer itself.
+    Each digit is one token, so that a model can copy a number digit by digit. `<|endoftext|>` has id 0 and is the only
+    special token; the tokenizer never adds it to a text.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # recipes are read without
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        trainers,
+    )  # slow import that reading a recipe does not need
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -36,8 +42,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path, *, model_max_length: int = 1 << 30) -> None:
-    """Writes a `tokenizers.Tokenizer` as a folder that `AutoTokenizer.from_pretrained` reads."""
-    from transformers import PreTrainedTokenizerFast  # as above, and takes seconds
+    """Saves a `tokenizers.Tokenizer` as a folder that `AutoTokenizer.from_pretrained` reads."""
+    from transformers import PreTrainedTokenizerFast  # takes seconds to import
 
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
@@ -51,5 +57,5 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, model_max_length: int = 1 <<
 
 
 def token_dtype(vocabulary: int) -> type[np.uint16 | np.uint32]:
-    """Returns the type that holds every token id of a vocabulary."""
+    """Returns the NumPy type for token ids of a vocabulary of this size."""
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32

@@ -1,4 +1,4 @@
-"""`sbeval train RECIPE`: one training run, resumed where it stopped."""
+"""`sbeval train RECIPE`: trains a model from scratch, or resumes a run that stopped."""
 
 from pathlib import Path
 from typing import Any, Unpack
@@ -28,13 +28,17 @@ def train(
     replace: bool = False,
     **options: Unpack[RunOptions],
 ) -> Path | None:
-    """Trains a model from the recipe, or goes on where an earlier call stopped.
+    """Trains a model from a recipe, or resumes an earlier call that stopped.
 
-    `out` holds resumable states, the loss curve, and at the end `<recipe.name>/`, the checkpoint; with `replace` what
-    else it holds is moved aside. `data_folder` holds token arrays to read instead of the recipe's.
+    Args:
+        recipe: settings of the run.
+        out: output folder: resumable states, the loss curve, and at the end the checkpoint, `<recipe.name>/`.
+        data_folder: token arrays to read in place of the recipe's.
+        replace: move anything else that `out` holds aside.
+        **options: fields of `TrainingRun`.
 
     Returns:
-        The checkpoint's folder, or None where time ran out first.
+        The checkpoint's folder, or None if time ran out first.
 
     Raises:
         UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.
@@ -43,8 +47,14 @@ def train(
     run = TrainingRun(out, recipe, **options)
     arrays = load_arrays(data)
     training_tokens, validation_tokens = split_validation(arrays.tokens, recipe)
-    seen: dict[str, Any] = {"windows": run.windows, "recall_share": recipe.data.recall_share, "seed": recipe.data.seed}
-    windows = TrainingWindows(training_tokens, arrays.recall, length_tokens=recipe.length_tokens, **seen)
+    windows = TrainingWindows(
+        training_tokens,
+        arrays.recall,
+        length_tokens=recipe.length_tokens,
+        windows=run.windows,
+        recall_share=recipe.data.recall_share,
+        seed=recipe.data.seed,
+    )
     if not recipe.data.allow_repeat:
         remedy = "fewer total_tokens, or data.allow_repeat: true in the recipe (--allow-repeat)"
         run.check_epochs(windows, len(training_tokens), remedy=remedy)
@@ -53,28 +63,36 @@ def train(
     tokenizer = load_tokenizer(arrays.tokenizer)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"Expected vocab_size of at least the tokenizer's {len(tokenizer)} in the recipe {recipe.name}, found "
-            f"{model.config.vocab_size}; raise it or tokenise the text with fewer"
+            f"The tokenizer has {len(tokenizer)} entries, but vocab_size in the recipe {recipe.name} is "
+            f"{model.config.vocab_size}; raise it, or tokenise the text with a smaller tokenizer"
         )
     checkpoint = out / recipe.name
     identity = {"recipe": recipe.model_dump(mode="json"), "tokens_sha256": arrays.record["tokens_sha256"]}
     identity["inputs"] = arrays_parts(arrays.tokenizer.parent)
-    with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as ended:
-        if ended:
-            say(f"{checkpoint}: trained before")
+    with claimed(out, identity, checkpoint, replace=replace, inputs=[data]) as has_finished:
+        if has_finished:
+            say(f"{checkpoint}: already trained")
             return checkpoint
-        if (model := run.train(model, windows)) is None:
+        model = run.train(model, windows)
+        if model is None:
             return None
 
-        def validated() -> dict[str, Any]:
-            # gathered weights lie in the host's memory
-            whole = model.to("cuda" if torch.cuda.is_available() else "cpu")
-            return {"validation": validation_loss(whole, validation_tokens, recipe.length_tokens)}
+        def measure_validation() -> dict[str, Any]:
+            # with FSDP the gathered weights are in host memory
+            on_device = model.to("cuda" if torch.cuda.is_available() else "cpu")
+            return {"validation": validation_loss(on_device, validation_tokens, recipe.length_tokens)}
 
         facts = {"name": recipe.name, "recipe": identity["recipe"]}
         dtype = torch.float32 if recipe.precision == "float32" else torch.bfloat16
         run.finish(
-            model, tokenizer, checkpoint, windows, facts=facts, data=arrays.record, dtype=dtype, measured=validated
+            model,
+            tokenizer,
+            checkpoint,
+            windows,
+            facts=facts,
+            data=arrays.record,
+            dtype=dtype,
+            measured=measure_validation,
         )
         say(f"{checkpoint}: trained on {recipe.optimization.steps * recipe.optimization.batch_tokens} tokens")
         return checkpoint
@@ -84,26 +102,27 @@ FORWARD_TOKENS = 65536
 
 
 def split_validation(tokens: Tokens, recipe: TrainRecipe) -> tuple[Tokens, Tokens]:
-    """Cuts the joined documents into those to train on and the last `validation_tokens`.
+    """Splits the joined documents into training tokens and the last `validation_tokens`.
 
     Raises:
-        UserError: the part kept out is shorter than a window, or leaves nothing to train on.
+        UserError: either part is shorter than a window.
     """
-    kept_out = recipe.data.validation_tokens
-    if kept_out and not recipe.length_tokens < kept_out < len(tokens) - recipe.length_tokens:
+    validation_tokens = recipe.data.validation_tokens
+    longest = len(tokens) - recipe.length_tokens
+    if validation_tokens and not recipe.length_tokens < validation_tokens < longest:
         raise UserError(
-            f"Expected validation_tokens beyond a window of {recipe.length_tokens} and within the {len(tokens)} tokens "
-            f"there are, found {kept_out}"
+            f"Expected data.validation_tokens between one window ({recipe.length_tokens}) and the text's {len(tokens)} "
+            f"tokens less one window, found {validation_tokens}; change it or give more text"
         )
-    return tokens[: len(tokens) - kept_out], tokens[len(tokens) - kept_out :]
+    return tokens[: len(tokens) - validation_tokens], tokens[len(tokens) - validation_tokens :]
 
 
 @torch.no_grad()
 def validation_loss(model: Any, tokens: Tokens, length_tokens: int) -> dict[str, Any] | None:
-    """Returns the mean loss over the disjoint windows of a text, None without one; leaves the model in evaluation mode.
+    """Computes the mean loss over disjoint windows of a text, and leaves the model in evaluation mode.
 
     Returns:
-        `nll` in nats per token, `tokens` scored and their `length_tokens`.
+        `nll` in nats per token, the number of scored `tokens`, and the windows' `length_tokens`; None without tokens.
     """
     if not len(tokens):
         return None

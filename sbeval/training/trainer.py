@@ -1,4 +1,4 @@
-"""transformers' Trainer on windows of tokens: the order of the data, the loss and the learning rates are ours."""
+"""transformers' Trainer with our own data order, loss and learning-rate schedules, and the handling of its states."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from transformers import Trainer, TrainingArguments
 from sbeval.errors import UserError
 from sbeval.keeping.writing import set_aside
 from sbeval.processes.ranks import is_first_process
-from sbeval.training.distributed import each_batch_for_a_group, process_count, shared_loss, smallest_over_processes
+from sbeval.training.distributed import batches_for_groups, context_parallel_loss, minimum_over_ranks, process_count
 from sbeval.training.losses import Loss
 from sbeval.training.recipe import OptimizationSettings, TrainingSettings
 from sbeval.training.record import COMPLETE_MARK
@@ -34,55 +34,58 @@ _TRAINER_FILE = re.compile(
 
 
 class WindowTrainer(Trainer):
-    """Trainer over a dataset that is already in training order."""
+    """Trainer that reads the dataset without shuffling and notes the first step with a non-finite loss or weight."""
 
     def __init__(
         self, *, factor: Callable[[int], float], window_loss: Loss, context_parallel: int, **rest: Any
     ) -> None:
         super().__init__(data_collator=lambda window_tokens: {"window_tokens": window_tokens}, **rest)
-        self._factor, self._window_loss, self._context_parallel = factor, window_loss, context_parallel
+        self._factor = factor
+        self._window_loss = window_loss
+        self._context_parallel = context_parallel
         if context_parallel > 1:
-            self._window_loss = shared_loss(self.model, context_parallel, self.args.device)
-        # our loss is a mean over equal windows: accumulation steps weigh the same
+            self._window_loss = context_parallel_loss(self.model, context_parallel, self.args.device)
+        # our loss is a mean over windows of equal length, so the Trainer must weight accumulation steps equally
         self.model_accepts_loss_kwargs = False
         self.first_bad_step: Tensor | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         if self._context_parallel == 1:
             return SequentialSampler(train_dataset)
-        return each_batch_for_a_group(len(train_dataset), self.args.per_device_train_batch_size, self._context_parallel)
+        return batches_for_groups(len(train_dataset), self.args.per_device_train_batch_size, self._context_parallel)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Returns the loss of a batch, and notes on the device at which step it was first not finite."""
+        """Returns the loss of a batch; notes on the device, without waiting, the first step with a non-finite loss."""
         del return_outputs, num_items_in_batch
         loss = self._window_loss(model, inputs["window_tokens"])
         self._note(loss.detach().isfinite(), self.state.global_step + 1)
         return loss
 
     def note_weights(self) -> None:
-        """Notes whether the step just done left weights that are not finite: their loss would be known too late."""
+        """Checks the weights before a state is saved: the next loss would show non-finite weights too late."""
         model: Any = self.model
-        finite = torch.stack([_own_part(weight).isfinite().all() for weight in model.parameters()]).all()
+        finite = torch.stack([_local_shard(weight).isfinite().all() for weight in model.parameters()]).all()
         self._note(finite, self.state.global_step)
 
     def _note(self, finite: Tensor, step: int) -> None:
+        """Keeps the smallest step with a non-finite value, as a tensor on the device."""
         bad = torch.where(finite, math.inf, float(step))
         self.first_bad_step = bad if self.first_bad_step is None else torch.minimum(self.first_bad_step, bad)
 
     def bad_step(self) -> int | None:
-        """Returns the first step whose loss was not finite, None where there is none.
+        """Returns the first step with a non-finite loss or weight, None if all were finite.
 
-        Waits for the device; where there are several processes, all must ask.
+        Waits for the device, and every rank must call it.
         """
         if self.first_bad_step is None:
             return None
-        step = smallest_over_processes(self.first_bad_step)
+        step = minimum_over_ranks(self.first_bad_step)
         return int(step) if math.isfinite(step) else None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
-        """Builds the schedule from the recipe's function."""
+        """Creates the learning-rate scheduler from the schedule of the run's settings."""
         if self.lr_scheduler is None:
             optimizer = optimizer or self.optimizer
             assert optimizer is not None
@@ -92,7 +95,7 @@ class WindowTrainer(Trainer):
 
 
 def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
-    """Returns the learning rate's factor as a function of the step."""
+    """Returns a function from the step to the factor of the peak learning rate."""
     functions = {"cosine": cosine, "warmup_stable_decay": warmup_stable_decay, "extension": extension}
     return functools.partial(
         functions[optimization.schedule], steps=optimization.steps, warmup_steps=optimization.warmup_steps
@@ -100,19 +103,19 @@ def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float
 
 
 def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, processes: int) -> tuple[int, int]:
-    """Returns the windows of one forward pass of one process, and how many such passes make a step.
+    """Returns the number of windows in one forward pass of one rank, and the gradient accumulation steps.
 
     Raises:
-        UserError: the processes cannot share a batch evenly, which would make steps smaller than asked for.
+        UserError: a batch does not split evenly over the ranks, so that steps would be smaller than `batch_tokens`.
     """
     batch_windows = optimization.batch_tokens // length_tokens
     micro_windows = (optimization.micro_batch_tokens or optimization.batch_tokens // processes) // length_tokens
     if micro_windows < 1 or batch_windows % (micro_windows * processes):
         micro = optimization.micro_batch_tokens
-        asked = f"batches of {optimization.batch_tokens} tokens" + ("" if micro is None else f" in passes of {micro}")
+        passes = "" if micro is None else f" in forward passes of {micro}"
         raise UserError(
-            f"Expected a batch that {processes} processes share evenly in windows of {length_tokens} tokens, found "
-            f"{asked}; change batch_tokens, micro_batch_tokens or the number of processes"
+            f"Batches of {optimization.batch_tokens} tokens{passes} do not split evenly over {processes} ranks in "
+            f"windows of {length_tokens} tokens; change batch_tokens, micro_batch_tokens or the number of processes"
         )
     return micro_windows, batch_windows // (micro_windows * processes)
 
@@ -120,11 +123,11 @@ def passes_of_a_step(optimization: OptimizationSettings, length_tokens: int, pro
 def training_arguments(
     settings: TrainingSettings, states: Path, *, fsdp: bool, context_parallel: int = 1
 ) -> TrainingArguments:
-    """Translates our settings into transformers' own."""
+    """Returns transformers' `TrainingArguments` for the settings; the Trainer saves its states in `states`."""
     optimization = settings.optimization
     processes = process_count() // context_parallel
     micro_windows, accumulation_steps = passes_of_a_step(optimization, settings.length_tokens, processes)
-    shard: Any = True if fsdp else None  # declared as text, which is going away
+    shard: Any = True if fsdp else None  # the argument is annotated as a string, but transformers deprecates strings
     return TrainingArguments(
         output_dir=str(states),
         max_steps=optimization.steps,
@@ -153,17 +156,16 @@ def training_arguments(
 
 
 def holds_states(states: Path) -> bool:
-    """Whether a folder holds anything but states that a Trainer did not finish writing."""
+    """Whether a folder holds a complete state, or anything that a Trainer does not write."""
     if not states.is_dir():
         return states.exists()
-    return any((entry / COMPLETE_MARK).exists() or not _is_a_trainer_s(entry) for entry in states.iterdir())
+    return any((entry / COMPLETE_MARK).exists() or not _holds_only_trainer_files(entry) for entry in states.iterdir())
 
 
 def last_complete_state(states: Path) -> Path | None:
-    """Returns the newest resumable state, None where there is none.
+    """Returns the newest complete state, None if there is none.
 
-    States whose saving was interrupted are removed. One of these that holds more than a Trainer writes is moved aside
-    instead.
+    Rank 0 removes incomplete states. An incomplete state with files that no Trainer writes is moved aside instead.
 
     Raises:
         UserError: such a folder cannot be moved.
@@ -171,7 +173,7 @@ def last_complete_state(states: Path) -> Path | None:
     complete = _complete_states(states)
     for folder in states.glob("checkpoint-*") if is_first_process() else ():
         if _STATE.fullmatch(folder.name) and folder not in complete:
-            if _is_a_trainer_s(folder):
+            if _holds_only_trainer_files(folder):
                 shutil.rmtree(folder)
             else:
                 set_aside(folder)
@@ -179,14 +181,15 @@ def last_complete_state(states: Path) -> Path | None:
 
 
 def remove_older_states(states: Path) -> None:
-    """Removes all complete states but the newest `STATES_KEPT`; one that holds anything else stays."""
+    """Removes all complete states but the newest `STATES_KEPT`; a state with files that no Trainer writes stays."""
     for folder in _complete_states(states)[:-STATES_KEPT]:
-        if _is_a_trainer_s(folder):
-            (folder / COMPLETE_MARK).unlink()  # first: what is half removed must not count as complete
+        if _holds_only_trainer_files(folder):
+            (folder / COMPLETE_MARK).unlink()  # first, so that a half-removed state does not count as complete
             shutil.rmtree(folder)
 
 
 def _complete_states(states: Path) -> list[Path]:
+    """Returns the folders of complete states, in order of their steps."""
     complete = [folder for folder in states.glob("checkpoint-*") if (folder / COMPLETE_MARK).is_file()]
     return sorted(
         (folder for folder in complete if _STATE.fullmatch(folder.name)),
@@ -194,7 +197,7 @@ def _complete_states(states: Path) -> list[Path]:
     )
 
 
-def _is_a_trainer_s(folder: Path) -> bool:
+def _holds_only_trainer_files(folder: Path) -> bool:
     return (
         folder.is_dir()
         and not folder.is_symlink()
@@ -202,21 +205,24 @@ def _is_a_trainer_s(folder: Path) -> bool:
     )
 
 
-def _own_part(weight: Tensor) -> Tensor:
-    """The part of a weight that lies in this process, all of it where weights are not sharded."""
+def _local_shard(weight: Tensor) -> Tensor:
+    """Returns this rank's shard of a weight, or the whole weight without FSDP."""
     local: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
     return local.detach()
 
 
 def cosine(step: int, *, steps: int, warmup_steps: int) -> float:
-    """Returns the factor of the peak learning rate: linear warm-up, then half a cosine to zero."""
+    """Returns the factor of the peak learning rate: linear warm-up, then cosine decay to zero."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.5 * (1.0 + math.cos(math.pi * _share(step, warmup_steps, steps)))
 
 
 def warmup_stable_decay(step: int, *, steps: int, warmup_steps: int, decay_share: float = 0.2) -> float:
-    """Returns the factor of the peak learning rate: linear warm-up, constant, then 1 - sqrt down to zero."""
+    """Returns the factor of the peak learning rate: linear warm-up, constant, then 1 - sqrt decay to zero.
+
+    The decay takes the last `decay_share` of the steps.
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     decay_start = max(warmup_steps, round(steps * (1.0 - decay_share)))
@@ -224,9 +230,9 @@ def warmup_stable_decay(step: int, *, steps: int, warmup_steps: int, decay_share
 
 
 def extension(step: int, *, steps: int, warmup_steps: int, first_share: float = 0.08) -> float:
-    """Returns the factor of context extension (Tan et al. 2025, appendix C.1).
+    """Returns the factor of the peak learning rate in a context extension (Tan et al. 2025, appendix C.1).
 
-    From `first_share` of the peak linearly up to the peak, then (e^(1-x) - 1) / (e - 1) with x from 0 to 1: an
+    Warm-up is linear from `first_share` of the peak. Then the factor is (e^(1-x) - 1) / (e - 1), with x from 0 to 1: an
     exponential decay that reaches zero.
     """
     if step < warmup_steps:
@@ -235,4 +241,5 @@ def extension(step: int, *, steps: int, warmup_steps: int, first_share: float = 
 
 
 def _share(step: int, start: int, end: int) -> float:
+    """Returns how far `step` is on the way from `start` to `end`, from 0 to 1."""
     return min(1.0, max(0.0, (step - start) / max(1, end - start)))

@@ -1,4 +1,4 @@
-"""What happens beside the steps of a run: its loss curve, signs of life, its end in time, and no broken state."""
+"""The Trainer callback of a run: loss curve, progress messages, time limit, and no state with non-finite weights."""
 
 import json
 import time
@@ -11,19 +11,24 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from sbeval.errors import time_text
 from sbeval.processes.ranks import say
-from sbeval.training.distributed import process_count, smallest_over_processes
+from sbeval.training.distributed import minimum_over_ranks, process_count
 from sbeval.training.record import COMPLETE_MARK, CURVE_FILE
 from sbeval.training.trainer import WindowTrainer, remove_older_states
 
 SECONDS_BETWEEN_SIGNS = 10.0
 STEPS_BETWEEN_CLOCKS = 10
-"""Of several processes: reading their clocks waits for the device."""
+"""With several ranks the time limit is checked every so many steps, since the check synchronises with the device."""
 
 
 class RunWatch(TrainerCallback):
-    """Keeps a run's loss curve, stops it in time, and never lets a broken state be saved.
+    """Records the loss curve, prints progress, stops at the time limit and when loss or weights are not finite.
 
-    `saved` is told in the first process after which step a state was written.
+    Args:
+        out: folder of the run.
+        saved: called on rank 0 with the step at which a state was written, before the state counts as complete.
+        batch_tokens: tokens of one step.
+        started: `time.monotonic()` when the command started.
+        max_seconds: time limit of the command, None for none.
     """
 
     def __init__(
@@ -35,26 +40,26 @@ class RunWatch(TrainerCallback):
         self._started, self._max_seconds = started, max_seconds
         self._saved = saved
         self._first_step = 0
-        self._first_step_at = self._said_at = started
+        self._first_step_at = self._last_print_at = started
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Notes where and when this command's first step begins, and says how many there are."""
+        """Notes the first step of this command and its time, and prints how many steps follow."""
         self._first_step, self._first_step_at = state.global_step, time.monotonic()
         tokens = self._batch_tokens
         say(
             f"steps {state.global_step + 1} to {state.max_steps} of {tokens:,} tokens each, "
-            f"the loss every {min(args.logging_steps, state.max_steps):.0f}"
+            f"with the loss every {min(args.logging_steps, state.max_steps):.0f} steps"
         )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Says how far a slow run is, and stops it, state saved, when its time is up."""
+        """Prints the progress of a slow run; saves a state and stops when the time is up."""
         now = time.monotonic()
         if state.global_step >= state.max_steps:
-            control.should_log = True  # a run of fewer steps than lie between two losses shows one too
+            control.should_log = True  # a run shorter than logging_steps logs one loss too
         if control.should_log:
-            self._said_at = now
-        elif state.global_step == self._first_step + 1 or now - self._said_at > SECONDS_BETWEEN_SIGNS:
-            self._said_at = now
+            self._last_print_at = now
+        elif state.global_step == self._first_step + 1 or now - self._last_print_at > SECONDS_BETWEEN_SIGNS:
+            self._last_print_at = now
             say(f"step {state.global_step}/{state.max_steps}{self._left(state.max_steps, state.global_step)}")
         if self._max_seconds is not None and self._time_is_up(args.device, state.global_step):
             self.out_of_time = state.global_step < state.max_steps
@@ -63,7 +68,7 @@ class RunWatch(TrainerCallback):
             self._stop_broken(control, weights_too=True)
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        """Adds a point to the loss curve."""
+        """Appends a point to the loss curve and prints it."""
         if not logs or "loss" not in logs or self._stop_broken(control) or not state.is_world_process_zero:
             return
         point = {
@@ -83,18 +88,18 @@ class RunWatch(TrainerCallback):
         )
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Marks the state just written as complete, which an interrupted one is not, and removes older ones."""
+        """Marks the new state as complete once all ranks have written it, and removes older states."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.barrier()  # every process has written its part
+            torch.distributed.barrier()  # wait until every rank has written its files
         if state.is_world_process_zero:
-            # before the mark: once a state counts as complete, a kill must not leave its run unrecorded
+            # before the mark: if the process is killed in between, a complete state must already be recorded
             self._saved(state.global_step)
             mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
             mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
             remove_older_states(Path(args.output_dir))
 
     def _left(self, steps: int, done: int) -> str:
-        """Returns ", about 340 s left", by the steps of this command so far; nothing where none is left."""
+        """Returns ", about 340 s left", estimated from this command's steps so far; "" below one second."""
         now = time.monotonic()
         left_seconds = (steps - done) * (now - self._first_step_at) / max(1, done - self._first_step)
         if self._max_seconds is not None:
@@ -102,16 +107,17 @@ class RunWatch(TrainerCallback):
         return f", about {time_text(left_seconds)} left" if left_seconds >= 1 else ""
 
     def _time_is_up(self, device: torch.device, step: int) -> bool:
+        """Whether the time limit has passed; the same answer on all ranks."""
         assert self._max_seconds is not None
         left_seconds = self._max_seconds - (time.monotonic() - self._started)
         if process_count() == 1:
             return left_seconds < 0
-        # processes must stop at the same step: the first to run out of time decides; asking waits for the device
-        due = step % STEPS_BETWEEN_CLOCKS == 0
-        return due and smallest_over_processes(torch.tensor(left_seconds, device=device)) < 0
+        # all ranks must stop at the same step: the first rank that runs out of time decides
+        is_checked = step % STEPS_BETWEEN_CLOCKS == 0
+        return is_checked and minimum_over_ranks(torch.tensor(left_seconds, device=device)) < 0
 
     def _stop_broken(self, control: TrainerControl, *, weights_too: bool = False) -> bool:
-        """Stops a run whose loss or weights are no longer finite, its state unsaved; returns whether it is one."""
+        """Stops a run without saving if its loss or weights are not finite; returns whether it was stopped."""
         assert self.trainer is not None
         if weights_too:
             self.trainer.note_weights()

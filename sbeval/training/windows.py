@@ -1,4 +1,4 @@
-"""Which tokens a training step sees: a pure function of the data, the seed and the step."""
+"""The token windows of a training run, in order. They depend only on the data, the seed and the step."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,38 +13,48 @@ from sbeval.training.tokenizer import Tokens
 
 
 class TrainingWindows(Dataset[Tensor]):
-    """All windows of a training run in the order they are seen.
+    """All windows of a training run, in training order.
 
-    Item i is the same for every model trained with the same data, seed and length. A share of the items, evenly
-    spread, is recall text; the others cut the joined documents into windows at an offset drawn for each epoch and
-    visit them in an order drawn for each epoch.
+    Item i is the same for every model trained with the same data, seed and length. A share of the items, evenly spread,
+    is recall text. The other items are windows of the joined documents: for each epoch an offset and an order of the
+    windows are drawn.
 
-    `recall` is [rows, row length + 1], of a row length that divides `length_tokens`: as many rows as fit make a window,
-    and it is used from the start again when it runs out. `length_tokens` are model inputs; a window holds one more.
-    `tokens` are the joined documents.
+    Args:
+        tokens: the joined documents, [tokens].
+        recall: recall text, [rows, row length + 1], with a row length that divides `length_tokens`. A window takes as
+            many rows as fit; after the last row it starts again from the first.
+        length_tokens: model inputs of a window; a window holds one token more.
+        windows: number of items.
+        recall_share: share of the items that are recall text.
+        seed: seed of the offsets and orders.
+
+    Raises:
+        UserError: the text is too short for one window, or the recall rows do not fit the windows.
     """
 
     def __init__(
         self, tokens: Tokens, recall: Tokens, *, length_tokens: int, windows: int, recall_share: float = 0.0, seed: int
     ) -> None:
-        # one offset less than a window keeps the number of windows the same in every epoch
+        # one window less than fit, so that every epoch has the same number of windows, whatever its offset
         self.windows_per_epoch = (len(tokens) - length_tokens) // length_tokens
         if self.windows_per_epoch < 1:
             raise UserError(
-                f"Expected at least {2 * length_tokens} training tokens for windows of {length_tokens}, "
-                f"found {len(tokens)}; prepare more text or train at a shorter length"
+                f"Windows of {length_tokens} tokens need at least {2 * length_tokens} training tokens, found "
+                f"{len(tokens)}; give more text or train at a shorter length"
             )
         row_tokens = recall.shape[1] - 1 if recall_share > 0 else length_tokens
         self._rows_per_recall_window = rows = length_tokens // max(1, row_tokens)
         if length_tokens != rows * row_tokens or (recall_share > 0 and len(recall) < rows):
             raise UserError(
-                f"Expected recall windows of {length_tokens + 1} tokens for recall_share {recall_share}, found shape "
-                f"{list(recall.shape)}; tokenise the data again with --length {length_tokens}"
+                f"recall_share {recall_share} needs recall windows of {length_tokens + 1} tokens, found recall.npy of "
+                f"shape {list(recall.shape)}; tokenise the data again with --length {length_tokens}"
             )
         self.tokens = tokens
         self._recall, self._recall_share = recall, recall_share
         self._length_tokens, self._windows = length_tokens, windows
-        self._seed, self._epoch, self._offset = seed, -1, 0
+        self._seed = seed
+        self._epoch = -1
+        self._offset = 0
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
     def __len__(self) -> int:
@@ -52,17 +62,17 @@ class TrainingWindows(Dataset[Tensor]):
 
     @property
     def epochs(self) -> float:
-        """How often the joined documents are seen over all items."""
+        """Number of passes over the joined documents, as a fraction."""
         return (self._windows - self._recall_before(self._windows)) / self.windows_per_epoch
 
     def visited(self) -> Iterator[Tokens]:
-        """Yields what the run reads of the joined documents, in stretches; all of them from one epoch on."""
+        """Yields the ranges of the joined documents that the run trains on; all of them from one epoch on."""
         if self.epochs >= 1:
             yield self.tokens
             return
         self._enter(0)
-        for place in self._order[: self._windows - self._recall_before(self._windows)].tolist():
-            start = self._offset + place * self._length_tokens
+        for window in self._order[: self._windows - self._recall_before(self._windows)].tolist():
+            start = self._offset + window * self._length_tokens
             yield self.tokens[start : start + self._length_tokens + 1]
 
     def __getitem__(self, index: int) -> Tensor:
@@ -74,6 +84,7 @@ class TrainingWindows(Dataset[Tensor]):
         return torch.from_numpy(np.stack([self._window(index) for index in indices]).astype(np.int64))
 
     def _recall_before(self, index: int) -> int:
+        """Returns how many of the items before `index` are recall text."""
         return int(index * self._recall_share)
 
     def _window(self, index: int) -> Tokens:
@@ -82,19 +93,21 @@ class TrainingWindows(Dataset[Tensor]):
         recall_index = self._recall_before(index)
         if self._recall_before(index + 1) > recall_index:
             return self._recall_window(recall_index)
-        epoch, place = divmod(index - recall_index, self.windows_per_epoch)
+        epoch, window = divmod(index - recall_index, self.windows_per_epoch)
         self._enter(epoch)
-        start = self._offset + int(self._order[place]) * self._length_tokens
+        start = self._offset + int(self._order[window]) * self._length_tokens
         return self.tokens[start : start + self._length_tokens + 1]
 
     def _recall_window(self, index: int) -> Tokens:
         rows = self._rows_per_recall_window
         first = index % (len(self._recall) // rows) * rows
-        # a row's last token is a target only: where another row follows, that row's first token takes its place
+        # the last token of a row is only a target: at the end of every row but the last, the next row's first token
+        # is the target instead
         inputs = self._recall[first : first + rows, :-1].reshape(-1)
         return np.concatenate([inputs, self._recall[first + rows - 1, -1:]])
 
     def _enter(self, epoch: int) -> None:
+        """Draws an epoch's offset and order of windows, unless they are the current ones."""
         if epoch == self._epoch:
             return
         draw = np.random.default_rng([self._seed, epoch])

@@ -14,7 +14,7 @@ from sbeval.corpora import corpus_sha256
 from sbeval.errors import UserError
 from sbeval.fingerprint.evaluation import run_inputs
 from sbeval.fingerprint.parts import changes, versions
-from sbeval.fingerprint.tasks import KEPT_IN
+from sbeval.fingerprint.tasks import CACHE_ARGUMENTS
 from sbeval.foreign_files import MOST_RESULTS_BYTES, fits, read_json_object
 from sbeval.hub_names import local_path
 from sbeval.results.intervals import MINIMUM_CLUSTERS
@@ -25,7 +25,7 @@ from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.options import MOST_TARGETS, PerplexityOptions
 
 _PROTOCOL = "fixed_target"
-_NO_SETTING = KEPT_IN | {
+_NO_SETTING = CACHE_ARGUMENTS | {
     *("pretrained", "tokenizer", "peft", "delta", "revision", "subfolder", "max_length", "dtype"),
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("trust_remote_code", "context_parallel", "tp_plan"),
@@ -162,7 +162,8 @@ def _add(
 
 
 def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequence[_Finished]) -> None:
-    newest, done = entries[0], _lengths(entries)
+    newest = entries[0]
+    done = _lengths(entries)
     path, asked = newest.path, options.context_lengths
     if asked is None:
         if not done <= set(options.default_lengths):
@@ -174,7 +175,11 @@ def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequ
     targets = options.targets_per_window or max(1, min(MOST_TARGETS, asked[0] // 2))
     width = newest.record.get("targets_per_window")
     if done <= set(asked):
-        other_end = "longest" if asked[-1] != newest.room else "shortest" if width and targets != width else None
+        other_end = None
+        if asked[-1] != newest.room:
+            other_end = "longest"
+        elif width and targets != width:
+            other_end = "shortest"
         if other_end is not None and newest.record.get("protocol") == _PROTOCOL:
             found.sentences.append(
                 f"{task}: this run repeats the lengths of {path} on other targets, since its {other_end} context "
@@ -236,7 +241,8 @@ def _is_same_model(run: _Run, entry: _Finished) -> bool:
     ]
     if settings[0] != settings[1]:
         return False
-    before, now = _inputs(entry), _parts(run)
+    before = _inputs(entry)
+    now = _parts(run)
     if "weights" in before and "weights" in now:
         return before["weights"] == now["weights"] and before.get("peft: weights") == now.get("peft: weights")
     return run.arguments.get("pretrained") == given.get("pretrained")

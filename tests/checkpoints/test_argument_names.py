@@ -9,7 +9,7 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
-from sbeval.model_adapters.options import check_early
+from sbeval.model_adapters.open.arguments import check_early
 from sbeval.models import SbevalConfig
 
 READ_BY_LOADING = (

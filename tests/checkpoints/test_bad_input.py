@@ -94,5 +94,5 @@ def test_a_file_that_is_no_part_of_a_checkpoint_is_not_opened(made: str, tmp_pat
     names = load_file(tmp_path / "outside.safetensors")
     for shard in ("../outside.safetensors", str(tmp_path / "outside.safetensors"), "", "..", "a\0b", 3):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
-        with pytest.raises(UserError, match="is no index of shards"):
+        with pytest.raises(UserError, match=r"is not a(n| valid) index of shards"):
             load_checkpoint(folder)

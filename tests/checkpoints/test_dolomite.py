@@ -70,11 +70,19 @@ def test_the_sharing_of_grouped_heads_can_be_given(kv: Any, model_type: str, tmp
 @pytest.mark.parametrize(
     ("fields", "kv_expand", "line"),
     [
-        ({"head_bias": True}, "auto", "kv_expand=auto takes tile: all of dolomite's generation A3 has it"),
-        (C, "auto", "kv_expand=auto takes tile: all of dolomite's generation A4 has it"),
-        ({**C, "model_type": "gpt_dolomite"}, "auto", "kv_expand=auto takes interleave: .* compare the NLL of a text"),
-        ({**C, "model_type": "gpt_base"}, "auto", "kv_expand=auto takes interleave: .* compare the NLL of a text"),
-        (C, "interleave", "kv_expand=interleave, as asked for"),
+        (
+            {"head_bias": True},
+            "auto",
+            "kv_expand=auto chooses tile, which all checkpoints of dolomite's generation A3 use",
+        ),
+        (C, "auto", "kv_expand=auto chooses tile, which all checkpoints of dolomite's generation A4 use"),
+        (
+            {**C, "model_type": "gpt_dolomite"},
+            "auto",
+            "kv_expand=auto chooses interleave, .* compare the NLL of a text",
+        ),
+        ({**C, "model_type": "gpt_base"}, "auto", "kv_expand=auto chooses interleave, .* compare the NLL of a text"),
+        (C, "interleave", "kv_expand=interleave, as set by the user"),
     ],
 )
 def test_the_log_says_how_grouped_heads_are_shared_and_why(
@@ -132,17 +140,29 @@ def without(name: str) -> dict[str, Tensor]:
         (FLAT[0], FLAT[1] | {WPE: torch.zeros(3)}, WPE),
         (FLAT[0], FLAT[1] | {ROTARY: torch.zeros(3)}, ROTARY),
         (FLAT[0], without(PROJECTION), PROJECTION),
-        (FLAT[0], without(BIAS), "head_bias is True in layer 0, False in"),
-        (FLAT[0] | {"head_norm": False}, FLAT[1], r"Expected attn\.norm as head_norm False"),
-        (SOFTMAX[0] | {"rope_dim": 4}, SOFTMAX[1], "rope_dim 4 of a softmax model is not supported"),
+        (FLAT[0], without(BIAS), "head_bias must be the same in all layers, but is True in layer 0 and False in"),
+        (
+            FLAT[0] | {"head_norm": False},
+            FLAT[1],
+            r"head_norm is False in config.json, but the checkpoint has tensors named attn\.norm",
+        ),
+        (SOFTMAX[0] | {"rope_dim": 4}, SOFTMAX[1], "rope_dim 4 is not supported for a softmax model"),
         (second_layer(MIXERS, sequence_mixer_type="mamba2"), BLOCKS[1], "'mamba2' of layer 1"),
         (second_layer(MLPS, mlp_type="Hash"), BLOCKS[1], "'Hash' of layer 1"),
-        (second_layer(MLPS, intermediate_size=99), BLOCKS[1], r"h\.1\.mlp_block\.c_proj\.weight should be \[32, 99\]"),
-        (second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2), BLOCKS[1], "is 4 in layer 0, 2 in layer"),
+        (
+            second_layer(MLPS, intermediate_size=99),
+            BLOCKS[1],
+            r"h\.1\.mlp_block\.c_proj\.weight should have the shape \[32, 99\]",
+        ),
+        (
+            second_layer(MIXERS, num_attention_heads=2, num_key_value_heads=2),
+            BLOCKS[1],
+            "is 4 in layer 0 and 2 in layer",
+        ),
         (second_layer(MLPS, activation_function="mish"), BLOCKS[1], "'mish'"),
         (BLOCKS[0] | {"attention_blocks": []}, BLOCKS[1], "attention_blocks"),
         (BLOCKS[0] | {"num_layers": 3}, BLOCKS[1], "num_layers is 3"),
-        (BLOCKS[0] | {"vocab_size": 99}, BLOCKS[1], r"wte.weight should be \[99, 32\]"),
+        (BLOCKS[0] | {"vocab_size": 99}, BLOCKS[1], r"wte.weight should have the shape \[99, 32\]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -170,7 +190,7 @@ def test_biases_against_the_configuration_are_refused(fields: dict[str, Any], sa
     for place in config.get("sequence_mixer_blocks", [config]):
         place["add_bias"] = said
     found = "lacks" if said else "has"
-    with pytest.raises(UserError, match=rf"says add_bias {said} for .*\.0\.\w+\.c_attn\.bias, .* checkpoint {found}"):
+    with pytest.raises(UserError, match=rf"add_bias is {said} in config.json, .* {found} .*\.0\.\w+\.c_attn\.bias"):
         load_checkpoint(save(tmp_path, config, tensors))
 
 
@@ -179,7 +199,7 @@ def test_another_architecture_of_the_same_name_is_refused_for_what_it_is(tmp_pat
     config |= {"num_kv_heads": None, "hidden_ratio": 4, "use_rope": False, "qk_norm": False, "use_k_shift": False}
     names = ["embeddings.weight", "layers.0.attn.q_proj.weight", "layers.1.attn.q_proj.weight"]
     folder = save(tmp_path, config, {f"model.{name}": torch.zeros(32, 32) for name in names})
-    with pytest.raises(UserError, match="another architecture of the same name, such as Lanni-ni/stickbreaking_pile"):
+    with pytest.raises(UserError, match="another architecture with the same name, such as Lanni-ni/stickbreaking_pile"):
         load_checkpoint(folder)
 
 

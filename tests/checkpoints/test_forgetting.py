@@ -189,5 +189,5 @@ def test_every_tensor_has_its_place(tmp_path: Path) -> None:
         without = {other: tensor for other, tensor in tensors.items() if other != name}
         with pytest.raises(UserError, match=f"lacks the tensor {name}"):
             load_checkpoint(save(tmp_path, config, without))
-    with pytest.raises(UserError, match=r"no part of the .* layout: model.layers.0.attn.fgate_bias"):
+    with pytest.raises(UserError, match=r"not part of the .* format: model.layers.0.attn.fgate_bias"):
         load_checkpoint(save(tmp_path, config, tensors | {"model.layers.0.attn.fgate_bias": torch.zeros(4)}))

@@ -8,8 +8,8 @@ import pytest
 from fresh_process import run
 from source_tree import ROOT
 
-from sbeval.commands.options import options_told
 from sbeval.errors import UserError
+from sbeval.harness.options import options_told
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 RUN = "run --model_args pretrained=x --tasks"
@@ -36,7 +36,10 @@ SENTENCES = {
     "run --model_args pretrained=x": "Expected --tasks with names of tasks, found none",
     f"{RUN} sb_stdlib --metadata context_lengths=[-5]": "found [-5]",
     f"{RUN} sb_stdlib --metadata data_path=/no/such": "Expected text at data_path",
-    f"{RUN} sb_stdlib --metadata {{context_lengths:[8]}}": "found: Invalid JSON",
+    **{
+        f"{RUN} sb_stdlib {option} {{context_lengths:[8]}}": f"{option} as lm-eval reads it, found: Invalid JSON"
+        for option in ("--metadata", "--gen_kwargs", "--wandb_args", "--model_args", "-a")
+    },
     f'{RUN} sb_stdlib --metadata {{"context_length":[8]}}': "expected context_lengths in --metadata",
     f'{RUN} sb_span --metadata {{"num_sample":8}}': "expected num_samples in --metadata",
     f'{RUN} sb_span --metadata {{"context_lengths":[1,64]}}': "context_lengths of sb_span to be a list of at least 2",
@@ -80,7 +83,7 @@ SENTENCES = {
     "report models -o out": "found none",
     "demo --text nope": "Expected text at data_path 'nope', found nothing there",
     "train no_such_recipe": "no recipe file at no_such_recipe",
-    "train demo_rope --data nope": "Expected token arrays in nope, found no tokens.npy",
+    "train demo_rope --data nope": "nope holds no token arrays: tokens.npy is missing",
     "train --text nope": "found nothing at 'nope'",
     f"train --text {CHECKPOINT}/config.json --tokenizer no/such/tokenizer": "Expected a tokenizer at",
     "train --text text.txt --tokenizer nope": "Expected a tokenizer at 'nope', found no such folder",
@@ -132,14 +135,14 @@ PLAIN = {
 }
 # what is found with torch imported, most of it by lm-eval alone
 LATER = {
-    f"convert {CHECKPOINT} trained": "trained holds something; choose another",
+    f"convert {CHECKPOINT} trained": "trained is not empty; choose a new or empty folder",
     f"{RUN} sb_stdlib --wandb_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
     f"{RUN} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",
     f"run --tasks negative.yaml --model_args pretrained={CHECKPOINT}": "Unknown config shape: keys=['seed']",
-    f"inspect {CHECKPOINT} --tasks negative.yaml": "Expected tasks that lm-eval can load, found: Unknown config shape",
-    f"inspect {CHECKPOINT} --tasks 2": "Expected tasks that lm-eval can load",
-    f"inspect {CHECKPOINT} --tasks ~nobodyxx/a": "Expected tasks that lm-eval can load, found: Could not",
+    f"inspect {CHECKPOINT} --tasks negative.yaml": "lm-eval cannot load --tasks: Unknown config shape",
+    f"inspect {CHECKPOINT} --tasks 2": "lm-eval cannot load --tasks",
+    f"inspect {CHECKPOINT} --tasks ~nobodyxx/a": "lm-eval cannot load --tasks: Could not",
     f"{RUN} sb_stdlib --log_samples": "Specify --output_path",
 }
 # one process for all, since starting it is most of what a refusal takes

@@ -270,7 +270,7 @@ def test_a_document_in_pieces_has_the_tokens_words_and_bytes_it_has_at_once(adds
     layout = Layout((EOS,), special_tokens=adds_bos)
     (whole,) = encode_documents([document], tokenizer, layout)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encode, "PIECE_CHARACTERS", 400)
+        patch.setattr(encode, "CHUNK_CHARACTERS", 400)
         patch.setattr(encode, "_OVERLAP_CHARACTERS", 160)
         (short, pieces, again) = encode_documents([make_document("a", "the"), document, document], tokenizer, layout)
     assert short.tokens.tolist() == encode_documents([make_document("a", "the")], tokenizer, layout)[0].tokens.tolist()
@@ -288,14 +288,14 @@ def test_a_document_whose_pieces_have_no_tokens_in_common_is_refused(monkeypatch
             spans = [(start, start + 1) for start in range(len(text))]
             return {"input_ids": list(range(len(text))), "offset_mapping": spans}
 
-    monkeypatch.setattr(encode, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(encode, "CHUNK_CHARACTERS", 100)
     monkeypatch.setattr(encode, "_OVERLAP_CHARACTERS", 40)
-    with pytest.raises(UserError, match=r"'long' of 300, .* cut the text into documents"):
+    with pytest.raises(UserError, match=r"'long' has 300 .* split the text into documents"):
         encode_documents([make_document("long", "x" * 300)], Position(), Layout())
 
 
 @given(st.lists(st.sampled_from(["a", " ", "\n", "bc", "\u3000"])).map("".join), st.integers(1, 4))
 def test_words_counted_piece_by_piece_are_those_of_one_split(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_COUNTED_TOGETHER", size)
+        patch.setattr(documents, "_CHUNK_CHARACTERS", size)
         assert count_words(text) == len(re.split(r"\s+", text))

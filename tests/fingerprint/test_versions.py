@@ -9,8 +9,8 @@ import pytest
 
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.fingerprint import parts
-from sbeval.model_adapters import loading
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.open import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,12 +31,12 @@ def test_each_version_outside_is_named_with_what_was_tested(monkeypatch: pytest.
 
 def test_a_run_says_it_once_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     given(monkeypatch, torch="2.99.0")
-    loading.warn_of_versions.cache_clear()
+    processes.warn_of_versions.cache_clear()
     for _ in range(2):
         assert StickBreakingLM(str(shipped_checkpoints()[1]), device="cpu", max_length=64).session is not None
     [line] = [record for record in caplog.records if "not tested with" in record.getMessage()]
     assert (line.levelno, "\n" in line.getMessage()) == (logging.WARNING, False)
-    loading.warn_of_versions.cache_clear()
+    processes.warn_of_versions.cache_clear()
 
 
 def test_the_page_the_ranges_and_the_packages_agree() -> None:

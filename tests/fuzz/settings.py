@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
-from sbeval.commands.options import asked, parse
-from sbeval.model_adapters.options import AdapterOptions, check_shared_arguments
+from sbeval.harness.options import asked, parse
+from sbeval.model_adapters.open.arguments import check_shared_arguments
+from sbeval.model_adapters.options import AdapterOptions
 from sbeval.models import SbevalConfig
 from sbeval.sweep.command import load_sweep
 from sbeval.sweep.definition import plan

@@ -28,7 +28,7 @@ from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError
 from sbeval.inspection.command import inspect
 from sbeval.inspection.description import Description, _details, describe
-from sbeval.inspection.memory import _whole
+from sbeval.inspection.memory import _integer
 from sbeval.models import SbevalForCausalLM, preset
 from tests.checkpoints.layouts import dolomite, fla, save
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
@@ -100,16 +100,16 @@ def test_the_tokenizer_is_described_and_compared_with_the_embeddings(tmp_path: P
     small_model().save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    assert any("ids go up to" in problem and "61 embeddings" in problem for problem in describe(tmp_path).problems)
+    assert any("has ids up to" in problem and "61 embeddings" in problem for problem in describe(tmp_path).problems)
 
 
 def test_a_tokenizer_that_is_not_there_is_told_as_missing_files(tmp_path: Path) -> None:
     small_model().save_pretrained(tmp_path)
     (problem,) = describe(tmp_path).problems
-    assert "found none of its files, such as tokenizer.json" in problem
+    assert "holds no tokenizer files, such as tokenizer.json" in problem
     (tmp_path / "tokenizer.json").write_text("{")
     (problem,) = describe(tmp_path).problems
-    assert "found none that loads" in problem
+    assert "does not load" in problem
 
 
 def test_generations_of_dolomite_are_told_by_what_is_there(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ class PerLayer(PretrainedConfig):  # type: ignore[misc]
 
 
 def test_a_size_that_differs_from_layer_to_layer_is_none_of_the_model() -> None:
-    assert _whole(PerLayer(), "head_dim") is None
+    assert _integer(PerLayer(), "head_dim") is None
 
 
 @pytest.mark.parametrize(("name", "told"), [("rel_proj", "learned"), ("rotary_free", "no rotation")])
@@ -247,6 +247,6 @@ def test_nobody_is_asked_to_run_a_checkpoints_own_code(tmp_path: Path, monkeypat
     monkeypatch.setattr("signal.alarm", lambda _: pytest.fail("asks"))
     (problem, *_) = describe(tmp_path).problems
     assert (
-        "found code of its own (auto_map): read that code; if you trust it, evaluate with trust_remote_code=True"
+        "needs code of its own (auto_map): read that code; if you trust it, evaluate with trust_remote_code=True"
         in problem
     )

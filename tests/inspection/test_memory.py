@@ -1,5 +1,6 @@
 """Memory grows with the length, the longest length is the last that fits, and slots are as large as the adapter's."""
 
+import json
 import re
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from source_tree import ROOT
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.errors import UserError
 from sbeval.inspection import memory
+from sbeval.inspection.command import inspect
 from sbeval.inspection.description import describe
-from sbeval.model_adapters.decoding.schedule import slot_bytes
+from sbeval.model_adapters.generate.slots.schedule import slot_bytes
 from sbeval.models import SbevalForCausalLM, preset
 from tests.models.small import VARIANTS, small_model
 
@@ -51,7 +54,7 @@ def test_the_longest_length_is_the_last_that_fits(name: str, gibibytes: int, dev
 def test_a_text_s_keys_take_what_the_adapter_s_slots_do(variant: str, tokens: int) -> None:
     model = small_model(**VARIANTS[variant])
     found = memory.sizes_of(model)
-    if any(getattr(module, "looks_back", False) for module in model.modules()):
+    if any(getattr(module, "reads_previous_position", False) for module in model.modules()):
         # no slots: its cache holds more than keys and values of head_dim
         assert memory.text_bytes(found, tokens) > slot_bytes(model, -(-tokens // 64) * 64)
         return
@@ -74,6 +77,56 @@ def test_a_window_s_memory_is_within_a_tenth_of_what_a_gpu_measured(question: st
     found = sizes("3b") if question == "large" else describe(folder).sizes
     estimated = memory.window_bytes(found, 65536, 65536, "cuda") / 2**20
     assert all(abs(estimated - peak) < 0.1 * peak for peak in peaks_measured()[question, model])
+
+
+def peaks_of_a_released_model() -> list[tuple[str, str, int, int]]:
+    """Runs of SmolLM2-135M on an H100: what ran, the extrapolation, the estimate and the peak in MiB."""
+    lines = (ROOT / "benchmarks/results/inspection.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [(row[0], row[1], int(row[2]), int(row[3])) for row in rows if len(row) == 4 and row[3].isdigit()]
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint of SmolLM2-135M's sizes, whose numbers take no place on the disk."""
+    folder = tmp_path_factory.mktemp("released")
+    config = LlamaConfig(
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        weights = dict(LlamaForCausalLM(config).named_parameters())
+    header, end = {}, 0
+    for name, weight in weights.items():
+        header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [end, end + 2 * weight.numel()]}
+        end += 2 * weight.numel()
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("run", "extrapolation", "stated", "peak"), peaks_of_a_released_model())
+def test_an_estimate_is_within_a_tenth_of_a_released_model_s_peak(
+    run: str, extrapolation: str, stated: int, peak: int, released: str
+) -> None:
+    arguments = None if extrapolation == "none" else f"extrapolation={extrapolation}"
+    tokens = int(re.findall(r"[\d,]{6}", run)[0].replace(",", ""))
+    settings = {"memory": "80GB", "lengths": str(tokens), "model_args": arguments}
+    inspection = inspect(released, check=lambda _: False, share=list, **settings)
+    (need,), sizes = inspection.needs, inspection.description.sizes
+    of_run = need.generation + 7 * need.further_text if "generated" in run else need.batch
+    estimated = (sizes.weight_bytes + of_run) / 2**20
+    assert abs(estimated - stated) < 1
+    assert abs(estimated - peak) < 0.1 * peak
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ FAULTS = {
         "needed = [len(context) + len(continuation) - 2 for",
     ),
     "a stop sequence is searched in new tokens alone": Fault(
-        "model_adapters/decoding model_adapters/test_generation.py",
+        "model_adapters/generate model_adapters/test_generation.py",
         "recent = self._tokenizer.decode(tokens[max(0, looked + 1 - farthest) :])",
         "recent = self._tokenizer.decode(tokens[looked:])",
     ),

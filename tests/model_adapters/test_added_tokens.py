@@ -2,6 +2,7 @@
 follows.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tokenizers import processors
 from sbeval.corpora.tokenizers import AddedTokens, added_tokens, adds_bos
 from sbeval.errors import UserError
 from sbeval.model_adapters.backend import Backend
-from sbeval.model_adapters.decoding.texts import encode_prompts
+from sbeval.model_adapters.encoding import encode_prompts
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.model_adapters.record import run_settings
@@ -89,6 +90,14 @@ def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     return row[len(prompt) :]
 
 
+def set_add_bos_token(lm: StickBreakingLM, add_bos_token: bool | None) -> None:
+    """Makes a loaded model one that was loaded with this argument."""
+    assert lm.session is not None
+    lm.add_bos_token = add_bos_token
+    lm.opened = dataclasses.replace(lm.opened, add_bos_token=add_bos_token)
+    lm.session = dataclasses.replace(lm.session, opened=lm.opened)
+
+
 ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=3)
 
 
@@ -109,7 +118,7 @@ def test_scores_and_answers_follow_the_prefix_and_the_prompt_alone(
     add_bos_token: bool | None,
 ) -> None:
     tokenizer = templated(lm.tokenizer, prefix, suffix)
-    lm.add_bos_token = add_bos_token
+    set_add_bos_token(lm, add_bos_token)
     bare, whole = (tokenizer.encode(text, add_special_tokens=False) for text in (context, context + continuation))
     before = [] if add_bos_token is False else prefix
     assert added_tokens(tokenizer) == AddedTokens(tuple(prefix), tuple(suffix))
@@ -148,28 +157,28 @@ def test_keeping_the_suffix_gives_the_numbers_of_hf(lm: StickBreakingLM, templat
         each.loglikelihood_rolling(instances("loglikelihood_rolling", texts), disable_tqdm=True) for each in (sb, hf)
     ]
     assert rolling[0] == pytest.approx(rolling[1], abs=1e-4)
-    (tokens,) = encode_prompts(sb, [LINES[0]], quiet=True)
+    (tokens,) = encode_prompts(sb.opened, [LINES[0]], quiet=True)
     assert TokenCounter(sb.tokenizer, keeps_suffix=True).count([LINES[0]]).tolist() == [len(tokens)]
 
 
 def test_a_text_that_holds_its_special_tokens_is_read_as_it_is(lm: StickBreakingLM) -> None:
     tokenizer = templated(lm.tokenizer, [0], [1])
-    lm.add_bos_token = None
+    set_add_bos_token(lm, None)
     chat = "<s>Now is better than never.</s>"
-    assert encode_prompts(lm, [chat, "never."], quiet=True) == [
+    assert encode_prompts(lm.opened, [chat, "never."], quiet=True) == [
         tokenizer.encode(chat, add_special_tokens=False),
         [0, *tokenizer.encode("never.", add_special_tokens=False)],
     ]
     assert TokenCounter(tokenizer).encode([chat, "never."], special_tokens=True) == encode_prompts(
-        lm, [chat, "never."], quiet=True
+        lm.opened, [chat, "never."], quiet=True
     )
     tokenizer = templated(lm.tokenizer, [2, 0], [1])
     chat = "<pad><s>Now is better than never."
-    assert encode_prompts(lm, [chat], quiet=True) == [tokenizer.encode(chat, add_special_tokens=False)]
+    assert encode_prompts(lm.opened, [chat], quiet=True) == [tokenizer.encode(chat, add_special_tokens=False)]
 
 
 def test_a_context_of_white_space_is_scored_as_none_at_all(lm: StickBreakingLM) -> None:
-    lm.add_bos_token = None
+    set_add_bos_token(lm, None)
     for template in TEMPLATES["adds nothing"], TEMPLATES["EOS alone"]:
         tokenizer = templated(lm.tokenizer, *template)
         targets = tokenizer.encode("  never", add_special_tokens=False)
@@ -247,10 +256,11 @@ def test_other_models_of_lm_eval_record_what_their_tokenizer_adds(lm: StickBreak
     assert "hf decides what it adds to prompts of text" in added["sentence"]
 
 
-def test_a_response_cache_holds_answers_of_one_template_suffix(
-    lm: StickBreakingLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lm, "tokenizer", templated(lm.tokenizer, [1], []))
-    assert "template_suffix" not in run_settings(lm)
-    monkeypatch.setattr(lm, "tokenizer", templated(lm.tokenizer, [], [1]))
-    assert run_settings(lm)["template_suffix"] == "drop"
+def test_a_response_cache_holds_answers_of_one_template_suffix(lm: StickBreakingLM) -> None:
+    def settings(prefix: list[int], suffix: list[int]) -> dict[str, Any]:
+        assert lm.session is not None
+        opened = dataclasses.replace(lm.opened, tokenizer=templated(lm.tokenizer, prefix, suffix))
+        return run_settings(dataclasses.replace(lm.session, opened=opened))
+
+    assert "template_suffix" not in settings([1], [])
+    assert settings([], [1])["template_suffix"] == "drop"

@@ -22,8 +22,10 @@ from sbeval.checkpoints import load_checkpoint
 from sbeval.checkpoints.files import Weights, held_bytes
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
-from sbeval.model_adapters.loading import in_one_sentence, in_template
-from sbeval.model_adapters.options import AdapterOptions, check_early, check_shared_arguments
+from sbeval.model_adapters.chat_templates import limited
+from sbeval.model_adapters.open.arguments import check_early, check_shared_arguments
+from sbeval.model_adapters.open.errors import in_one_sentence
+from sbeval.model_adapters.options import AdapterOptions
 from sbeval.sweep.definition import check_checkpoint
 from sbeval.tasks.tokens import TokenCounter, model_tokenizer
 from tests.model_adapters.small import copied, instances, likelihoods, load_lm, save_lora, t5
@@ -94,16 +96,16 @@ def test_code_that_a_checkpoint_brings_along_runs_only_when_trusted(checkpoint, 
     ("change", "message"),
     [
         *(
-            ({"quantization_config": {"quant_method": method}}, re.escape(f"quant_method {method!r}"))
+            ({"quantization_config": {"quant_method": method}}, re.escape(f"quant_method={method!r}"))
             for method in ("compressed-tensors", "hqq", "quark", 7, ["gptq"], None)
         ),
         ({"quantization_config": {"quant_method": "torchao", "quant_type": "int4_weight_only"}}, "No module .*torchao"),
-        ({"quantization_config": {"bits": 4}}, "found quant_method None"),
-        ({"quantization_config": {}}, "found quant_method None"),
+        ({"quantization_config": {"bits": 4}}, "quant_method=None"),
+        ({"quantization_config": {}}, "quant_method=None"),
         ({"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok in .* at most 4, found 5"),
-        ({"n_routed_experts": 4, "n_group": 10**9}, "n_group in config.json to be at most 4, found 1000000000"),
-        ({"n_group": 2, "topk_group": 10**9}, "topk_group in config.json to be at most 2, found 1000000000"),
-        ({"num_labels": 10**9}, "at most 1048576 labels in .*, found num_labels 1000000000"),
+        ({"n_routed_experts": 4, "n_group": 10**9}, "n_group in config.json must be at most 4, found 1000000000"),
+        ({"n_group": 2, "topk_group": 10**9}, "topk_group in config.json must be at most 2, found 1000000000"),
+        ({"num_labels": 10**9}, "num_labels in .* must be at most 1048576, found 1000000000"),
         ({"num_attention_heads": "four"}, "num_attention_heads in .*, found 'four'"),
     ],
     ids=str,
@@ -126,7 +128,7 @@ def test_what_a_run_cannot_load_is_not_recommended_by_inspect(architecture, chan
 def test_what_no_file_could_hold_is_refused_before_it_takes_memory(architecture, change, checkpoint, tmp_path):
     folder = copied(checkpoint(architecture), tmp_path, **change)
     for load in (load_lm, load_checkpoint):
-        with pytest.raises(UserError, match=f"found a {change['model_type']} of [0-9,]{{10,}} numbers"):
+        with pytest.raises(UserError, match=f"of a {change['model_type']} model with [0-9,]{{10,}} parameters"):
             load(folder)
 
 
@@ -139,7 +141,7 @@ def test_a_quantisation_that_nobody_knows_is_passed_over_where_weights_are_in_fl
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(dtype)
     save_file(tensors, file, {"format": "pt"})
     for load in (load_lm, load_checkpoint):
-        with nullcontext() if dtype == torch.float32 else pytest.raises(UserError, match="found quant_method 'exl2'"):
+        with nullcontext() if dtype == torch.float32 else pytest.raises(UserError, match="quant_method='exl2'"):
             load(folder)
 
 
@@ -153,7 +155,7 @@ def test_weights_that_are_whole_numbers_are_not_cast(architecture, save, dtype, 
     file.unlink()
     save(tensors, file if save is save_file else folder / "pytorch_model.bin")
     for load in (load_lm, load_checkpoint, describe):
-        with pytest.raises(UserError, match=r"whole numbers or truth values in model.layers.0.mlp.up_proj.weight;"):
+        with pytest.raises(UserError, match=r"integers or booleans: model.layers.0.mlp.up_proj.weight;"):
             load(folder)
 
 
@@ -244,7 +246,7 @@ def test_what_is_wrong_with_a_gguf_file_is_said_of_that_file(checkpoint, tmp_pat
 
 def test_an_adapter_in_a_models_place_is_told_to_be_one(checkpoint, tmp_path):
     folder = Path(save_lora(tmp_path / "lora", checkpoint("llama"), "q_proj"))
-    words = rf"found a PEFT adapter: name the model .*{checkpoint('llama')}.* and pass peft={folder}"
+    words = rf"found a PEFT adapter: pass the model .*{checkpoint('llama')}.* and peft={folder}"
     early = lambda folder: check_early({"pretrained": str(folder)})  # noqa: E731
     planned = lambda folder: check_checkpoint({"model": "sb", "model_args": {"pretrained": folder}})  # noqa: E731
     for load in (load_lm, load_checkpoint, describe, early, planned):
@@ -253,7 +255,7 @@ def test_an_adapter_in_a_models_place_is_told_to_be_one(checkpoint, tmp_path):
     config = json.loads((folder / "adapter_config.json").read_text())
     for base in (None, 7, ""):
         (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
-        with pytest.raises(UserError, match="name the model that it was trained on, and pass peft="):
+        with pytest.raises(UserError, match="pass the model that it was trained on as pretrained, and peft="):
             load_lm(folder)
     load_lm(checkpoint("llama"), peft=str(folder))
 
@@ -355,8 +357,8 @@ def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory():
         (inside if first else left).wait(0.2)  # in vain where the threads take turns
         return ""
 
-    second = threading.Thread(target=in_template(write), args=(None, False))
-    in_template(write)(None, True)
+    second = threading.Thread(target=limited(write), args=(None, False))
+    limited(write)(None, True)
     left.set()
     second.join()
     assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.corpora import tokenizers as tokenizers_module
-from sbeval.model_adapters import scoring
-from sbeval.model_adapters.decoding import texts as texts_module
+from sbeval.model_adapters.encoding import encode_prompts
+from sbeval.model_adapters.generate.texts import StopSequences
 from sbeval.model_adapters.lm import StickBreakingLM
+from sbeval.model_adapters.score import requests as scoring
 from tests.model_adapters.small import LINES as ALL_LINES
 from tests.model_adapters.small import generated, instances, load_lm, tiny_tokenizer
 
@@ -57,7 +58,7 @@ def test_a_stop_sequence_ends_at_its_last_token_however_often_one_looks(every: i
     tokenizer = tiny_tokenizer(adds_bos=False)
     tokens = tokenizer.encode(" ".join(LINES))[:60]
     stop = tokenizer.decode(tokens)[begin : begin + length]
-    stops = texts_module.StopSequences(tokenizer, [stop])
+    stops = StopSequences(tokenizer, [stop])
     ends = (stops.end(tokens[:now], now - every) for now in range(every, len(tokens) + every, every))
     first = next(end for end in range(61) if stop in tokenizer.decode(tokens[:end]))
     assert next(end for end in ends if end is not None) == first
@@ -79,8 +80,8 @@ def test_prompts_encoded_together_are_those_encoded_alone(add_bos_token, checkpo
     monkeypatch.setattr(tokenizers_module, "_ENCODED_TOGETHER", 2)
     lm = load_lm(checkpoint("llama", adds_bos=True), add_bos_token=add_bos_token)
     texts = [*LINES[:3], f"<s>{LINES[3]}", ""]
-    together = texts_module.encode_prompts(lm, texts, quiet=True)
-    assert together == [texts_module.encode_prompts(lm, [text], quiet=True)[0] for text in texts]
+    together = encode_prompts(lm.opened, texts, quiet=True)
+    assert together == [encode_prompts(lm.opened, [text], quiet=True)[0] for text in texts]
     begins = [tokens[0] == 0 for tokens in together]
     assert begins == ([False] * 3 + [True] * 2 if add_bos_token is False else [True] * 5)
     assert together[3].count(0) == 1

@@ -1,5 +1,6 @@
 """A server spoils any field of its answers at random: numbers stay what they were, or one sentence refuses them."""
 
+import contextlib
 import copy
 import importlib
 import json
@@ -7,11 +8,15 @@ import logging
 import os
 import random
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from scoring_servers import CompletionsServer, completions_server
 
@@ -102,28 +107,126 @@ def exchange(one: dict[str, Any], another: dict[str, Any], field: str) -> None:
     one[field], another[field] = another[field], one[field]
 
 
+RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "llama_server.json").read_text(encoding="utf-8"))
+RECORDED.pop("server")
 GENERATED_ONLY = {"tokens": ["\n"], "token_logprobs": [-1.25], "top_logprobs": [{"\n": -1.25}], "text_offset": [0]}
-LLAMA_SERVER = {  # the shapes that llama.cpp's server answers in, prompts left out
-    "the generated token alone, a newer shape": {
-        "content": [{"id": 13, "token": "\n", "logprob": 0.0, "top_logprobs": []}]
-    },
+LLAMA_SERVER = {  # the shapes that earlier servers of llama.cpp answered in, prompts left out
     "the generated token alone": GENERATED_ONLY,
     "zeros": {
         "tokens": [*"a real text", "\n"],
         "token_logprobs": [None, *[0.0] * 11],
         "top_logprobs": [None, *({letter: 0.0} for letter in "real text..")],
+        "text_offset": [*range(12)],
     },
     "nothing": None,
 }
+NO_ECHO = r"http://127.0.0.1.*echo=True.*llama.cpp does not"
 
 
-@pytest.mark.parametrize("shape", LLAMA_SERVER)
-def test_a_server_that_does_not_score_prompts_is_refused_by_name(shape):
-    choice = {"index": 0, "text": "\n", "finish_reason": "length", "logprobs": LLAMA_SERVER[shape]}
-    body = {"choices": [choice], "usage": {"prompt_tokens": 11, "completion_tokens": 1}, "object": "text_completion"}
-    asked = PromptBatch("local-completions at http://127.0.0.1:8080", [[*range(11)]], [10], of_completions=True)
-    with pytest.raises(UserError, match=r"local-completions at http://127.0.0.1:8080.*echo=True.*llama.cpp does not"):
+def llama_answers() -> dict[str, tuple[list[list[int]], dict[str, Any]]]:
+    """Returns prompts and the answer to them by name."""
+    answers = {}
+    for shape, told in LLAMA_SERVER.items():
+        choice = {"index": 0, "text": "\n", "finish_reason": "length", "logprobs": told}
+        usage = {"prompt_tokens": 11, "completion_tokens": 1}
+        answers[shape] = [[*range(11)]], {"choices": [choice], "usage": usage, "object": "text_completion"}
+    for name in ("of tokens", "of two prompts"):
+        answers[name] = RECORDED[name]["request"]["prompt"], RECORDED[name]["answer"]
+    return answers
+
+
+@pytest.mark.parametrize("name", llama_answers())
+def test_a_server_that_does_not_score_prompts_is_refused_by_name(name):
+    prompts, body = llama_answers()[name]
+    asked = PromptBatch("local-completions at http://127.0.0.1:8080", prompts, [1] * len(prompts), of_completions=True)
+    with pytest.raises(UserError, match=f"local-completions at {NO_ECHO}"):
         check_scores(body, asked)
+
+
+class _Llama(BaseHTTPRequestHandler):
+    """Answers as it is told; None is an error, as of a server that refuses `echo`."""
+
+    answer: ClassVar[Any] = None
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b"Only no echo is supported" if self.answer is None else json.dumps(self.answer).encode()
+        self.send_response(500 if self.answer is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def llama_server(answer: Any) -> Iterator[Any]:
+    """Yields lm-eval's model `gguf` over a server that gives the same answer to every request."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("_", (_Llama,), {"answer": answer})) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield get_model("gguf")(base_url=f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+
+
+GGUF_ANSWERS = {
+    "recorded": RECORDED["of a text"]["answer"],
+    "no choices": {"error": "x"},
+    **{shape: body for shape, (_, body) in llama_answers().items() if shape in LLAMA_SERVER},
+}
+
+
+@pytest.mark.parametrize("name", GGUF_ANSWERS)
+def test_gguf_refuses_a_server_that_does_not_score_prompts(name):
+    with llama_server(GGUF_ANSWERS[name]) as lm, pytest.raises(UserError, match=f"gguf at {NO_ECHO}"):
+        lm.loglikelihood([Instance("loglikelihood", {}, ("a real", " text"), 0)], disable_tqdm=True)
+
+
+def test_gguf_says_which_server_refuses_echo():
+    with llama_server(None) as lm, pytest.raises(UserError, match=f"gguf at {NO_ECHO}"):
+        lm.gguf_completion("a real", " text", retries=1, delay=0)
+
+
+def echoed() -> dict[str, Any]:
+    """Returns an answer with the shape of llama-cpp-python's server."""
+    told = {
+        "tokens": ["a", " real", " text", "\n"],
+        "text_offset": [0, 1, 6, 11],
+        "token_logprobs": [None, -3.0, -1.5, -0.5],
+        "top_logprobs": [None, {" good": -1.0, " real": -3.0}, {" text": -1.5}, {"\n": -0.5}],
+    }
+    return {"choices": [{"index": 0, "text": "a real text\n", "logprobs": told}]}
+
+
+def test_gguf_adds_up_a_right_answer():
+    with llama_server(echoed()) as lm:
+        requests = [Instance("loglikelihood", {}, ("a real", " text"), 0)]
+        assert lm.loglikelihood(requests, disable_tqdm=True) == [(-1.5, True)]
+        assert lm.generate_until([Instance("generate_until", {}, ("a", {"until": ["."]}), 0)]) == ["a real text"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("token_logprobs", [None, -3.0, 0.5, -0.5]),
+        ("token_logprobs", [None, -3.0, None, -0.5]),
+        ("token_logprobs", [-3.0, -1.5, -0.5, None]),
+        ("token_logprobs", [None, -3.0, -9999.0, -0.5]),
+        ("token_logprobs", [None, -3.0, -1.5]),
+        ("token_logprobs", [None, -3.0, -0.2, -0.5]),
+        ("text_offset", [0, 1, 2, 3]),
+        ("text_offset", [0, 6, 1, 11]),
+        ("text_offset", None),
+        ("top_logprobs", None),
+        ("tokens", "abcd"),
+    ],
+)
+def test_gguf_refuses_what_no_model_tells(field, value):
+    body = echoed()
+    body["choices"][0]["logprobs"][field] = value
+    with llama_server(body) as lm, pytest.raises(UserError, match=r"Expected gguf at http://127\.0\.0\.1"):
+        lm.loglikelihood([Instance("loglikelihood", {}, ("a real", " text"), 0)], disable_tqdm=True)
 
 
 @pytest.mark.parametrize("least", [-9999.0, -9984.0, -1e4, float("-inf"), -3.4028234663852886e38])

@@ -160,7 +160,7 @@ def test_a_branch_that_has_moved_is_another_model_to_the_response_cache(kind, ch
     for commit in COMMITS.values():
         (cache / "models--someone--small" / "refs" / "main").write_text(commit)
         lm = load_lm(checkpoint("llama"), peft="someone/small") if kind == "adapter" else load_lm("someone/small")
-        stamps.append(run_settings(lm)["inputs"]["peft: revision" if kind == "adapter" else "revision"])
+        stamps.append(run_settings(lm.session)["inputs"]["peft: revision" if kind == "adapter" else "revision"])
         if kind == "dolomite":
             assert len(lm.get_model_info()["sbeval"]["checkpoint_sha256"]) == 64
     assert stamps == list(COMMITS.values())

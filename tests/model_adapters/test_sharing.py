@@ -11,7 +11,8 @@ from lm_eval.api.instance import Instance
 
 from sbeval.corpora import TokenizedCorpus
 from sbeval.model_adapters.lm import StickBreakingLM
-from sbeval.model_adapters.sharing import Worthwhile, share_windows, shared_prefixes
+from sbeval.model_adapters.score.nested import share_windows
+from sbeval.model_adapters.score.prefixes import Worthwhile, shared_prefixes
 from sbeval.scoring.requests import TokenLogprobsRequest
 from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tokens_read, windows
 

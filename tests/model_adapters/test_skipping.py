@@ -1,6 +1,6 @@
 """What `sb` does when nobody says: it skips keys of spent sticks, and limits slots where the user limits a batch."""
 
-from typing import Any
+import dataclasses
 
 import pytest
 import torch
@@ -39,22 +39,10 @@ def test_a_threshold_for_the_reference_is_refused(checkpoint):
         load_lm(checkpoint("stickbreaking"), kernels="reference", skip_threshold=1e-5)
 
 
-class OnGpu:
-    """An lm-eval model that says it is on a GPU."""
-
-    device = torch.device("cuda")
-
-    def __init__(self, lm: StickBreakingLM) -> None:
-        self._lm = lm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lm, name)
-
-
 @pytest.mark.parametrize("tokens", [None, 300])
 @pytest.mark.parametrize("batch_size", ["auto", 5])
 def test_on_a_gpu_tokens_of_slots_are_limited_where_the_user_limits_a_batch(batch_size, tokens, checkpoint):
     lm = StickBreakingLM(str(checkpoint("llama")), device="cpu", batch_size=batch_size, max_batch_tokens=tokens)
-    session = Session.of(OnGpu(lm), lm.options)
+    session = Session.of(dataclasses.replace(lm.opened, device=torch.device("cuda")), lm.prepared)
     assert session.slots.max_tokens == tokens
     assert session.own_batches.max_tokens == (tokens or GPU_BATCH_TOKENS)

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sbeval.errors import UserError
-from sbeval.model_adapters.decoding.texts import answer_text
-from sbeval.model_adapters.decoding.thinking import Thinking
+from sbeval.model_adapters.generate.texts import answer_text
+from sbeval.model_adapters.generate.thinking import Thinking
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import Answer
 from tests.model_adapters.small import LINES, instances, load_lm, tiny_tokenizer
@@ -132,10 +132,9 @@ MERGED = byte_tokenizer(("\u010a", "\u010a"), (">", "\u010a\u010a"))
     ],
 )
 def test_between_thinking_and_answer_stands_what_the_model_would_write(tokenizer, written, beginning, until, text):
-    lm: Any = SimpleNamespace(tokenizer=tokenizer, chat_template_args={}, think_end_token="</t>", eot_token_id=0)
-    lm.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
+    opened: Any = SimpleNamespace(tokenizer=tokenizer, think_end_token="</t>", end_token_ids=[])
     ids = tokenizer.encode(written, add_special_tokens=False)
-    assert tokenizer.decode(Thinking.of(lm, 60).ended(ids, beginning, until)[1]) == text
+    assert tokenizer.decode(Thinking.of(opened, 60).ended(ids, beginning, until)[1]) == text
 
 
 def test_an_end_that_is_a_special_token_is_not_left_out_before_the_answer_is_read(checkpoint):
@@ -176,7 +175,7 @@ def test_scores_behind_prompts_to_think_are_warned_of(checkpoint, caplog):
     lm.tokenizer.chat_template = "{{ messages[0].content }}"
     lm.apply_chat_template([{"role": "user", "content": "Beautiful"}])
     lm.loglikelihood(instances("loglikelihood", [("Beautiful", " is")]))
-    assert "scored right behind prompts in which the model is told to think" in caplog.text
+    assert "scored right behind prompts that tell the model to think" in caplog.text
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, None), ({"thinking_tokens": BUDGET}, BUDGET)])

@@ -16,8 +16,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from sbeval.errors import UserError
 from sbeval.model_adapters.answers import Answers
 from sbeval.model_adapters.batching import BatchLimits, DoesNotFit, SlotLimits, run_in_batches
+from sbeval.model_adapters.prepare.prepared import Prepared
 from sbeval.model_adapters.rope import RequestRope
-from sbeval.model_adapters.scored import rolling_windows, scored, window_of
+from sbeval.model_adapters.score.schedule import score_windows
+from sbeval.model_adapters.score.windows import rolling_windows, window_of
 from sbeval.model_adapters.session import Meter, Session
 from sbeval.scoring.scorer import PendingScores, TokenScorer
 
@@ -98,21 +100,25 @@ def run(
     scorer = Scorer()
     if relay is not None:
         relay.scorer = scorer
+    opened: Any = SimpleNamespace(device=torch.device("cpu"), mixed_precision_dtype=None, max_length=1)
     session = Session(
+        opened=opened,
+        prepared=Prepared(model=torch.nn.Identity()),
         relay=relay,
         scorer=scorer,
         rope=RequestRope(torch.nn.Identity(), None, None),
         meter=Meter(),
-        device=torch.device("cpu"),
-        **{"mixed_precision_dtype": None, "max_length": 1, "learned_positions": None, "truncation": "left"},
+        learned_positions=None,
         **{name: BatchLimits() for name in ("batches", "own_batches", "generation_batches")},
         slots=SlotLimits(slots=None, prompt_tokens=1),
-        **{"draft_tokens": 0, "batches_ahead": ahead, "cache_hook": Cache(None), "quiet": True},
+        **{"batches_ahead": ahead, "cache_hook": Cache(None), "quiet": True},
     )
     windows = {number: window_of([5], [[target]]) for number, target in enumerate(targets)}
     answers: Answers[int, float] = Answers(session, "loglikelihood", dict(enumerate(targets)), quiet=True)
     with contextlib.suppress(Killed, KeyboardInterrupt, DoesNotFit, LookupError, OSError):
-        for number, (run,) in answers.each(scored(session, windows, batches=BatchLimits(max_rows=rows), name=str)):
+        for number, (run,) in answers.each(
+            score_windows(session, windows, batches=BatchLimits(max_rows=rows), name=str)
+        ):
             answers.give(number, run.total)
             events.append(f"{len(scorer.started)} started, {targets[number]} done")
             results[targets[number]] = run.total

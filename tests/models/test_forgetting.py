@@ -174,7 +174,7 @@ def test_what_is_skipped_is_chosen_for_forgetting_attention_as_for_stick_breakin
     assert {layer.self_attn.mixer.skip_threshold for layer in model.model.layers} == {1e-5}
     model.set_kernels()
     assert {layer.self_attn.mixer.skip_threshold for layer in model.model.layers} == {None}
-    with pytest.raises(UserError, match="forgetting as well"):
+    with pytest.raises(UserError, match="do not apply to attention='forgetting'"):
         model.set_kernels(impl="blockwise", skip_threshold=1e-5)
-    with pytest.raises(UserError, match="forgetting as well"):
+    with pytest.raises(UserError, match="do not apply to attention='rope'"):
         small_model(attention="rope").set_kernels(skip_threshold=1e-5)

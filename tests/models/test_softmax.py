@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from sbeval.models import SbevalConfig, SbevalForCausalLM, softmax
 from sbeval.models.biases import FIRE_INITIAL_THRESHOLD, AlibiBias, FireBias, alibi_slopes
-from sbeval.models.softmax import causal_in_pieces, long_causal_attention, softmax_attention
+from sbeval.models.softmax import chunked_causal_attention, long_causal_attention, softmax_attention
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
@@ -76,14 +76,14 @@ def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tup
 @settings(max_examples=60, deadline=None)
 @given(
     length=st.integers(1, 40),
-    piece_tokens=st.integers(1, 45),
+    chunk_tokens=st.integers(1, 45),
     group=st.sampled_from([1, 2]),
     spread=st.sampled_from([1.0, 300.0]),  # with the larger, nearly all weights are 0 or 1
 )
-def test_attention_in_pieces_of_keys_is_the_definition(length, piece_tokens, group, spread):
+def test_attention_in_pieces_of_keys_is_the_definition(length, chunk_tokens, group, spread):
     torch.manual_seed(length)
     q, k, v = (torch.randn(2, heads, length, 8, dtype=torch.float64) for heads in (4, 4 // group, 4 // group))
-    pieces = causal_in_pieces(q * spread, k, v, scale=0.7, piece_tokens=piece_tokens, attend=attended)
+    pieces = chunked_causal_attention(q * spread, k, v, scale=0.7, chunk_tokens=chunk_tokens, attend=attended)
     assert_close(pieces, written_out(q * spread, k, v, 0.7, None, None, None), rtol=1e-9, atol=1e-9)
 
 
@@ -96,7 +96,10 @@ def test_many_pieces_round_no_more_than_one():
     q, k, v = torch.randn(3, 1, 2, 320, 16, dtype=torch.float64)
     exact = written_out(q, k, v, 0.25, None, None, None)
     errors = [
-        (causal_in_pieces(q, k, v, scale=0.25, piece_tokens=tokens, attend=rounded) - exact).square().mean().sqrt()
+        (chunked_causal_attention(q, k, v, scale=0.25, chunk_tokens=tokens, attend=rounded) - exact)
+        .square()
+        .mean()
+        .sqrt()
         for tokens in (20, 320)
     ]
     assert errors[0] <= errors[1]

@@ -69,7 +69,7 @@ def test_processes_that_share_windows_learn_the_same(tmp_path, data_folder):
 @pytest.mark.parametrize(
     ("changes", "degree", "processes", "message"),
     [
-        ({}, 2, 1, "groups of --context-parallel 2, found 1"),
+        ({}, 2, 1, "multiple of 2 ranks for --context-parallel 2, found 1"),
         ({"documents": "joined"}, 3, 3, "--context to be a multiple of 6"),
         ({"documents": "separate"}, 2, 2, "--documents joined"),
     ],

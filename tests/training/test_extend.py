@@ -130,11 +130,11 @@ def test_packed_texts_take_no_scaling_that_depends_on_a_length():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"context_tokens": 64}, "beyond the training length of 64"),
-        ({"context_tokens": 100}, "whole windows of 100"),
+        ({"context_tokens": 64}, "exceed the training length of 64"),
+        ({"context_tokens": 100}, "multiples of --context 100"),
         ({"documents": "packed"}, "separate, joined"),
         ({"optimization": settings(2**22, 512)}, r"times; .*--batch-tokens.*--allow-repeat"),
-        ({"context_tokens": 2**18, "optimization": settings(2**18, 2**18, warmup_steps=0)}, "found the longest has"),
+        ({"context_tokens": 2**18, "optimization": settings(2**18, 2**18, warmup_steps=0)}, "the longest has"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path, parent, data_folder, changes, message):
@@ -147,13 +147,13 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path, parent, dat
     [
         (["--context", "0"], "--context to be a whole number of at least 1, found 0"),
         (["--steps", "0"], "at least one step"),
-        (["--warmup-steps", "9"], "within the run's 4 steps, found 9"),
+        (["--warmup-steps", "9"], "at most 4 warm-up steps, .* found 9"),
         (["--learning-rate", "-1"], "learning_rate to be a number above 0"),
         (["--learning-rate", "nan"], "learning_rate to be a number above 0"),
         (["--log-every-steps", "0"], "--log-every-steps to be a whole number of at least 1, found 0"),
         (["--micro-batch-tokens", "0"], "micro_batch_tokens to be a whole number of at least 1, found 0"),
-        (["--micro-batch-tokens", "384"], "multiple of the micro batch"),
-        (["--context", "100000"], "whole windows of 100000 tokens.*multiples of --context"),
+        (["--micro-batch-tokens", "384"], "multiple of micro_batch_tokens"),
+        (["--context", "100000"], "multiples of --context 100000, found"),
     ],
 )
 def test_numbers_that_make_no_run_are_refused_in_one_sentence(tmp_path, option, message):
@@ -265,8 +265,8 @@ def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_f
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("moduleformer", {}, "evaluation only"),
-        ("gpt2", {}, "positions for 128 tokens, found one that has learned 64"),
+        ("moduleformer", {}, "can only be evaluated"),
+        ("gpt2", {}, "64 learned position embeddings and cannot read 128 tokens"),
         ("llama", {"rope_scaling": '{"rope_type": "llama3", "factor": 4.0}'}, "'llama3' needs the key"),
     ],
 )
@@ -323,3 +323,26 @@ def test_a_run_that_failed_before_its_first_state_does_not_block_its_folder(tmp_
     record = record_of(extend(settled, tmp_path / "run"))
     assert record["extension"]["optimization"]["learning_rate"] == settled.optimization.learning_rate
     assert [point["step"] for point in record["loss_curve"]] == [1, 2, 3]
+
+
+def no_gpu_memory(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def no_host_memory(*_, **__):
+    return torch.empty(2**50)
+
+
+@pytest.mark.parametrize("fail", [no_gpu_memory, no_host_memory])
+def test_memory_that_runs_out_is_one_sentence_with_what_to_lower(tmp_path, parent, data_folder, monkeypatch, fail):
+    monkeypatch.setattr("sbeval.training.extend.document_loss", fail)
+    options = ["--data", str(data_folder), "--context", "128", "--steps", "3", "--batch-tokens", "512"]
+    options += ["--learning-rate", "1e-3", "--out", str(tmp_path / "run"), "--precision", "float32"]
+    for more, lowered in (
+        (["--micro-batch-tokens", "512"], "512 tokens.*: lower --micro-batch-tokens to 128, add --gradient-checkpoint"),
+        (["--gradient-checkpointing"], r"128 tokens.*\): use --fsdp or --context-parallel .* or lower --context, and "),
+    ):
+        with pytest.raises(UserError, match=rf"Expected memory for .* a pass of {lowered}.*start again\.$"):
+            extend_command([str(parent), *options, *more])
+    monkeypatch.undo()
+    extend_command([str(parent), *options])  # nothing that was left is in the way

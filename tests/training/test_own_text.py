@@ -122,7 +122,7 @@ def test_a_command_trains_on_a_folder_with_any_tokenizer_and_goes_on(tmp_path, t
     record = json.loads((tmp_path / "run" / "own" / "training_record.json").read_text())
     assert (record["data"]["source"], record["tokens_seen"]) == ("own", 512)
     train_command(small(*command))
-    assert "trained before" in capsys.readouterr().out
+    assert "already trained" in capsys.readouterr().out
     (text / "000.txt").write_text("other words")
     with pytest.raises(UserError, match=r"it differs in inputs\.tokens\.npy, tokens_sha256"):
         train_command(small(*command))
@@ -145,13 +145,13 @@ def test_another_recipe_takes_the_text_s_vocabulary_and_no_recall_text(tmp_path,
     ("arguments", "message"),
     [
         (["--text", "nowhere"], "a hub data set .*found nothing at 'nowhere'"),
-        (["--text", "own.txt", "--split", "9 tokens"], "--tokenizer with --split '9 tokens'"),
+        (["--text", "own.txt", "--split", "9 tokens"], "--split '9 tokens' needs --tokenizer"),
         (["--text", "own.txt", "--split", "paragraphs"], "split to be paragraph"),
         (["--text", "own.txt", "--tokenizer", "no/such/folder"], "a tokenizer at 'no/such/folder'"),
-        (["--text", "own.txt", "--data", "arrays"], "--text or --data, found both"),
-        (["demo_rope", "--report"], "--report with --text"),
-        ([], "a recipe or --text, found neither"),
-        (small("--text", "own.txt", "--report"), "tokens kept out of training for --report, found 26"),
+        (["--text", "own.txt", "--data", "arrays"], "--text and --data exclude each other"),
+        (["demo_rope", "--report"], "--report need --text"),
+        ([], "a recipe or --text"),
+        (small("--text", "own.txt", "--report"), "held-out tokens for --report, found 26"),
         (["--text", "own.txt", "--set", "model.training_length_tokens=8192"], "at least one step of 16384 tokens"),
         (["demo_data"], "shipped recipes.*demo_rope"),
         (["demo_rope", "--set", "optimization.learning_rat=1"], "unknown key 'learning_rat' .*mean 'learning_rate'"),
@@ -200,5 +200,5 @@ def test_text_becomes_a_model_and_a_page_in_one_command(tmp_path, tokenizer_fold
     for results in (tmp_path / "run" / "results").rglob("results_*.json"):  # on the text kept out
         configs = json.loads(results.read_text())["configs"].values()
         assert [config["metadata"]["sbeval"]["seen_documents"] for config in configs] == [[], []]
-    assert "of 3 documents are kept out of training, one token in 20" in said
+    assert "of 3 documents are held out of training for --report (one token in 20)" in said
     assert [line for line in said.splitlines() if line.startswith("Next:")] == said.splitlines()[-1:]

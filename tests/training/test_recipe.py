@@ -28,7 +28,10 @@ def test_the_demo_recipes_differ_in_nothing_but_the_attention():
         ("model: {training_length_tokens: 8, true: 0}\n", "model of the recipe to be a mapping .* whose keys are text"),
         ("model: {training_length_tokens: 8, null: 0}\n", "model of the recipe to be a mapping .* whose keys are text"),
         ("data: {folder: f, recall_share: 2}\n", "data.recall_share of the recipe to be a number from 0 to below 1"),
-        ("optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 12, warmup_steps: 1}\n", "windows of 8"),
+        (
+            "optimization: {learning_rate: 1, total_tokens: 64, batch_tokens: 12, warmup_steps: 1}\n",
+            "window length, 8 tokens",
+        ),
         ("optimization: {total_tokens: 64, batch_tokens: 16}\n", "optimization.learning_rate .* add it in r.yaml"),
         ("optimization: {learning_rate: 1, total_tokens: 8, batch_tokens: 16, warmup_steps: 1}\n", "at least one step"),
         ("optimization: [1]\n", "optimization of the recipe to be a mapping"),
@@ -82,3 +85,12 @@ def test_extension_is_the_papers_formula_at_its_lengths():
 def test_a_warm_up_that_is_not_asked_for_follows_the_steps(steps, schedule, warmup_steps):
     settings = OptimizationSettings(learning_rate=1, total_tokens=8 * steps, batch_tokens=8, schedule=schedule)
     assert settings.warmup_steps == warmup_steps
+
+
+def test_what_takes_less_memory_is_a_setting_of_the_recipe():
+    recipe = read_recipe("demo_rope")
+    first, *rest = recipe.memory_remedies()
+    section, key, value = first.rpartition(" ")[2].replace("=", ".").split(".")
+    assert (section, key) == ("optimization", "micro_batch_tokens")
+    smallest = recipe.changed(optimization=recipe.optimization.changed(micro_batch_tokens=int(value)))
+    assert smallest.memory_remedies() == rest

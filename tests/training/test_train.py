@@ -15,8 +15,8 @@ from training_problems import STEPS, assert_same_weights, losses, parts_of, reco
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from sbeval.commands.options import parse
 from sbeval.errors import UserError
+from sbeval.harness.options import parse
 from sbeval.training.arrays import load_arrays
 from sbeval.training.command import train_command
 from sbeval.training.record import COMPLETE_MARK, full_disk_named
@@ -68,7 +68,7 @@ def test_training_prints_steps_and_losses_with_the_time_left_and_no_bars(tmp_pat
     transformers_logging.enable_progress_bar()
     train(tiny_recipe(steps=12, save_every_steps=5), tmp_path / "whole", data_folder=data_folder)
     printed = capsys.readouterr()
-    assert "steps 1 to 12 of 256 tokens each, the loss every 5" in printed.out
+    assert "steps 1 to 12 of 256 tokens each, with the loss every 5 steps" in printed.out
     lines = [line for line in printed.out.splitlines() if line.startswith("step ")]
     assert [line.split()[1].split(",")[0] for line in lines] == [f"{step}/12" for step in range(1, 13)]
     loss, left = r"  loss \d\.\d{4}  \d+ s", r"(, about [\d.]+ (s|min) left)?"
@@ -84,7 +84,7 @@ def test_a_batch_that_processes_cannot_share_evenly_is_refused():
     assert passes_of_a_step(optimization, 64, processes=2) == (2, 1)
     assert passes_of_a_step(optimization.changed(micro_batch_tokens=64), 64, processes=2) == (1, 2)
     for processes, micro in ((3, None), (8, None), (3, 64), (4, 128)):
-        with pytest.raises(UserError, match=f"that {processes} processes share evenly"):
+        with pytest.raises(UserError, match=f"evenly over {processes} ranks"):
             passes_of_a_step(optimization.changed(micro_batch_tokens=micro), 64, processes=processes)
 
 
@@ -132,7 +132,7 @@ def test_sharded_weights_need_processes_and_a_run_begun_with_them_goes_on_with_t
 @pytest.mark.parametrize(
     ("writer", "own", "place", "message", "parts"),
     [
-        ("torch.save", torch.save, "checkpoint-3", "goes on from the state saved before", [(0, 2), (2, 4)]),
+        ("torch.save", torch.save, "checkpoint-3", "resumes from its last state", [(0, 2), (2, 4)]),
         ("transformers.modeling_utils.safe_save_file", safetensors.torch.save_file, "partial", "", [(0, 4)]),
     ],
     ids=["a state", "the checkpoint"],
@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_a_state_to_go_on_with(
 
     with monkeypatch.context() as full_disk:
         full_disk.setattr(writer, save_while_there_is_room)
-        with pytest.raises(UserError, match=f"full disk.*{message}"):
+        with pytest.raises(UserError, match=f"disk is full.*{message}"):
             train(recipe, out, data_folder=data_folder)
     assert not (out / recipe.name).exists()
     resumed = train(recipe, out, data_folder=data_folder)
@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, da
 
     with monkeypatch.context() as full_disk:
         full_disk.setattr("pathlib.Path.write_text", no_room)
-        with pytest.raises(UserError, match=r"full disk.*no state had been saved before"):
+        with pytest.raises(UserError, match=r"disk is full.*no state had been saved before"):
             train(tiny_recipe(steps=2), tmp_path / "run", data_folder=data_folder)
 
 
@@ -199,7 +199,7 @@ def test_more_steps_than_there_is_text_for_must_be_asked_for(tmp_path, data_fold
 
 def test_a_mistake_in_the_model_does_not_spoil_the_folder(tmp_path, data_folder):
     recipe = tiny_recipe(steps=2)
-    for wrong, words in ({"atention": "rope"}, "atention"), ({"vocab_size": 100}, "vocab_size of at least"):
+    for wrong, words in ({"atention": "rope"}, "atention"), ({"vocab_size": 100}, "but vocab_size in the recipe"):
         with pytest.raises(UserError, match=words):
             train(recipe.changed(model=recipe.model | wrong), tmp_path, data_folder=data_folder)
     assert train(recipe, tmp_path, data_folder=data_folder) is not None
@@ -207,7 +207,7 @@ def test_a_mistake_in_the_model_does_not_spoil_the_folder(tmp_path, data_folder)
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs a device that is always full")
 def test_the_words_of_torch_s_own_writer_on_a_full_disk_are_known(tmp_path):
-    with pytest.raises(UserError, match=r"full disk.*no state had been saved before"), full_disk_named(tmp_path):
+    with pytest.raises(UserError, match=r"disk is full.*no state had been saved before"), full_disk_named(tmp_path):
         torch.save(torch.zeros(2**20), "/dev/full")
     with pytest.raises(ValueError, match="other"), full_disk_named(tmp_path):
         raise ValueError("other")

@@ -1,4 +1,4 @@
-"""What a dolomite-engine or lm-engine configuration says, with their defaults for absent keys."""
+"""Reads config.json of dolomite-engine and lm-engine, with their defaults for absent keys."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ from sbeval.errors import UserError
 FLAT_TYPES = (*STICKBREAKING_FLAT_TYPES, "moe_dolomite")
 BLOCK_TYPES = ("gpt_dolomite", "gpt_base")
 _POSITIONS = ("rope", "nope", "alibi", "learned_absolute")
-# keys that configurations have since 2026-03-26, three months before lm-engine began to alternate all gated rows; until
-# then a key said which configurations did
+# No key says any more whether the rows of gate and up projection alternate. Configurations have these keys since
+# 2026-03-26, three months before lm-engine began to alternate them in all gated MLPs; before that, a key said so.
 _INTERLEAVED_SINCE = ("embedding_init_method", "use_depth_scaled_init")
-# what must be alike in all layers, by the names of this family, and what a message calls it
-_OF_MIXERS = (
+# fields that must be the same in all layers, and their names in error messages
+_MIXER_FIELDS = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_multiplier", "sliding_window"),
     *("exclusive_self_attention", "attention_gate"),
 )
-_OF_MIXTURES = ("shared_expert_gating", "normalize_expert_weights", "balanced_experts")
-_TOLD = {
+_MIXTURE_FIELDS = ("shared_expert_gating", "normalize_expert_weights", "balanced_experts")
+_KEY_NAMES = {
     "sliding_window": "sliding_window, counting the query itself,",
     "activation": "activation_function",
     "normalize_expert_weights": "normalized_topk",
@@ -38,16 +38,18 @@ _TOLD = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DolomiteConfig:
-    """The facts of a model, in this family's terms.
+    """A dolomite configuration, in terms of `SbevalConfig`.
 
     Attributes:
-        blocks: whether the configuration lists its blocks (generation C) or is flat (A, and its softmax models).
+        model_type: `model_type` of config.json.
+        blocks: whether the configuration has a list of blocks (generation C) or is flat (generation A, and softmax
+            models of its time).
         positions: "rope", "nope", "alibi" or "learned_absolute".
-        has_remainder: whether the remainder adds to the output of stick-breaking layers.
-        has_head_norm: whether these are normed by head; None where their tensors say.
+        has_remainder: whether the remainder is added to the output of stick-breaking layers.
+        has_head_norm: whether stick-breaking layers have a norm for each head; None if only the tensors tell.
         mixers: attention of each layer.
         mlps: MLP of each layer.
-        fields: what else this family's configuration holds.
+        fields: further fields of `SbevalConfig`.
     """
 
     model_type: str
@@ -61,21 +63,23 @@ class DolomiteConfig:
 
 
 def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
-    """Reads any generation's `config.json`.
+    """Reads config.json of any generation.
 
     Raises:
-        UserError: a part is not supported, a key is not known, or a value is of another kind than its key's; the
-            message names both.
+        UserError: a feature is not supported, a key is unknown, or a value has the wrong type.
     """
     if "attention_blocks" in source:
-        raise UserError("dolomite configurations with attention_blocks, between generations A and C, are not supported")
+        raise UserError(
+            "config.json has attention_blocks, a form between dolomite-engine's generations A and C that is not "
+            "supported"
+        )
     config = ConfigValues(source)
     model_type = config.get("model_type", str, "")
     if model_type in FLAT_TYPES and "n_embd" not in config and "num_hidden_layers" in config:
         raise UserError(
-            f"model_type {model_type!r} means one of dolomite-engine's models, but this configuration has other keys "
-            "(hidden_size and num_hidden_layers instead of n_embd and n_layer): it is another architecture of the same "
-            "name, such as Lanni-ni/stickbreaking_pile_4layer, that runs with code of its own and is not supported"
+            f"model_type {model_type!r} is a model type of dolomite-engine, but this configuration has other keys "
+            "(hidden_size and num_hidden_layers instead of n_embd and n_layer): it is another architecture with the "
+            "same name, such as Lanni-ni/stickbreaking_pile_4layer, which needs its own code and is not supported"
         )
     blocks = "sequence_mixer_blocks" in config
     if blocks:
@@ -91,7 +95,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
     positions = config.one_of("position_embedding_type", _POSITIONS, "learned_absolute")
     if positions == "learned_absolute" and any(mixer.kind == "softmax" for mixer in mixers):
         raise UserError(
-            "position_embedding_type learned_absolute of softmax layers is not supported; supported: rope, nope, alibi"
+            "position_embedding_type learned_absolute is not supported for softmax layers; supported: rope, nope, alibi"
         )
     is_stickbreaking = any(mixer.kind == "stickbreaking" for mixer in mixers)
     rotates = positions == "rope" and any(mixer.kind == "softmax" for mixer in mixers)
@@ -111,7 +115,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
         "max_position_embeddings": max_positions,
         **{name: config.token(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
-    read = DolomiteConfig(
+    dolomite = DolomiteConfig(
         model_type=model_type,
         blocks=blocks,
         positions=positions,
@@ -122,16 +126,16 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
         fields=fields,
     )
     config.refuse_unread({**ignored.DOLOMITE_ROPE, **unread}, whole=True)
-    return read
+    return dolomite
 
 
 def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) -> dict[str, Any]:
-    """Returns the fields of this family's configuration that say what layers are.
+    """Returns the fields of `SbevalConfig` that describe layers, with `layer_overrides` where layers differ.
 
-    `remainder` and `head_norm` are those of stick-breaking layers.
+    `remainder` and `head_norm` apply to the stick-breaking layers.
 
     Raises:
-        UserError: layers differ in more than this family has.
+        UserError: layers differ in a field that `layer_overrides` cannot set.
     """
     layers = []
     for mixer, mlp in zip(source.mixers, source.mlps, strict=True):
@@ -147,13 +151,17 @@ def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) ->
                 "shared_intermediate_size": mlp.shared_intermediate_size,
             }
         )
-    # stick-breaking gives a model its name, whichever layer comes first
+    # if any layer is stick-breaking, the model's main fields are those of such a layer
     usual = next((layer for layer in layers if layer["attention"] == "stickbreaking"), layers[0])
     overrides = [{name: value for name, value in layer.items() if value != usual[name]} for layer in layers]
     mixtures = [mlp for mlp in source.mlps if mlp.num_experts] or source.mlps
     shared = {
-        name: same_in_all_layers([getattr(layer, name) for layer in alike], _TOLD.get(name, name))
-        for alike, names in ((source.mixers, _OF_MIXERS), (source.mlps, ("activation",)), (mixtures, _OF_MIXTURES))
+        name: same_in_all_layers([getattr(layer, name) for layer in compared], _KEY_NAMES.get(name, name))
+        for compared, names in (
+            (source.mixers, _MIXER_FIELDS),
+            (source.mlps, ("activation",)),
+            (mixtures, _MIXTURE_FIELDS),
+        )
         for name in names
     }
     return usual | shared | {"layer_overrides": overrides if any(overrides) else None}
@@ -163,23 +171,24 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
     head_dim = next(mixer.head_dim for mixer in mixers if mixer.kind == "softmax")
     if (rotated := config.count("rope_dim", default=None)) not in (None, head_dim):
         raise UserError(
-            f"rope_dim {rotated} of a softmax model is not supported: its heads have {head_dim} dimensions, and all of "
-            "them are rotated here"
+            f"rope_dim {rotated} is not supported for a softmax model with head_dim {head_dim}: RoPE must rotate all "
+            "dimensions of a head"
         )
     theta = config.get("rope_theta", float, 10000)
-    # transformers' newer form holds both in one object, which is also written where nothing is scaled
+    # newer versions of transformers write base and scaling to one object, `rope_parameters`, even without scaling
     name = "rope_scaling" if config.get("rope_scaling", dict[str, Any], None) else "rope_parameters"
     values = config.part(name)
     config.get(name, dict[str, Any], None)
     theta = float(values.get("rope_theta", float, theta))
     kind = values.get("rope_type", str, None) or values.get("type", str, None)
-    factor, original = values.get("factor", float, None), values.count("original_max_position_embeddings", default=None)
+    factor = values.get("factor", float, None)
+    original = values.count("original_max_position_embeddings", default=None)
     values.refuse_unread(ignored.DOLOMITE_YARN)
     if kind in (None, "default") and factor is None:
         return {"rope_type": "default", "rope_theta": theta}
     if factor is None or original is None:
         raise UserError(
-            f"Expected factor and original_max_position_embeddings in {name}, since dolomite-engine scales by YaRN "
-            f"whatever the type, found {factor} and {original}; mend the configuration"
+            f"{name} needs factor and original_max_position_embeddings, since dolomite-engine scales by YaRN whatever "
+            f"the type; found {factor} and {original}; correct the configuration"
         )
     return {"rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": original}

@@ -1,4 +1,4 @@
-"""What a dolomite-engine configuration says of each layer, flat or in a list of blocks."""
+"""Reads the layers of a dolomite-engine configuration, from flat keys or from a list of blocks."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ _ACTIVATIONS = {
     "swish": "silu",
     "relu": "relu",
 }
-# lm-engine's way to scale logits, by the name it gives it: the exponent of the head's width
+# values of lm-engine's attention_multiplier_method, and the power of head_dim that scales the logits
 _SCALE_EXPONENTS = {"1 / sqrt(head_dim)": -0.5, "1 / head_dim": -1.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DolomiteMixer:
-    """Attention of a layer.
+    """Attention of one layer; `SbevalConfig` describes further attributes.
 
     Attributes:
         kind: "stickbreaking" or "softmax".
         attention_multiplier: factor of the logits; None means head_dim ** -0.5.
-        sliding_window: keys a query sees, itself included; None means all.
-        exclusive_self_attention: its output has no part along the position's own value.
-        attention_gate: rows of `c_attn` beyond queries, keys and values gate the heads.
-        qkv_bias: whether `c_attn` has a bias; None where no key says.
-        output_bias: the same of `c_proj`.
+        sliding_window: number of keys that a query sees, including its own; None means all.
+        exclusive_self_attention: whether the projection on the position's own value is subtracted from the output.
+        attention_gate: whether `c_attn` has further rows, for gates of the heads.
+        qkv_bias: whether `c_attn` has a bias; None if no key says so.
+        output_bias: whether `c_proj` has a bias; None if no key says so.
     """
 
     kind: str
@@ -54,16 +54,17 @@ class DolomiteMixer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DolomiteMLP:
-    """MLP of a layer, or mixture of MLPs.
+    """MLP or mixture of experts of one layer; `SbevalConfig` describes further attributes.
 
     Attributes:
-        interleaved: gate and up alternate in the rows of `c_fc`, gate first; else up comes before gate.
-        shared_intermediate_size: of an MLP for every token beside the experts, None without.
-        shared_interleaved: `interleaved`, of that one.
-        shared_expert_gating: whether that one's output is gated for each token.
-        normalize_expert_weights: whether the weights of chosen experts add up to 1.
-        balanced_experts: experts are chosen by their probabilities and a bias, which is no part of their weights.
-        bias: whether its maps have one; None where no key says.
+        interleaved: whether the rows of gate and up projection alternate in `c_fc`, gate first. Otherwise all rows of
+            the up projection come first.
+        shared_intermediate_size: hidden width of the shared expert, None without one.
+        shared_interleaved: as `interleaved`, for the shared expert.
+        shared_expert_gating: whether the shared expert's output is multiplied by a gate for each token.
+        normalize_expert_weights: whether the weights of the chosen experts sum to 1.
+        balanced_experts: whether a bias is added to the probabilities for choosing experts, but not to their weights.
+        bias: whether the linear layers have a bias; None if no key says so.
     """
 
     intermediate_size: int
@@ -80,23 +81,25 @@ class DolomiteMLP:
 
 
 def same_in_all_layers(values: Sequence[T] | Mapping[int, T], what: str) -> T:
-    """Returns the value that all layers share, or all those of a mapping from layers.
+    """Checks that a value is the same in all layers, and returns it.
+
+    `values` is a list with one value for each layer, or a mapping from layers to values; `what` names it in the error.
 
     Raises:
         UserError: a layer differs from the first.
     """
-    (first, expected), *others = values.items() if isinstance(values, Mapping) else enumerate(values)
-    for layer, value in others:
+    (first, expected), *further = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for layer, value in further:
         if value != expected:
             raise UserError(
-                f"layers that differ in this are not supported: {what} is {shown(expected)} in layer {first}, "
-                f"{shown(value)} in layer {layer}"
+                f"{what} must be the same in all layers, but is {shown(expected)} in layer {first} and {shown(value)} "
+                f"in layer {layer}; such models are not supported"
             )
     return expected
 
 
 def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, DolomiteMLP]:
-    """Returns what a flat configuration says of all layers."""
+    """Reads a flat configuration, in which all layers are the same."""
     heads = config.count("n_head", "num_attention_heads", default=12)
     hidden_size = config.count("n_embd", "hidden_size", default=768)
     multiplier = config.get("attention_multiplier", float, None)
@@ -127,12 +130,12 @@ def flat_layer(config: ConfigValues, model_type: str) -> tuple[DolomiteMixer, Do
 
 
 def block_layers(config: ConfigValues, *, interleaved: bool) -> list[tuple[DolomiteMixer, DolomiteMLP]]:
-    """Returns what a configuration with lists of blocks says of each layer.
+    """Reads each layer of a configuration with lists of blocks.
 
-    Gated MLPs alternate their rows as `interleaved` says where no key does.
+    `interleaved` says whether gate and up rows of an MLP alternate if its block has no key for that.
 
     Raises:
-        UserError: a block is of a kind that is not supported, or holds a key that is not known.
+        UserError: the type of a block is not supported, or it has an unknown key.
     """
     mixers, mlps = config.parts("sequence_mixer_blocks"), config.parts("mlp_blocks")
     layers = config.count("num_layers", default=12)
@@ -156,19 +159,20 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
             f"sequence_mixer_type {shown(kind)} of layer {layer} is not supported; supported: {', '.join(_MIXERS)}"
         )
     heads = block.count("num_attention_heads", default=default_heads)
+    bias = block.get("add_bias", bool, None)
     fields: dict[str, Any] = {
         "kind": _MIXERS[kind],
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(block, heads),
         "head_dim": _head_dim(None, hidden_size, heads),
         "attention_multiplier": block.get("attention_multiplier", float, None),
-        "output_bias": (bias := block.get("add_bias", bool, None)),
+        "output_bias": bias,
         "qkv_bias": bias,
     }
     if kind == "softmax_attention":
         fields["head_dim"] = _head_dim(block.count("head_dim", default=None), hidden_size, heads)
         fields["attention_multiplier"] = _multiplier(block, layer, fields["attention_multiplier"], fields["head_dim"])
-        # its kernels count the keys to the left of a query, which also sees itself
+        # lm-engine counts the keys to the left of a query, without the query's own
         window = block.count("sliding_window", default=None)
         fields["sliding_window"] = None if window is None else window + 1
         fields["exclusive_self_attention"] = block.get("exclusive_self_attention", bool, False)
@@ -185,8 +189,8 @@ def _multiplier(block: ConfigValues, layer: int, number: float | None, head_dim:
     method = block.get("attention_multiplier_method", str, None)
     if (method is None) == (number is None) or (method is not None and method not in _SCALE_EXPONENTS):
         raise UserError(
-            f"Expected attention_multiplier_method of layer {layer} to be one of {', '.join(_SCALE_EXPONENTS)} without "
-            f"an attention_multiplier, or null with one, found {shown(method)} with {shown(number)}; mend the "
+            f"attention_multiplier_method of layer {layer} must be one of {', '.join(_SCALE_EXPONENTS)} without an "
+            f"attention_multiplier, or null with one; found {shown(method)} with {shown(number)}; correct the "
             "configuration"
         )
     return number if method is None else float(head_dim ** _SCALE_EXPONENTS[method])
@@ -217,10 +221,10 @@ def _mlp(block: ConfigValues, layer: int, hidden_size: int, interleaved: bool) -
     return mlp
 
 
-def _head_dim(given: int | None, hidden_size: int, heads: int) -> int:
-    if given is None and hidden_size % heads:
-        raise UserError(f"a width of {hidden_size} is no multiple of {heads} heads; mend the configuration")
-    return given or hidden_size // heads
+def _head_dim(head_dim: int | None, hidden_size: int, heads: int) -> int:
+    if head_dim is None and hidden_size % heads:
+        raise UserError(f"hidden_size {hidden_size} must be a multiple of {heads} heads; correct the configuration")
+    return head_dim or hidden_size // heads
 
 
 def _key_value_heads(config: ConfigValues, heads: int) -> int:
@@ -231,9 +235,12 @@ def _key_value_heads(config: ConfigValues, heads: int) -> int:
         raise UserError("attention_head_type gqa needs num_key_value_heads in the configuration")
     if stated not in (None, expected):
         raise UserError(
-            f"Expected num_key_value_heads {expected} with attention_head_type {kind} and {heads} heads, found "
-            f"{stated}; mend the configuration"
+            f"num_key_value_heads must be {expected} with attention_head_type {kind} and {heads} heads, found "
+            f"{stated}; correct the configuration"
         )
     if heads % expected:
-        raise UserError(f"Expected heads that are a multiple of num_key_value_heads, found {heads} and {expected}")
+        raise UserError(
+            f"the number of heads must be a multiple of num_key_value_heads, found {heads} and {expected}; correct the "
+            "configuration"
+        )
     return int(expected)

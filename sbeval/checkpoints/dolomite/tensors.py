@@ -1,6 +1,6 @@
-"""Checkpoints of dolomite-engine and lm-engine, generations A1 to C'', stick-breaking and softmax.
+"""Converts the tensors of dolomite-engine and lm-engine checkpoints to those of an sbeval model.
 
-Shape suffixes: H query heads, G key/value heads, R query heads a group (H / G), D head_dim, E hidden_size.
+Shape suffixes: H query heads, G key/value heads, R query heads of a key/value head (H / G), D head_dim, E hidden_size.
 """
 
 import logging
@@ -16,7 +16,7 @@ from sbeval.errors import UserError
 from sbeval.models import SbevalConfig
 from sbeval.models.config import GATED_ACTIVATIONS
 
-# below lm-eval's own logger, whose level is INFO: elsewhere the lines would not be seen
+# a child of lm-eval's logger, whose level is INFO; info lines of other loggers are not shown
 _LOG = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 
@@ -26,34 +26,40 @@ _HAS = {True: "has", False: "lacks"}
 def read_dolomite(
     source: DolomiteConfig, weights: Weights, kv_expand: KvExpand
 ) -> tuple[str, SbevalConfig, dict[str, Tensor]]:
-    """Returns the format's name, this family's configuration and its tensors.
+    """Reads the tensors of a dolomite checkpoint.
 
-    Grouped stick-breaking heads share keys and values by `kv_expand`: "interleave" (query head q uses q // R), "tile"
-    (q % G), or "auto": by the generation.
+    `kv_expand` says which key/value head stick-breaking query head q uses: "interleave" q // R, "tile" q % G, and
+    "auto" the one of the checkpoint's generation.
+
+    Returns:
+        The name of the format, the configuration, and the state dict of `SbevalForCausalLM`.
 
     Raises:
-        UserError: a tensor is missing, misshapen or has no place in the layout.
+        UserError: a tensor is missing, has a wrong shape or is unknown, or layers differ in an unsupported way.
     """
     if "transformer.wpe.weight" in weights:
         raise UserError("learned absolute positions (transformer.wpe.weight) are not supported")
     mixer, mlp = ("sequence_mixer", "mlp_block") if source.blocks else ("attn", "mlp")
-    mlp_names = ["moe" if one.num_experts and not source.blocks else mlp for one in source.mlps]
+    mlp_names = ["moe" if layer.num_experts and not source.blocks else mlp for layer in source.mlps]
     layers = [f"transformer.h.{layer}" for layer in range(len(source.mixers))]
-    stickbreaking = [layer for layer, one in enumerate(source.mixers) if one.kind == "stickbreaking"]
+    stickbreaking = [index for index, layer in enumerate(source.mixers) if layer.kind == "stickbreaking"]
 
     def everywhere(name: str) -> bool:
         has = {layer: f"{layers[layer]}.{name}" in weights for layer in stickbreaking}
-        return bool(has) and same_in_all_layers(has, f"having {name}")
+        return bool(has) and same_in_all_layers(has, f"presence of {name}")
 
     has_head_bias = everywhere(f"{mixer}.head_bias")
     has_norm = everywhere(f"{mixer}.norm.weight")
     if source.blocks and stickbreaking and not (has_head_bias and has_norm):
         raise UserError(
-            f"layer {stickbreaking[0]}: stick-breaking layers of generation C have {mixer}.head_bias and {mixer}.norm"
+            f"layer {stickbreaking[0]} lacks {mixer}.head_bias or {mixer}.norm, which stick-breaking layers of "
+            "generation C have: complete the download or save the checkpoint again"
         )
     if source.has_head_norm not in (None, has_norm):
-        held = "tensors of that name" if has_norm else "none"
-        raise UserError(f"Expected {mixer}.norm as head_norm {source.has_head_norm} of config.json says, found {held}")
+        raise UserError(
+            f"head_norm is {source.has_head_norm} in config.json, but the checkpoint has "
+            f"{'tensors' if has_norm else 'no tensors'} named {mixer}.norm; correct the configuration"
+        )
     remainder = "none" if not source.has_remainder else "head_bias" if has_head_bias else "value"
     modules = [(f"{layer}.{mixer}", f"{layer}.{name}") for layer, name in zip(layers, mlp_names, strict=True)]
     config = SbevalConfig(
@@ -65,13 +71,13 @@ def read_dolomite(
     tiled = _is_tiled(source, generation, kv_expand)
     tensors = _model_tensors(config, weights)
     for layer, name in enumerate(layers):
-        own, place = config.of_layer(layer), f"model.layers.{layer}"
+        layer_config, place = config.of_layer(layer), f"model.layers.{layer}"
         for ours, theirs in (("input_norm", "ln_1"), ("post_attention_norm", "ln_2")):
             tensors.update(_norm(config, weights, f"{name}.{theirs}", f"{place}.{ours}"))
-        order_H = _head_order(own, tiled=tiled and layer in stickbreaking)
-        for key, tensor in _attention_tensors(own, weights, f"{name}.{mixer}", order_H).items():
+        order_H = _head_order(layer_config, tiled=tiled and layer in stickbreaking)
+        for key, tensor in _attention_tensors(layer_config, weights, f"{name}.{mixer}", order_H).items():
             tensors[f"{place}.self_attn.{key}"] = tensor
-        for key, tensor in mlp_tensors(own, source.mlps[layer], weights, f"{name}.{mlp_names[layer]}").items():
+        for key, tensor in mlp_tensors(layer_config, source.mlps[layer], weights, f"{name}.{mlp_names[layer]}").items():
             tensors[f"{place}.mlp.{key}"] = tensor
         if layer in stickbreaking and remainder != "head_bias" and has_head_bias:
             weights.drop([f"{name}.{mixer}.head_bias"])
@@ -82,20 +88,29 @@ def read_dolomite(
 
 
 def _biases(source: DolomiteConfig, weights: Weights, modules: list[tuple[str, str]]) -> list[str]:
-    """Which linear maps have a bias, as tensors and the configuration agree; `modules` are each layer's two names."""
+    """Returns which linear layers have a bias; `modules` are the names of each layer's attention and MLP.
+
+    Raises:
+        UserError: tensors and configuration disagree, layers differ, or experts have a bias, which means different
+            things in two public versions of lm-engine.
+    """
     stated: dict[str, list[tuple[str, bool | None]]] = {"qkv": [], "output": [], "mlp": []}
     for (attention, inner), mixer, mlp in zip(modules, source.mixers, source.mlps, strict=True):
         stated["qkv"].append((f"{attention}.c_attn.bias", mixer.qkv_bias))
         stated["output"].append((f"{attention}.c_proj.bias", mixer.output_bias))
-        stated["mlp"].append((name := f"{inner}.c_proj.bias", mlp.bias))
+        name = f"{inner}.c_proj.bias"
+        stated["mlp"].append((name, mlp.bias))
         if mlp.num_experts and (name in weights or mlp.bias):
-            raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are those without")
+            raise UserError(f"experts with biases ({name}, add_bias) are not supported; supported are experts without")
     present = {maps: [name in weights for name, _ in names] for maps, names in stated.items()}
     for maps, names in stated.items():
-        for (name, said), has in zip(names, present[maps], strict=True):
-            if said not in (None, has):
-                raise UserError(f"the configuration says add_bias {said} for {name}, which the checkpoint {_HAS[has]}")
-    return [maps for maps, has in present.items() if same_in_all_layers(has, f"having a bias of {maps}")]
+        for (name, configured), has in zip(names, present[maps], strict=True):
+            if configured not in (None, has):
+                raise UserError(
+                    f"add_bias is {configured} in config.json, but the checkpoint {_HAS[has]} {name}; correct the "
+                    "configuration"
+                )
+    return [maps for maps, has in present.items() if same_in_all_layers(has, f"presence of a bias of {maps}")]
 
 
 def _generation(source: DolomiteConfig, has_head_bias: bool, has_norm: bool) -> str:
@@ -118,15 +133,15 @@ def _is_tiled(source: DolomiteConfig, generation: str, kv_expand: KvExpand) -> b
     if not any(1 < mixer.num_key_value_heads < mixer.num_attention_heads for mixer in stickbreaking):
         return False
     if kv_expand != "auto":
-        _LOG.info("kv_expand=%s, as asked for", kv_expand)
+        _LOG.info("kv_expand=%s, as set by the user", kv_expand)
         return kv_expand == "tile"
     if generation.startswith("A"):
-        _LOG.info("kv_expand=auto takes tile: all of dolomite's generation %s has it", generation)
+        _LOG.info("kv_expand=auto chooses tile, which all checkpoints of dolomite's generation %s use", generation)
         return True
     until = "until March 2025" if source.model_type == "gpt_dolomite" else "where it ran without packed texts"
     _LOG.warning(
-        "kv_expand=auto takes interleave: dolomite's generation %s tiled its grouped heads %s and interleaved them "
-        "otherwise, and the checkpoint does not say which; compare the NLL of a text with kv_expand=tile",
+        "kv_expand=auto chooses interleave, but dolomite's generation %s tiled its grouped heads %s and interleaved "
+        "them otherwise, and the checkpoint does not record which; compare the NLL of a text with kv_expand=tile",
         generation,
         until,
     )
@@ -147,14 +162,17 @@ def _norm(config: SbevalConfig, weights: Weights, theirs: str, ours: str) -> dic
 
 
 def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
-    """Returns [heads]: which of the checkpoint's query heads each of this family's is, whose groups are interleaved."""
+    """Returns for each query head of the sbeval model, which interleaves groups, its index in the checkpoint, [H]."""
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     return torch.arange(heads).view(heads // groups, groups).T.flatten() if tiled else torch.arange(heads)
 
 
 def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_H: Tensor) -> dict[str, Tensor]:
-    heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    width, per_group = heads * head_dim, heads // groups
+    heads = config.num_attention_heads
+    groups = config.num_key_value_heads
+    head_dim = config.head_dim
+    width = heads * head_dim
+    per_group = heads // groups
     rows = (heads * (1 + config.attention_gate) + 2 * groups) * head_dim
     tensors: dict[str, Tensor] = {}
     for part in ("weight", "bias") if "qkv" in config.bias else ("weight",):
@@ -179,12 +197,13 @@ def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_
 
 
 def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: str) -> dict[str, Tensor]:
-    """Returns a layer's tensors by this family's names; `name` is the module's in the checkpoint.
+    """Returns the state dict of a layer's MLP; `name` is the name of the module in the checkpoint.
 
     Raises:
-        UserError: a tensor is missing or misshapen.
+        UserError: a tensor is missing or has a wrong shape.
     """
-    hidden, names = config.hidden_size, (f"{name}.c_fc", f"{name}.c_proj")
+    hidden = config.hidden_size
+    names = (f"{name}.c_fc", f"{name}.c_proj")
     if mlp.num_experts is None:
         return _maps(config, weights, names, (mlp.intermediate_size,), interleaved=mlp.interleaved)
     tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.num_experts, hidden))}
@@ -203,11 +222,12 @@ def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: 
 def _maps(
     config: SbevalConfig, weights: Weights, names: tuple[str, str], sizes: tuple[int, ...], *, interleaved: bool
 ) -> dict[str, Tensor]:
-    """Tensors of an MLP, or of one for each expert, of sizes ([experts,] width)."""
+    """Returns the projections of an MLP, or of all experts; `sizes` are ([experts,] hidden width)."""
     *experts, width = sizes
     first, last = names
     gated = config.activation in GATED_ACTIVATIONS
-    inner, hidden = width * (2 if gated else 1), config.hidden_size
+    inner = width * (2 if gated else 1)
+    hidden = config.hidden_size
     tensors = {"down_proj.weight": weights.take(f"{last}.weight", (*experts, hidden, width))}
     if "mlp" in config.bias:
         tensors["down_proj.bias"] = weights.take(f"{last}.bias", (*experts, hidden))

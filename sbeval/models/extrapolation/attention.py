@@ -1,9 +1,10 @@
-"""Attention whose queries and keys are rotated for each zone of a method: no tensor of all pairs is ever held.
+"""Attention with queries and keys rotated separately for each zone of an extrapolation method.
 
-FlexAttention takes one call a zone, put together by their log-sum-exps; elsewhere blocks of rows see all zones at once.
+With FlexAttention, there is one call for each zone, and the outputs are merged by their log-sum-exps. Otherwise
+attention runs in blocks of rows, each with one softmax over the keys of all zones. Neither materialises all pairs.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, N query heads of a key head, Q queries, K keys,
-D head_dim, R rows of a block, C keys a block has in a zone.
+D head_dim, R rows of a block, C keys of a block in a zone, P zones.
 """
 
 import functools
@@ -22,17 +23,20 @@ from sbeval.models.rope import RopeFrequencies, cos_sin, rotate
 from sbeval.models.softmax import MASK_ELEMENTS, softmax_attention
 
 Rotated = Callable[[Zone], tuple[Tensor, Tensor]]
-"""From a zone to the queries [B, H, L, D] and keys [B, G, L, D] rotated for it."""
+"""Takes a zone and returns the queries [B, H, L, D] and keys [B, G, L, D] rotated for it."""
 
 
 WithSums = Callable[..., tuple[Tensor, Tensor]]
-"""As `flex_with_sums`."""
+"""A function with the signature of `flex_with_sums`."""
 
 
 class ExtrapolatedAttention(NamedTuple):
-    """Causal softmax attention of a method: a tuple, so that accelerate can move it between devices.
+    """Causal softmax attention with an extrapolation method; a tuple, so that accelerate can move it between devices.
 
-    `angle_dtype` is that of cosine and sine; None keeps them in fp32, as this family has them.
+    Attributes:
+        method: the method, which maps positions to the positions that are rotated by.
+        frequencies: RoPE frequencies.
+        angle_dtype: dtype of the cosine and sine tables; None means fp32, as in sbeval models.
     """
 
     method: Extrapolation
@@ -46,29 +50,32 @@ class ExtrapolatedAttention(NamedTuple):
         seq_start_B: Tensor | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
-        """Returns [B, H, Q, D]; the queries are the last Q of the K positions, and neither they nor keys are rotated.
+        """Computes attention, [B, H, Q, D]; the queries are the last Q of the K positions.
 
-        `seq_start_B` is the first key that is no padding; the outputs of rows before it mean nothing. `lengths`
-        are the tokens of each of several texts in one row, which do not see each other.
+        Args:
+            heads: unrotated queries [B, H, Q, D], and keys and values [B, G, K, D].
+            scale: factor of the logits.
+            seq_start_B: index of the first key that is not padding; outputs before it are undefined.
+            lengths: tokens of each of several texts packed into one row, which do not see each other.
         """
         if lengths is not None and len(lengths) > 1:
             texts = zip(*(torch.split(x, list(lengths), dim=2) for x in heads), strict=True)
             return torch.cat([self(*text, scale=scale) for text in texts], dim=2)
         q_BHQD, k_BGKD, v_BGKD = heads
         queries, keys = q_BHQD.shape[2], k_BGKD.shape[2]
-        # on the CPU, so that nobody waits for a GPU to know which keys a block of rows has
+        # on the CPU, so that choosing the keys of a block of rows does not synchronise with the GPU
         position_BK = torch.arange(keys)[None]
         if seq_start_B is not None:
             position_BK = position_BK - seq_start_B.cpu()[:, None]
         position_BQ = position_BK[:, keys - queries :]
         if (factor_BQ := self.method.temperature(position_BQ)) is not None:
             q_BHQD = (q_BHQD * factor_BQ.to(q_BHQD.device)[:, None, :, None]).to(q_BHQD.dtype)
-        turned: dict[OfPosition, Tensor] = {}
+        rotated_keys: dict[OfPosition, Tensor] = {}
 
         def rotated(zone: Zone) -> tuple[Tensor, Tensor]:
-            if zone.key not in turned:  # zones may share their keys
-                turned[zone.key] = self._rotated(k_BGKD, zone.key(position_BK))
-            return self._rotated(q_BHQD, zone.query(position_BQ)), turned[zone.key]
+            if zone.key not in rotated_keys:  # zones may rotate keys alike
+                rotated_keys[zone.key] = self._rotated(k_BGKD, zone.key(position_BK))
+            return self._rotated(q_BHQD, zone.query(position_BQ)), rotated_keys[zone.key]
 
         zones = self.method.zones
         if len(zones) == 1:
@@ -89,11 +96,12 @@ class ExtrapolatedAttention(NamedTuple):
 def _in_blocks(
     zones: list[tuple[Zone, Tensor, Tensor]], v_BGKD: Tensor, position_BQ: Tensor, position_BK: Tensor, *, scale: float
 ) -> Tensor:
-    """Returns [B, H, Q, D] block by block of rows: in each, one softmax over the keys of all zones.
+    """Computes attention in blocks of rows, with one softmax over the keys of all zones, [B, H, Q, D].
 
-    `zones` are given with their queries and keys; positions are int64 on the CPU.
+    Each of `zones` comes with its rotated queries and keys; positions are int64 on the CPU.
     """
-    (batch, heads, queries, size), device = zones[0][1].shape, v_BGKD.device
+    (batch, heads, queries, size) = zones[0][1].shape
+    device = v_BGKD.device
     groups, keys = v_BGKD.shape[1:3]
     budget = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
     rows = max(1, min(queries, budget // (batch * heads * keys)))
@@ -101,43 +109,43 @@ def _in_blocks(
     wide = torch.promote_types(v_BGKD.dtype, torch.float32)
     outputs = []
     for top in range(0, queries, rows):
-        position_BR = position_BQ[:, top : top + rows].clamp_min(0)  # padding sees a key too, or it would be NaN
+        position_BR = position_BQ[:, top : top + rows].clamp_min(0)  # padding attends to a key too, to avoid NaN
         logits, seen, columns = [], [], []
         for zone, q_BHQD, k_BGKD in zones:
             first_BR, stop_BR = zone.first(position_BR), zone.stop(position_BR)
-            some_BR = first_BR < stop_BR
-            if not bool(some_BR.any()):
+            has_keys_BR = first_BR < stop_BR
+            if not bool(has_keys_BR.any()):
                 continue
-            # the keys that any row has, by their places in the batch
-            low = int((first_BR + start_B1)[some_BR].min())
-            high = int((stop_BR + start_B1)[some_BR].max())
-            own_BC = position_BK[:, low:high].to(device)[:, None]
+            # range of key indices that covers the keys of all rows
+            low = int((first_BR + start_B1)[has_keys_BR].min())
+            high = int((stop_BR + start_B1)[has_keys_BR].max())
+            position_B1C = position_BK[:, low:high].to(device)[:, None]
             first_BR1, stop_BR1 = (x.to(device)[..., None] for x in (first_BR, stop_BR))
-            seen.append((own_BC >= first_BR1) & (own_BC < stop_BR1))
+            seen.append((position_B1C >= first_BR1) & (position_B1C < stop_BR1))
             columns.append(slice(low, high))
-            q_BGMD = q_BHQD[:, :, top : top + rows].reshape(batch, groups, -1, size)  # M: rows of all heads of a group
+            q_BGMD = q_BHQD[:, :, top : top + rows].reshape(batch, groups, -1, size)  # M: N * R
             logits.append(scale * (q_BGMD.to(wide) @ k_BGKD[:, :, low:high].to(wide).mT))
         seen_BRC = torch.cat(seen, dim=-1)
         logits_BGMC = torch.cat(logits, dim=-1)
         logits_BGNRC = logits_BGMC.view(batch, groups, heads // groups, -1, logits_BGMC.shape[-1])
         weights = logits_BGNRC.masked_fill(~seen_BRC[:, None, None], -torch.inf).softmax(-1).flatten(2, 3)
-        shares = torch.split(weights, [place.stop - place.start for place in columns], dim=-1)
-        mixed = [share @ v_BGKD[:, :, place].to(wide) for share, place in zip(shares, columns, strict=True)]
-        outputs.append(torch.stack(mixed).sum(0).view(batch, heads, -1, size).to(v_BGKD.dtype))
+        zone_weights = torch.split(weights, [keys_C.stop - keys_C.start for keys_C in columns], dim=-1)
+        zone_outputs = [x @ v_BGKD[:, :, keys_C].to(wide) for x, keys_C in zip(zone_weights, columns, strict=True)]
+        outputs.append(torch.stack(zone_outputs).sum(0).view(batch, heads, -1, size).to(v_BGKD.dtype))
     return torch.cat(outputs, dim=2)
 
 
 def zone_blocks(first_Q: Tensor, stop_Q: Tensor) -> BlockMask:
-    """Which blocks of 128 x 128 pairs hold keys from `first` to before `stop` (int32), in full or in part."""
+    """Returns the mask, in blocks of 128 x 128, in which query j sees the keys first_Q[j] <= i < stop_Q[j] (int32)."""
     first, stop = first_Q.view(-1, flex.BLOCK_TOKENS), stop_Q.view(-1, flex.BLOCK_TOKENS)
     begin = torch.arange(0, len(first_Q), flex.BLOCK_TOKENS, device=first_Q.device)
     full = (first.amax(1)[:, None] <= begin) & (stop.amin(1)[:, None] >= begin + flex.BLOCK_TOKENS)
-    some = (first.amin(1)[:, None] < begin + flex.BLOCK_TOKENS) & (stop.amax(1)[:, None] > begin)
+    any_visible = (first.amin(1)[:, None] < begin + flex.BLOCK_TOKENS) & (stop.amax(1)[:, None] > begin)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= first_Q[query]) & (key < stop_Q[query])
 
-    return flex.mask_of_blocks(len(first_Q), seen, flex.listed_blocks(some & ~full), flex.listed_blocks(full))
+    return flex.mask_of_blocks(len(first_Q), seen, flex.listed_blocks(any_visible & ~full), flex.listed_blocks(full))
 
 
 @functools.lru_cache(maxsize=2)
@@ -149,49 +157,60 @@ def _blocks(method: Extrapolation, length: int, device: torch.device) -> tuple[B
 def flex_with_sums(
     q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, block_mask: BlockMask, scale: float, enable_gqa: bool
 ) -> tuple[Tensor, Tensor]:
-    """FlexAttention of a length of whole blocks, with the log-sum-exp [B, H, L] of each query's logits."""
-    options: Any = {"IS_DIVISIBLE": True}  # which it cannot find out for a length of any number
-    heads, sums = (q_BHLD, k_BGLD, v_BGLD), AuxRequest(lse=True)
-    output, others = flex_attention(
-        *heads, None, block_mask, scale, enable_gqa, kernel_options=options, return_aux=sums
+    """Runs FlexAttention on a length that is a multiple of the block size.
+
+    Returns:
+        The output [B, H, L, D], and the log-sum-exp of each query's logits, [B, H, L].
+    """
+    options: Any = {"IS_DIVISIBLE": True}  # cannot be derived when the length is dynamic
+    output, aux = flex_attention(
+        q_BHLD,
+        k_BGLD,
+        v_BGLD,
+        None,
+        block_mask,
+        scale,
+        enable_gqa,
+        kernel_options=options,
+        return_aux=AuxRequest(lse=True),
     )
-    assert others.lse is not None
-    return output, others.lse
+    assert aux.lse is not None
+    return output, aux.lse
 
 
 def flex_extrapolated(
     method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float, attention: WithSums | None = None
 ) -> Tensor:
-    """Returns [B, H, L, D] of a whole text without padding.
+    """Computes attention over a whole text without padding by FlexAttention, [B, H, L, D].
 
-    `attention` is `flex_with_sums` compiled; None takes it as it is, which holds all pairs.
+    `attention` is compiled `flex_with_sums`; None runs it uncompiled, which materialises all pairs.
     """
     length = v_BGLD.shape[2]
     added = flex.whole_blocks(length) - length
 
-    def filled(x_BHLD: Tensor) -> Tensor:
-        # no views, and always in one order of memory: for any other, a kernel would be compiled anew
+    def padded(x_BHLD: Tensor) -> Tensor:
+        # contiguous and no views, since views and other memory layouts would cause recompilations
         return (pad(x_BHLD, (0, 0, 0, added)) if added else x_BHLD).contiguous().detach()
 
-    v_BGLD = filled(v_BGLD)
+    v_BGLD = padded(v_BGLD)
     outputs, sums = [], []
     for zone, block_mask in zip(method.zones, _blocks(method, length + added, v_BGLD.device), strict=True):
-        q_BHLD, k_BGLD = map(filled, rotated(zone))
+        q_BHLD, k_BGLD = map(padded, rotated(zone))
         grouped = q_BHLD.shape[1] != k_BGLD.shape[1]
         output, sum_BHL = (attention or flex_with_sums)(q_BHLD, k_BGLD, v_BGLD, block_mask, scale, grouped)
         outputs.append(output[:, :, :length])
         sums.append(sum_BHL[:, :, :length].float())
-    share_PBHL = torch.stack(sums).softmax(dim=0)
-    # a query without keys in a zone has a share of 0 there
-    mixed = sum(output * share[..., None] for output, share in zip(outputs, share_PBHL, strict=True))
-    assert isinstance(mixed, Tensor)
-    return mixed.to(v_BGLD.dtype)
+    weight_PBHL = torch.stack(sums).softmax(dim=0)
+    # a query without keys in a zone has weight 0 there
+    merged = sum(output * weight[..., None] for output, weight in zip(outputs, weight_PBHL, strict=True))
+    assert isinstance(merged, Tensor)
+    return merged.to(v_BGLD.dtype)
 
 
 _ZONES = OptionalKernel("PyTorch's FlexAttention", flex.BLOCKS_OF_ROWS)
 
 
 def compiled_zones(method: Extrapolation, rotated: Rotated, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
-    """Takes what `flex_extrapolated` takes; returns [B, H, L, D], or None where it cannot be compiled."""
+    """Runs `flex_extrapolated` compiled, [B, H, L, D]; returns None if it cannot be compiled."""
     options: dict[str, Any] = {"scale": scale, "attention": flex.compiled_once(flex_with_sums)}
     return _ZONES.attempt(lambda: flex_extrapolated(method, rotated, v_BGLD, **options))

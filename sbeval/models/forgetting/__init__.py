@@ -1,5 +1,5 @@
-"""Forgetting attention, and what its authors put around it.
+"""Forgetting attention: the forget gates and token shifts of the Forgetting Transformer.
 
-- `layer`: how do forget gates reach the logits, how are keys and values shifted, and what does a cache hold for that?
-- `whole_text`: how is a whole text computed, without the keys it has forgotten?
+- `layer`: forget gates as extra channels of keys and queries, token shifts, and what a KV cache stores for them
+- `whole_text`: attention over a whole text by FlexAttention, which skips forgotten blocks of keys
 """

@@ -1,15 +1,15 @@
-"""Forgetting attention over a whole text by FlexAttention, which adds the bias itself and skips what is forgotten.
+"""Forgetting attention over a whole text by FlexAttention, which computes the bias and skips forgotten blocks of keys.
 
-Forgotten are blocks of keys whose weight cannot matter any more, whatever the keys are.
+A block of keys is forgotten if the forget gates bound its weight below a threshold, whatever its keys are.
 
-Adaptive computation pruning (Lin et al. 2025, arXiv 2504.06949) bounds every logit by the largest norms of queries and
-keys of a text. Here the norms are those of the two blocks, and a query's own key, whose decay is 0, says how much
-weight there is at least. If query j has own logit s_j, keys of blocks 0 to c have at most the share
+Adaptive computation pruning (Lin et al. 2025, arXiv 2504.06949) bounds every logit by the largest norms of the text's
+queries and keys. Here the bound uses the norms of the two blocks. The logit s_j of query j and its own key, whose bias
+is 0, is a lower bound of the query's log-sum-exp. So the keys of blocks 0 to c have at most the share
 
     sum over blocks of n exp(scale max|q| max|k| + S_j - S_i - s_j)
 
-of the weight; i is the newest of a block's n keys. Blocks are skipped while it is at most half the threshold for all
-queries of a block: outputs change by at most the threshold times the largest value.
+of the weight of query j, where i is the newest of a block's n keys. Blocks 0 to c are skipped if this share is at most
+half the threshold for all queries of a block. Outputs then change by at most the threshold times the largest value.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, R blocks of queries, C blocks of
 keys, or D and the extra channels.
@@ -27,13 +27,14 @@ from sbeval.models.flex import BLOCK_TOKENS, ScoreMod, compiled_flex_attention, 
 from sbeval.models.forgetting.layer import sums_in
 
 LARGEST_MASK = 1 << 27
-"""Most pairs of blocks, over all heads: some 16 bytes each. Above it, none is skipped."""
+"""Limit on pairs of blocks over all heads (about 16 bytes each); with more pairs, no block is skipped."""
 
 
 def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: float, threshold: float) -> Tensor | None:
-    """Returns [B, H, R]: the oldest block of keys that each block of queries needs; None where all are visited.
+    """Finds the oldest block of keys that each block of queries needs, [B, H, R]; None if all are needed.
 
-    `threshold` is the largest change of an output, as a share of the largest value; `sums_BHL` never rise.
+    `threshold` is the largest allowed change of an output, as a share of the largest value. `sums_BHL` are sums of log
+    gates, which never rise with the position.
     """
     length = q_BHLD.shape[2]
     blocks = -(-length // BLOCK_TOKENS)
@@ -48,7 +49,7 @@ def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: fl
     query_BHR, key_BHC = (by_block(x.norm(dim=-1), 0.0).amax(-1) for x in (q_BHLD, k_BHLD))
     own_BHR = by_block(scale * (q_BHLD * k_BHLD).sum(-1), torch.inf).amin(-1)
     sums_BHRN = by_block(sums_BHL, -torch.inf)
-    # a block's first query has forgotten least; the last key of a block of keys is forgotten least
+    # the bias S_j - S_i is largest for the first query of a block of queries and the last key of a block of keys
     newest_BHC = sums_BHL[..., [min(length, (block + 1) * BLOCK_TOKENS) - 1 for block in range(blocks)]]
     log_share_BHRC = (
         math.log(BLOCK_TOKENS)
@@ -56,13 +57,13 @@ def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: fl
         + (sums_BHRN[..., 0] - own_BHR)[..., None]
         - newest_BHC[..., None, :]
     )
-    spent_BHRC = log_share_BHRC.logcumsumexp(-1) <= math.log(threshold / 2)
+    is_skipped_BHRC = log_share_BHRC.logcumsumexp(-1) <= math.log(threshold / 2)
     index = torch.arange(blocks, device=q_BHLD.device)
-    return (spent_BHRC & (index < index[:, None])).sum(-1)
+    return (is_skipped_BHRC & (index < index[:, None])).sum(-1)
 
 
 def blocks_from(oldest_BHR: Tensor, length: int) -> BlockMask:
-    """Returns which blocks of 128 x 128 pairs are seen: from the oldest needed one to the query's own.
+    """Returns the mask, in blocks of 128 x 128, with the blocks of keys from the oldest needed one to the query's own.
 
     `length` is a multiple of 128.
     """
@@ -88,10 +89,19 @@ def whole_text_attention(
     sliding_window: int | None,
     skip_threshold: float | None,
 ) -> Tensor | None:
-    """Returns [B, H, L, D] of texts without padding, or None where another way is faster or this one does not run.
+    """Computes forgetting attention over texts without padding, [B, H, L, D].
 
-    The inputs are from `with_decay`; `head_dim` of their channels are not the bias. Within a `sliding_window` none is
-    skipped. `skip_threshold` is the largest change of an output by skipped keys, as a share of the largest value.
+    Args:
+        q_BHLC: queries from `with_decay`.
+        k_BGLC: keys from `with_decay`.
+        v_BGLC: values from `with_decay`.
+        head_dim: number of channels before the extra ones.
+        scale: factor of the logits.
+        sliding_window: number of newest keys that a query sees; with a window, no blocks are skipped.
+        skip_threshold: largest change of an output by skipped keys, as a share of the largest value; None skips none.
+
+    Returns:
+        The output, or None where another implementation is faster or FlexAttention does not compile.
     """
     q_BHLD, k_BGLD, v_BGLD = (x[..., :head_dim] for x in (q_BHLC, k_BGLC, v_BGLC))
     if not suits_flex(q_BHLD, k_BGLD, v_BGLD, k_BGLC):
@@ -106,7 +116,7 @@ def whole_text_attention(
 
 
 def decay_score_mod(sums_BHL: Tensor) -> ScoreMod:
-    """Returns the bias for FlexAttention, in fp32."""
+    """Returns the bias of the forget gates as a FlexAttention `score_mod`, computed in fp32."""
     length = sums_BHL.shape[2]
     sums_BHL = pad(sums_BHL, (0, whole_blocks(length) - length))
 

@@ -1,8 +1,8 @@
-"""Kernels of the models beside attention.
+"""Triton kernels of the models, other than stick-breaking attention.
 
-- `gated`: how is a gated activation computed in one pass?
-- `rotary`: how are queries and keys rotated in one pass?
-- `one_row`: how is one row mapped, with the norm before a map and the residual stream behind it?
-- `slots`: how do new keys and values come into slots, and how do new positions attend by softmax to what they hold?
-- `devices`: where do Triton's kernels run, and what if one of PyTorch is missing or fails?
+- `gated`: fused gated activation
+- `rotary`: fused rotary embedding
+- `one_row`: linear layers for a batch of one token, fused with norm, activation, residual and rotary embedding
+- `slots`: writing keys and values into slots of the KV cache, and softmax attention of a decode step over slots
+- `devices`: where Triton kernels run, and PyTorch kernels with a fallback
 """

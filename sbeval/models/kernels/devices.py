@@ -1,4 +1,4 @@
-"""Which kernels run here: Triton's on a GPU, and PyTorch's where a build, a GPU or a shape may lack them."""
+"""Checks where Triton kernels run, and a wrapper for PyTorch kernels that some builds or GPUs do not support."""
 
 import logging
 import os
@@ -11,9 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Whether a kernel can take the tensor: on a GPU, or anywhere in Triton's interpreter.
+    """Whether a Triton kernel can run on the tensor: on a GPU, or anywhere in Triton's interpreter.
 
-    torch.compile gets the written-out form, which it fuses itself.
+    False inside `torch.compile`, which fuses the plain PyTorch code itself.
     """
     if torch.compiler.is_compiling():
         return False
@@ -21,14 +21,14 @@ def runs_triton(tensor: Tensor) -> bool:
 
 
 def is_hopper(tensor: Tensor) -> bool:
-    """Whether a tensor lies on a GPU of the kind for which kernels were tuned and chosen: an H100 or H200."""
+    """Whether the tensor is on an H100 or H200, for which the choice of kernels was tuned."""
     return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) == (9, 0)
 
 
 class OptionalKernel:
-    """A kernel of PyTorch that says once, by its `name`, where it does not run, and is not tried again.
+    """A kernel with a fallback: after its first failure, it logs a warning and is not tried again.
 
-    The message tells what is done `instead`, as in "going text by text".
+    The warning has the kernel's `name` and ends with `instead`, which says what replaces it.
     """
 
     def __init__(self, name: str, instead: str) -> None:
@@ -36,14 +36,14 @@ class OptionalKernel:
         self._name, self._instead = name, instead
 
     def attempt(self, run: Callable[[], Tensor]) -> Tensor | None:
-        """Returns what `run` does, or None where it does not run. Out-of-memory errors are passed on."""
+        """Returns `run()`, or None if the kernel fails now or has failed before. Raises out-of-memory errors."""
         if not self.works:
             return None
         try:
             return run()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers and kernels raise anything, and there is another way to the result
+        except Exception as error:  # compilers and kernels raise errors of any class, and the caller has a fallback
             self.works = False
             reason = str(error).strip().partition("\n")[0]
             logger.warning("%s does not run here (%s): %s", self._name, reason, self._instead)

@@ -1,9 +1,8 @@
-"""A gated activation, `activation(gate) * up`, in one pass on a GPU.
+"""A fused Triton kernel for gated activations, `activation(gate) * up`.
 
-Its rows may be written with zeros behind them, for a product that reads rows of another width: PyTorch would copy the
-result once more to pad it.
+It can pad the rows of its output with zeros, for a matmul with wider rows; padding in PyTorch would copy the output.
 
-Shape suffixes: N rows, F width, W width with the zeros.
+Shape suffixes: N rows, F width, W width with padding.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
@@ -35,16 +34,22 @@ def _kernel(
         active = g / (1.0 + tl.exp(-1.5957691216057308 * (g + 0.044715 * g * g * g)))
     else:
         active = tl.where(g < 0.0, 0.0, g)
-    # what lies behind a row are zeros: they meet weights that are zeros too, and must not be NaN
+    # padding is set to zero: the next matmul multiplies it by zero weights, and a NaN would survive that
     result = tl.where(column < width, active * u, 0.0)
     tl.store(out + row * out_width + column, result.to(out.dtype.element_ty), mask=column < out_width)
 
 
 def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | None = None) -> Tensor:
-    """Returns `activation(gate) * up`, [..., W] in the gate's dtype, computed in fp32 and rounded once.
+    """Computes `activation(gate) * up` in fp32 and rounds once.
 
-    The activation is one of `sbeval.models.config.PLAIN_ACTIVATIONS`; gate and up are [..., F] in fp16, bf16 or fp32,
-    whose rows may lie apart. Zeros follow each row up to W, `out_width`, which is F unless given.
+    Args:
+        activation: one of `sbeval.models.config.PLAIN_ACTIVATIONS`.
+        gate: [..., F] in fp16, bf16 or fp32; rows need not be contiguous with each other.
+        up: [..., F], likewise.
+        out_width: W, width of the output with zero padding; None means F.
+
+    Returns:
+        [..., W] in the gate's dtype.
     """
     width = gate.shape[-1]
     out_width = width if out_width is None else out_width
@@ -62,6 +67,9 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
 
 
 def _readable(x_NF: Tensor) -> int:
-    """How far each row goes on in memory, F and what lies between rows: loads of 16 bytes may end there, not at F."""
+    """Returns the elements from the start of a row that are safe to read, at least F.
+
+    They include the gap before the next row, so that loads of 16 bytes may read past F.
+    """
     elements = x_NF.untyped_storage().nbytes() // x_NF.element_size() - x_NF.storage_offset()
     return int(min(x_NF.stride(0), elements - (len(x_NF) - 1) * x_NF.stride(0)))

@@ -1,11 +1,12 @@
-"""Linear maps of one row, with what stands around them in a block: each weight is read once, and little else.
+"""Matrix-vector kernels for a decode step with batch size 1: linear layers fused with the operations around them.
 
-A step of generating one text multiplies every weight by one row. What takes time beside reading the weights are small
-kernels that each wait for the one before. So the norm before a map, the activation of a gated MLP, the residual stream
-behind a map, and turning queries and keys and placing keys and values behind theirs, are part of the map's kernel, and
-a kernel starts on its weights while the one before it ends.
+Such a step is bound by reading the weights, and otherwise slowed by small kernels that wait for each other. So one
+kernel computes a linear layer together with the RMSNorm before it and the gated activation or residual addition after
+it. For the query, key and value projections it also applies the rotary embedding and writes keys and values into the
+KV cache. With programmatic dependent launch, a kernel loads its weights while the previous kernel ends.
 
-Shape suffixes: E inputs of a map, F outputs or angles, G key/value heads, K room for keys, D head_dim.
+Shape suffixes: E inputs of a linear layer, F outputs or rotary angles, G key/value heads, K capacity of the KV cache in
+keys, D head_dim.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
@@ -25,7 +26,7 @@ from sbeval.attention.impl.triton.hardware import on_device_of, starts_early
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MapParameters:
-    """How a map is launched: outputs of a program, inputs it reads at a time, its warps, and its pipeline's depth."""
+    """Launch parameters of the kernel: outputs of a program, inputs of a tile, warps, and pipeline stages."""
 
     block_outputs: int
     block_inputs: int
@@ -57,7 +58,8 @@ def _map_kernel(
     if HEAD_DIM > 0:
         head = (first - start) // HEAD_DIM
         dim = (first - start) % HEAD_DIM
-        # angle f turns numbers f and f + PAIRS of a head, which one program computes; those behind 2 * PAIRS stay
+        # angle f rotates channels f and f + PAIRS of a head, so one program computes both; channels from 2 * PAIRS on
+        # are not rotated
         turns = (part < 2) & (dim < 2 * PAIRS)
         HALF: tl.constexpr = BLOCK_F // 2
         angle = dim // 2 + each % HALF
@@ -73,7 +75,7 @@ def _map_kernel(
     if ACTIVATION != "":
         u = tl.load(other_at + at[None, :], mask=real[:, None] & there[None, :], other=0.0)
     if EARLY:
-        # weights are there at any time; the row is what the kernel before leaves
+        # the weights are constant and were loaded before; the input row is written by the previous kernel
         gdc_wait()
         gdc_launch_dependents()
     x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
@@ -107,7 +109,7 @@ def _map_kernel(
             result = result / (1.0 + tl.exp(-result)) * gated
         else:
             result = 0.5 * result * (1.0 + tl.erf(result * 0.7071067811865476)) * gated
-    # a gated map writes zeros behind its outputs, for a map that reads wider rows
+    # a gated layer pads its output with zeros, for a next layer that reads wider rows
     mask = column < width if ACTIVATION != "" else real
     result *= scale
     if ADD:
@@ -115,7 +117,7 @@ def _map_kernel(
     result = result.to(out_ptr.dtype.element_ty)
     at = out_ptr + column
     if HEAD_DIM > 0:
-        if PAIRS > 0:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
+        if PAIRS > 0:  # noqa: SIM102 - PAIRS is a compile-time constant, `turns` is not
             if turns:
                 a, b = tl.split(tl.trans(tl.reshape(result.to(tl.float32), [2, HALF])))
                 own_angle = (first - start) % HEAD_DIM // 2 + tl.arange(0, HALF)
@@ -125,9 +127,9 @@ def _map_kernel(
                 result = tl.reshape(tl.trans(turned), [BLOCK_F]).to(out_ptr.dtype.element_ty)
         if part > 0:
             tl.store(at, result, mask=mask)
-            # a room smaller than the text is a ring of its newest keys
+            # a cache smaller than the text is a ring buffer of the newest keys
             place = tl.load(position_ptr).to(tl.int64) % room
-            far = head.to(tl.int64)  # heads of a long room lie far apart
+            far = head.to(tl.int64)  # int64, since offsets between heads of a long cache exceed int32
             at = k_ptr + far * k_h + place * k_l + dim
             if part > 1:
                 at = v_ptr + far * v_h + place * v_l + dim
@@ -135,8 +137,8 @@ def _map_kernel(
 
 
 def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
-    """How to launch a map: what made a whole step fastest on an H200, for maps of 1536 to 5632 numbers."""
-    if os.environ.get("TRITON_INTERPRET") == "1":  # which takes as long for a small program as for a large one
+    """Returns the launch parameters that made a decode step fastest on an H200, for widths of 1536 to 5632."""
+    if os.environ.get("TRITON_INTERPRET") == "1":  # the interpreter takes as long for a small tile as for a large one
         return MapParameters(block_outputs=32, block_inputs=512, num_warps=4, num_stages=2)
     if gated:
         block_inputs, num_stages = (256, 4) if inputs < 2048 else (512, 2)
@@ -148,10 +150,14 @@ def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """Where keys and values of the newest position of a text belong.
+    """Where the kernel writes the newest position's key and value, and its rotary angles.
 
-    Rooms have contiguous last dimensions; the place is `position_1`, integers on the device, modulo the room. Angles
-    turn the first 2 F numbers of each query and key, and None turns none.
+    Attributes:
+        k_GKD: cached keys of one text; the last dimension is contiguous.
+        v_GKD: cached values, likewise.
+        position_1: position of the new token, an integer on the device; the index in the cache is this modulo K.
+        cos_F: cosines for the first 2 F channels of each query and key; None applies no rotation.
+        sin_F: sines, likewise.
     """
 
     k_GKD: Tensor
@@ -162,7 +168,7 @@ class Slot:
 
     @property
     def pairs(self) -> int:
-        """F, 0 where nothing turns."""
+        """F, or 0 without rotation."""
         return 0 if self.cos_F is None else len(self.cos_F)
 
 
@@ -180,13 +186,26 @@ def map_row(
     slot: Slot | None = None,
     parameters: MapParameters | None = None,
 ) -> Tensor:
-    """Writes linear maps of one row, as wide as is read of a weight's rows, into `out`, and returns it.
+    """Applies linear layers to one row and writes their outputs into `out`.
 
-    `weights_FE` are up to three maps whose outputs stand side by side, each of a multiple of 32 outputs but for the
-    last; or with an activation, "silu" or "gelu", those of the gate and of what it is applied to. Rows may lie apart.
-    `out` is [1, F] and contiguous; with an activation, columns beyond the outputs become zeros. With `add`, the result
-    is added to what it holds. `norm_E` and `eps` are of an RMSNorm that stands before the maps. With a `slot`, the maps
-    are those of queries, keys and values: queries and keys are turned, keys and values placed as well.
+    Args:
+        x_1E: the input row; only the first E columns of the weights are read.
+        weights_FE: weights of up to three layers whose outputs are concatenated; each but the last has a multiple of 32
+            outputs. With an activation: the weights of gate and up projection. Rows need not be contiguous with each
+            other.
+        biases_F: biases of the layers, or None.
+        out: [1, F], contiguous. With an activation, columns beyond the layers' outputs become zeros.
+        norm_E: weights of an RMSNorm that is applied to the row first, or None.
+        eps: epsilon of that norm.
+        activation: "silu" or "gelu" for a gated MLP, "" for none.
+        scale: factor of the outputs.
+        add: add the outputs to the values in `out` instead of overwriting them.
+        slot: for the query, key and value projections: rotates queries and keys, and also writes keys and values into
+            the KV cache.
+        parameters: launch parameters; None means `map_parameters`.
+
+    Returns:
+        `out`.
     """
     outputs = [len(weight) for weight in weights_FE]
     p = parameters or map_parameters(outputs=sum(outputs), inputs=x_1E.shape[1], gated=bool(activation))
@@ -199,7 +218,7 @@ def map_row(
     strides: tuple[int, ...] = (1, 0, 0, 0, 0)
     if slot is not None:
         head_dim = slot.k_GKD.shape[2]
-        # a program's outputs are of one head, and all of them turn or none
+        # the outputs of a program belong to one head, and either all or none of them are rotated
         block_outputs = math.gcd(block_outputs, head_dim, 2 * slot.pairs)
         cos, sin = (out, out) if slot.cos_F is None or slot.sin_F is None else (slot.cos_F, slot.sin_F)
         places = (slot.k_GKD, slot.v_GKD, slot.position_1, cos, sin)

@@ -1,6 +1,6 @@
-"""Rotary position embeddings in one pass on a GPU, for queries or keys in whatever layout their projection left them.
+"""A fused Triton kernel for rotary embeddings, for queries or keys in any memory layout.
 
-Written out in PyTorch a rotation is some seven kernels, each of which reads and writes the whole tensor.
+In plain PyTorch, a rotation takes about seven kernels, each of which reads and writes the whole tensor.
 
 Shape suffixes: B batch, H heads, L positions, D head_dim, F rotated pairs.
 """
@@ -48,10 +48,15 @@ def _kernel(
 
 
 def kernel_rotate(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
-    """Rotates the pairs (x_f, x_{f + F}) of the first 2F dimensions by their angles in fp32, and copies the others.
+    """Rotates the pairs (x_f, x_{f + F}) of the first 2F channels by their angles in fp32, and copies the others.
 
-    x is in fp16, bf16 or fp32, in any layout; cosine and sine are [B or 1, L, F], F being at most D / 2, and their rows
-    may lie apart. Returns [B, H, L, D] in x's dtype and in the order of its memory.
+    Args:
+        x_BHLD: queries or keys in fp16, bf16 or fp32, in any memory layout.
+        cos_BLF: cosines [B or 1, L, F], with F at most D / 2; rows need not be contiguous with each other.
+        sin_BLF: sines, likewise.
+
+    Returns:
+        [B, H, L, D] in x's dtype and memory layout.
     """
     batch, heads, length, head_dim = x_BHLD.shape
     pairs = cos_BLF.shape[-1]
@@ -80,7 +85,7 @@ def kernel_rotate(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """`kernel_rotate` with its gradient, which is the rotation back; angles get none."""
+    """`kernel_rotate` with a gradient for x, which is the inverse rotation; angles get no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:

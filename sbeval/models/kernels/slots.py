@@ -1,11 +1,10 @@
-"""New keys and values written into slots, and softmax attention of the newest positions over what slots hold.
+"""Triton kernels for `SlotCache`: writing new keys and values, and softmax attention of a decode step.
 
-The lengths of their texts are in the device's memory.
-The keys of a text are split over programs, as many as there are keys for, and the parts joined by a second kernel. The
-queries that share a key head are rows of one tile, so that each key is read once. Nothing is read back, so that a CUDA
-graph replays the same launch while texts grow.
+The keys of a text are split over several programs, and a second kernel merges their outputs. Queries that share a key
+head are rows of one tile, so that each key is read once. The lengths of the texts are read from device memory, so a
+CUDA graph can replay the same launch while texts grow.
 
-Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K room for keys, D head_dim.
+Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K capacity of a slot in keys, D head_dim.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
@@ -30,7 +29,7 @@ def _write_kernel(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64)
-    # a room smaller than the text is a ring of its newest keys
+    # a slot smaller than the text is a ring buffer of the newest keys
     new = tl.program_id(2).to(tl.int64)
     place = (tl.load(position_ptr + batch).to(tl.int64) + new) % room
     head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]
@@ -43,9 +42,9 @@ def _write_kernel(
 
 
 def kernel_write(k_BGKD: Tensor, v_BGKD: Tensor, new_k_BGQD: Tensor, new_v_BGQD: Tensor, position_B: Tensor) -> None:
-    """Writes Q positions of each slot, from `position_B` (integers on the device) on, modulo the room.
+    """Writes Q new keys and values into each slot, from `position_B` (integers on the device) on, modulo K.
 
-    The room's last dimension is contiguous, and what is written has its dtype.
+    The last dimension of the cache is contiguous. New keys and values have the dtype of the cache.
     """
     new_k_BGQD, new_v_BGQD = (x if x.stride(-1) == 1 else x.contiguous() for x in (new_k_BGQD, new_v_BGQD))
     batch, heads, room, head_dim = k_BGKD.shape
@@ -71,7 +70,7 @@ def _split_kernel(
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     keys = tl.load(length_ptr + batch).to(tl.int32)
-    # lengths are those of the whole step; all else is what the kernel before leaves
+    # lengths are fixed for the whole decode step; all other inputs are written by the previous kernel
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -101,7 +100,7 @@ def _split_kernel(
         z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
         z = tl.where(key[None, :] <= (keys - queries + query)[:, None], z, float("-inf"))
         higher = tl.maximum(top, tl.max(z, 1))
-        # a split may hold no key that a query sees
+        # a split may contain no key that is visible to a query
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp2(z - base[:, None])
         kept = tl.exp2(top - base)
@@ -125,7 +124,7 @@ def _join_kernel(
     mine = tl.program_id(1)
     batch, group = pair // groups, pair % groups
     tiles = tl.cdiv(tl.load(length_ptr + batch).to(tl.int32), BLOCK_N)
-    # lengths are those of the whole step; all else is what the kernel before leaves
+    # lengths are fixed for the whole decode step; all other inputs are written by the previous kernel
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -160,11 +159,20 @@ def kernel_softmax_decode(
     sink_H: Tensor | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Returns [B, H, Q, D] of each slot's newest positions, in q's dtype: fp16, bf16 or fp32.
+    """Computes softmax attention of a decode step over the keys in each slot.
 
-    The last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device of at least Q,
-    says how many keys each slot holds; what lies beyond is not read. `sink_H`, contiguous, is a logit of each head that
-    takes weight and has no value. `splits` programs may share the keys of a head.
+    Args:
+        q_BHQD: queries of the newest positions in fp16, bf16 or fp32; H / G * Q is at most 64. The last dimension of
+            q, k and v is contiguous.
+        k_BGKD: keys of the slots.
+        v_BGKD: values of the slots.
+        length_B: number of valid keys in each slot, integers on the device, at least Q; no key beyond is read.
+        scale: factor of the logits.
+        sink_H: attention sink, a logit for each head that takes part in the softmax and has no value; contiguous.
+        splits: number of programs that share the keys of a head; None chooses it.
+
+    Returns:
+        [B, H, Q, D] in q's dtype.
     """
     batch, heads, queries, head_dim = q_BHQD.shape
     groups, room = k_BGKD.shape[1], k_BGKD.shape[2]

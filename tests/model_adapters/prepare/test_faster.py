@@ -12,7 +12,7 @@ from accelerate.hooks import attach_align_device_hook_on_blocks
 from torch import nn
 from transformers.generation import GenerationMixin
 
-from sbeval.model_adapters.decoding.growing_cache import steps_without_plans
+from sbeval.model_adapters.generate.growing_cache import steps_without_plans
 from sbeval.model_adapters.prepare.changes.linear import AlignedLinear, align_linears
 from sbeval.model_adapters.prepare.changes.mlps import FusedGatedMLP, fuse_mlps
 from sbeval.model_adapters.prepare.changes.rotations import FusedRotation, fuse_rotations

@@ -15,6 +15,7 @@ from transformers.masking_utils import create_causal_mask
 from sbeval.model_adapters.prepare.changes import scans, seen_keys
 from sbeval.model_adapters.prepare.changes.scans import ScanInPieces, scan_in_pieces
 from sbeval.model_adapters.prepare.changes.seen_keys import SeenKeys, attention_before, attention_to_seen, see_keys
+from sbeval.scoring.spans import attention_spans
 from tests.model_adapters.small import ARCHITECTURES, SIZES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -207,3 +208,16 @@ def test_attention_that_somebody_chose_is_left_alone(named):
     model = model_of("gemma3_text", WINDOWS["gemma3_text"])
     model.set_attn_implementation(named)
     assert not see_keys(model)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text", "cohere2"])
+def test_spans_are_those_of_a_mask_of_all_pairs(family, monkeypatch):
+    """Layers with windows, with chunks, and those that see the whole text, in texts of any length."""
+    model, texts = model_of(family, WINDOWS[family]), [tokens(length)[:1] for length in (60, 200)]
+    expected = [attention_spans(model, text, 8) for text in texts]
+    monkeypatch.setattr(seen_keys, "SHORTEST_TOKENS", 100)
+    assert see_keys(model)
+    for text, rows in zip(texts, expected, strict=True):
+        found = torch.tensor(attention_spans(model, text, 8), dtype=torch.float64)
+        torch.testing.assert_close(found, torch.tensor(rows, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+    assert model.config.num_hidden_layers * model.config.num_attention_heads == len(expected[0])

@@ -103,7 +103,7 @@ def test_the_method_is_recorded_and_part_of_what_answers_depend_on(checkpoint):
 
     lm = load(checkpoint, "rope", extrapolation="self_extend:3:8")
     assert lm.get_model_info()["sbeval"]["extrapolation"] == {"method": "self_extend", "group": 3, "window": 8}
-    assert run_settings(lm)["extrapolation"] == "self_extend:3:8"
+    assert run_settings(lm.session)["extrapolation"] == "self_extend:3:8"
     assert load(checkpoint, "rope").get_model_info()["sbeval"]["extrapolation"] is None
 
 
@@ -132,12 +132,12 @@ def test_a_method_goes_with_a_scaling(checkpoint):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("sideways:3", "extrapolation to be one of self_extend:GROUP:WINDOW"),
-        ("self_extend:8", "extrapolation to be one of"),
-        ("self_extend:0:8", "group and window of extrapolation=self_extend to be whole numbers of at least 1, found"),
-        ("self_extend:2:99999999999", "to be whole numbers of at least 1"),
-        ("self_extend:a:b", "to be whole numbers of at least 1"),
-        ("log_length:3", "extrapolation to be one of"),
+        ("sideways:3", "extrapolation must be one of self_extend:GROUP:WINDOW"),
+        ("self_extend:8", "extrapolation must be one of"),
+        ("self_extend:0:8", "group and window of extrapolation=self_extend must be whole numbers of at least 1; got"),
+        ("self_extend:2:99999999999", "must be whole numbers of at least 1"),
+        ("self_extend:a:b", "must be whole numbers of at least 1"),
+        ("log_length:3", "extrapolation must be one of"),
         ("longrope:/no/such/file", "/no/such/file"),
         (8, "extrapolation to be a method such as self_extend:8:512, found 8"),
     ],
@@ -152,9 +152,9 @@ def test_values_that_cannot_be_are_one_sentence(asked, said):
 @pytest.mark.parametrize(
     ("factors", "options", "said"),
     [
-        ([1.0, 2.0], {}, "found no factor above 0, from which its logits are scaled"),
-        ({"long_factor": [1.0, 2.0]}, {}, "found no factor above 0"),
-        ({"factor": 4, "long_factor": [1.0, 0.0]}, {}, "long_factor of .* a list of numbers"),
+        ([1.0, 2.0], {}, "has no factor above 0, from which LongRoPE's attention factor is computed"),
+        ({"long_factor": [1.0, 2.0]}, {}, "has no factor above 0"),
+        ({"factor": 4, "long_factor": [1.0, 0.0]}, {}, "long_factor of .* must be a list of numbers"),
         ({"factor": 4, "long_factor": [2]}, {}, "must have 4 numbers, got 1"),
         ({"factor": 4, "long_factor": [1, 2, 3]}, {}, "must have 4 numbers, got 3"),
         ({"factor": 4, "long_factor": [1, 2, 3, 4]}, {"rope_scaling": "linear:2"}, "without rope_scaling"),
@@ -178,9 +178,21 @@ def test_a_cache_with_room_behind_the_text_and_attention_spans_are_refused(check
 @pytest.mark.parametrize(
     ("architecture", "arguments", "said"),
     [
-        ("rope", {"extrapolation": "self_extend:2:32"}, "within the training length of 32 tokens, found 33"),
-        ("llama", {"extrapolation": "dual_chunk:20:13"}, "within the training length of 32 tokens, found 33"),
-        ("rope", {"extrapolation": "sink_window:4:32"}, "within the training length of 32 tokens, found 36"),
+        (
+            "rope",
+            {"extrapolation": "self_extend:2:32"},
+            "needs a training length of at least 33 tokens, and this model's is 32",
+        ),
+        (
+            "llama",
+            {"extrapolation": "dual_chunk:20:13"},
+            "needs a training length of at least 33 tokens, and this model's is 32",
+        ),
+        (
+            "rope",
+            {"extrapolation": "sink_window:4:32"},
+            "needs a training length of at least 36 tokens, and this model's is 32",
+        ),
         ("stickbreaking", {"extrapolation": "log_length"}, "a model with rotary embeddings"),
         ("gpt2", {"extrapolation": "self_extend:2:4"}, "a model with rotary embeddings"),
         ("mistral", {"extrapolation": "self_extend:2:4"}, "whose layers all see the whole text"),

@@ -222,7 +222,9 @@ def numbers(value: Any) -> list[float]:
 
 
 def run(folder: Path, lm: StickBreakingLM, names: list[str]) -> dict[str, dict[str, list[float]]]:
-    results = evaluate(lm=lm, task_dict=load_tasks(folder, names, lm.options.non_finite), limit=2, bootstrap_iters=4)
+    results = evaluate(
+        lm=lm, task_dict=load_tasks(folder, names, lm.opened.options.non_finite), limit=2, bootstrap_iters=4
+    )
     of_tasks = {name: results["results"][name].items() for name in names}
     return {name: {key: numbers(of) for key, of in own if not UNTOUCHED.search(key)} for name, own in of_tasks.items()}
 

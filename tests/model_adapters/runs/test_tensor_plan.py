@@ -15,11 +15,11 @@ from torch.testing import assert_close
 from transformers import PretrainedConfig
 
 from sbeval.errors import UserError
-from sbeval.model_adapters import loading
 from sbeval.model_adapters.batching import SharedDoesNotFit, share_passes
-from sbeval.model_adapters.decoding.fused_blocks import FusedBlocks
-from sbeval.model_adapters.decoding.stepper import Stepper
-from sbeval.model_adapters.loading import OLDEST_TRANSFORMERS_OF_PLANS, check_tensor_plan
+from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
+from sbeval.model_adapters.generate.slots.stepper import Stepper
+from sbeval.model_adapters.open import tensor_plan
+from sbeval.model_adapters.open.tensor_plan import OLDEST_TRANSFORMERS_OF_PLANS, check_tensor_plan
 from sbeval.model_adapters.prepare.changes.sums import SummedMap, give_back_sums
 from sbeval.model_adapters.prepare.trial import Trial
 from sbeval.model_adapters.self_test import testing
@@ -131,7 +131,7 @@ def test_memory_that_runs_out_in_one_process_is_no_reason_to_try_again(checkpoin
         for work in (
             lambda: likelihoods(lm, PAIRS),
             lambda: generated(lm, PROMPTS),
-            lambda: testing.tested(lm.session, lm),
+            lambda: testing.tested(lm.session),
         ):
             with pytest.raises(SharedDoesNotFit, match="it ran out in one: use a smaller batch_size"):
                 work()
@@ -141,13 +141,13 @@ def test_memory_that_runs_out_in_one_process_is_no_reason_to_try_again(checkpoin
 
 def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
     lm = load_lm(checkpoint("llama"))
-    lm.arguments["tp_plan"] = "auto"  # which one process could not load where there is a GPU
+    lm.opened.arguments["tp_plan"] = "auto"  # which one process could not load where there is a GPU
     with pytest.raises(UserError, match="no response cache beside tp_plan, found --use_cache"):
         lm.set_cache_hook(SimpleNamespace(dbdict={}))  # type: ignore[arg-type]
 
 
 def test_a_plan_is_refused_with_a_transformers_that_splits_matrices_in_another_way(monkeypatch):
-    monkeypatch.setattr(loading, "installed_version", lambda package: "5.20.2")
+    monkeypatch.setattr(tensor_plan, "installed_version", lambda package: "5.20.2")
     with pytest.raises(UserError, match=r"tp_plan needs transformers 5\.21 or newer, and 5\.20\.2 is installed"):
         check_tensor_plan(transformers.LlamaConfig(), "auto")
 

@@ -22,6 +22,7 @@ from sbeval.model_adapters.batching import BatchLimits
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test import testing
+from sbeval.model_adapters.session import Session
 from tests.measures import families
 from tests.model_adapters.small import copied, likelihoods, load_lm
 
@@ -233,7 +234,7 @@ def test_a_family_answers_in_a_batch_as_whole_texts_do(family, tmp_path):
 def test_what_was_found_is_kept_until_the_checkpoint_or_a_version_is_another(checkpoint, monkeypatch, caplog):
     tested: list[str] = []
     own = testing._decided
-    monkeypatch.setattr(testing, "_decided", lambda session, lm: tested.append(lm.pretrained) or own(session, lm))
+    monkeypatch.setattr(testing, "_decided", lambda session: tested.append(session.opened.source) or own(session))
     folder = checkpoint("qwen3")
     with caplog.at_level("INFO"):
         first, second = (load_lm(folder) for _ in range(2))
@@ -251,10 +252,11 @@ def test_what_was_found_on_one_gpu_is_not_read_for_a_model_on_two(checkpoint, mo
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
     lm, places = load_lm(checkpoint("llama")), []
     for devices in ("cpu", "cuda:0", "cuda", "cuda:0 meta", "cuda:0 cuda:1"):
-        lm._device, *_ = held = list(map(torch.device, devices.split()))
+        held = list(map(torch.device, devices.split()))
+        opened = dataclasses.replace(lm.opened, device=held[0])
         weights = [SimpleNamespace(device=each, dtype=torch.float32, is_floating_point=lambda: True) for each in held]
         monkeypatch.setattr(lm.model, "parameters", lambda weights=weights: iter(weights))
-        places.append(testing._place(lm))
+        places.append(testing._place(dataclasses.replace(lm.session, opened=opened)))
     assert [places.index(place) for place in places] == [0, 1, 1, 1, 4]
 
 
@@ -276,19 +278,22 @@ def test_one_process_decides_for_all(checkpoint, monkeypatch):
         outcomes[src] = decided
 
     lm = load_lm(checkpoint("llama"), self_test=False, batch_size=8)
-    lm.options = lm.options.model_copy(update={"self_test": True})
-    lm._rank, lm._world_size = 1, 2
+
+    def rank(number: int) -> Session:
+        options = lm.opened.options.model_copy(update={"self_test": True})
+        opened = dataclasses.replace(lm.opened, options=options, rank=number, world_size=2)
+        return dataclasses.replace(lm.session, opened=opened)
+
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
-    session = testing.tested(lm.session, lm)
+    session = testing.tested(rank(1))
     assert (session.self_test, session.generation_batches.max_rows) == (decided, 1)
     assert lm.model.config._attn_implementation == "eager"
     sent: list[Any] = []
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda outcomes, src: sent.extend(outcomes))
-    monkeypatch.setattr(testing, "_found", lambda *_: (_ for _ in ()).throw(UserError("another attention")))
-    lm._rank = 0
+    monkeypatch.setattr(testing, "_outcome", lambda *_: (_ for _ in ()).throw(UserError("another attention")))
     with pytest.raises(UserError, match="another attention"):
-        testing.tested(lm.session, lm)
+        testing.tested(rank(0))
     assert [str(refusal) for refusal in sent] == ["another attention"]
 
 

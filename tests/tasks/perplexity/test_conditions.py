@@ -58,10 +58,10 @@ def test_a_pair_is_scored_behind_the_last_tokens_of_its_context_and_alone(tmp_pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"context": "a", "target": ""}', "'target' that is not empty in line 1"),
-        ('{"context": "a"}', 'string \'target\', in line 1 .* write one {"context": "...", "target": "..."} a line'),
-        ('"text"', "string 'context', in line 1"),
-        ("", "Expected pairs in .* found none"),
+        ('{"context": "a", "target": ""}', "'target' is empty in line 1"),
+        ('{"context": "a"}', 'Line 1 of .* string in \'target\': write one {"context": "...", "target": "..."} a line'),
+        ('"text"', "Line 1 of .* an object with a string in 'context'"),
+        ("", "holds no pairs: write one"),
     ],
 )
 def test_what_is_no_pair_is_one_sentence(tmp_path: Path, line: str, message: str) -> None:

@@ -1,0 +1,54 @@
+"""Chat templates: they are code from a checkpoint, so they run with limited memory and write a limited text."""
+
+import contextlib
+import functools
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sbeval.errors import UserError, first_line
+
+_MOST_BYTES, _MEMORY_BYTES = 2**25, 2**30
+_limiting = threading.RLock()  # the limit is the whole process's
+
+
+def limited(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of `hf` that renders a chat template, with a limit of memory and of the text's length.
+
+    Raises:
+        UserError: there is no template, it fails, or it exceeds a limit.
+    """
+
+    @functools.wraps(write)
+    def written(lm: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with _little_memory():
+                text = write(lm, *args, **kwargs)
+                if text is not None and len(str.encode(text)) > _MOST_BYTES:
+                    raise ValueError(f"it writes more than {_MOST_BYTES} bytes")
+        except Exception as error:  # a template may raise anything
+            template = lm.tokenizer.chat_template
+            fault = "none" if template is None else f"one that fails ({first_line(error)})"
+            several = ", name one that there is," if isinstance(template, dict) else ","
+            raise UserError(
+                f"Expected a chat template beside the tokenizer, found {fault}: leave out --apply_chat_template, as "
+                f"for any model that was not trained on chats{several} or mend the template."
+            ) from error
+        return text
+
+    return written
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Limits the memory that this process may add to its own; one thread at a time enters."""
+    with _limiting:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (soft if 0 <= soft < most else most, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,136 @@
+"""Generation in batches by transformers' own loop, for models and settings that cannot be generated in slots."""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
+
+from sbeval.errors import UserError
+from sbeval.model_adapters.answers import handed_over
+from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.generate.call import call_generate, without_cache
+from sbeval.model_adapters.generate.growing_cache import growing_cache, steps_without_plans
+from sbeval.model_adapters.generate.slots.schedule import Continuations
+from sbeval.model_adapters.generate.slots.served import greedy_setting, why_not_setting
+from sbeval.model_adapters.generate.slots.stepper import ReadPrompt
+from sbeval.model_adapters.generate.texts import Continuation, stop_texts, up_to_end
+from sbeval.model_adapters.self_test.outcome import WITHOUT_CACHE
+from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.truncation import Prompt
+from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
+
+_GREEDY_TOKENS = 8
+
+
+def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
+    """Continues prompts of one setting, and yields the index and the tokens of each as its batch finishes.
+
+    `read` reads the only prompt, None if the model reads the prompts.
+
+    Raises:
+        UserError: no way to generate texts with this model is right.
+    """
+
+    def run(batch: Sequence[Prompt]) -> list[Continuation]:
+        session.meter.begin()
+        with session.rope.hold(batch[0].length_tokens):
+            return _generate(session, batch, read)
+
+    longest_first, begun = sorted(prompts, key=lambda prompt: -prompt.length_tokens), 0
+    while begun < len(longest_first):  # a batch that was wrong is generated again in another way
+        limits = session.real.limits(session.generation_batches, "generation")
+        for batch, continuations in run_in_batches(
+            longest_first[begun:], run, length_tokens=lambda prompt: prompt.length_tokens, limits=limits
+        ):
+            if not _stand(session, batch, continuations):
+                session.self_test.check("generation")
+                break
+            begun += len(batch)
+            yield from handed_over(zip([prompt.index for prompt in batch], continuations, strict=True))
+
+
+def _stand(session: Session, batch: Sequence[Prompt], continuations: Sequence[Continuation]) -> bool:
+    """Whether the answers of a batch that are read again are those of whole texts.
+
+    Where tokens are sampled or searched, the first tokens after the same prompts are generated greedily and compared.
+    """
+    model, length = session.opened.model, batch[0].length_tokens
+    padded = len({len(prompt.tokens) for prompt in batch}) > 1
+    if not session.real.wants_answers(rows=len(batch), length=length, padded=padded):
+        return True
+    setting = greedy_setting(batch[0].setting)
+    with session.rope.hold(length):
+        if why_not_setting(model, setting) is not None:
+            setting = {"until": [], "max_gen_toks": min(_GREEDY_TOKENS, setting["max_gen_toks"]), "num_beams": 1}
+            if why_not_setting(model, greedy_setting(setting)) is not None:
+                return True  # the model's generation config changes what is chosen
+            prompts = [dataclasses.replace(prompt, setting={**setting, "do_sample": False}) for prompt in batch]
+            continuations = _generate(session, prompts, None)
+        if not all(continuation.sound for continuation in continuations):
+            return True
+        stands = session.real.answers_stand(
+            [(prompt.tokens, written.tokens) for prompt, written in zip(batch, continuations, strict=True)],
+            length=length,
+            not_early=session.opened.end_token_ids,
+            fewest=setting.get("min_new_tokens") or 0,
+        )
+    session.meter.begin()
+    return stands
+
+
+def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | None) -> list[Continuation]:
+    opened, kwargs = session.opened, dict(prompts[0].setting)
+    model, tokenizer = opened.model, opened.tokenizer
+    stop = stop_texts(tokenizer, kwargs.pop("until"))
+    budget = kwargs.pop("max_gen_toks")
+    input_ids, mask = pad_left(prompts, tokenizer.pad_token_id, session.device)
+    caches = session.self_test.generation != WITHOUT_CACHE
+    if caches and kwargs.get("past_key_values") is None:
+        cache = growing_cache(model, kwargs.get("cache_implementation"))
+        if read is not None:
+            cache = DynamicCache(config=model.config) if cache is None else cache
+            read(input_ids[:, :-1], cache)
+        kwargs |= {} if cache is None else {"past_key_values": cache}
+    longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
+    watch = FiniteWatch(len(prompts), session.device)
+    kwargs |= watch.arguments()
+    try:
+        with steps_without_plans(model), contextlib.nullcontext() if caches else without_cache(model):
+            output = call_generate(opened, input_ids, mask_BL=mask, stop=stop, max_length=longest, **kwargs)
+    except ValueError as error:
+        if "`model_kwargs` are not used" not in str(error):
+            raise
+        remedy = "correct them in --gen_kwargs or the task"
+        raise UserError(f"Expected generation arguments that transformers knows, but {error}: {remedy}.") from error
+    ends = kwargs.get("eos_token_id", model.generation_config.eos_token_id)
+    continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
+    sound = [True] * len(prompts)
+    for row, first in enumerate(watch.first_tokens(len(prompts))):
+        before = continuations[row][: first - input_ids.shape[1]] if first else continuations[row]
+        # what a row writes after its own answer is complete does not count
+        if len(before) < len(continuations[row]) and not any(text in tokenizer.decode(before) for text in stop):
+            continuations[row], sound[row] = before, False
+    return [*map(Continuation, continuations, sound)]
+
+
+def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Sequence[int] | None) -> None:
+    """Checks the answers of an encoder-decoder model, whose rows start with the token that begins every answer.
+
+    Raises:
+        NonFiniteError: logits were NaN or infinite before an answer was complete.
+    """
+    for tokens, first in zip(decoded, watch.first_tokens(len(decoded)), strict=True):
+        if first is not None and first - 1 < len(up_to_end(tokens[1:], ends)):
+            raise NonFiniteError(f"Expected finite logits, found NaN or infinity for token {first} of an answer")
+
+
+def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns input ids and attention mask, both int64 [B, longest prompt], padded on the left."""
+    tokens = [torch.from_numpy(prompt.tokens) for prompt in prompts]
+    input_ids = pad_sequence(tokens, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True, padding_side="left")
+    return input_ids.to(device), mask.to(device)

@@ -1,0 +1,78 @@
+"""Context parallelism: all ranks of a group prefill a prompt together that is longer than a batch.
+
+The rank with the request then decodes alone. A turn prefills at most one prompt of each rank, so that no rank holds
+the KV cache of two prompts, and all ranks decode at the same time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache
+
+from sbeval.model_adapters.batching import DoesNotFit, fitting
+from sbeval.model_adapters.generate.slots.served import why_not_setting
+from sbeval.model_adapters.generate.slots.stepper import ReadPrompt
+from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.truncation import Prompt
+from sbeval.scoring.context_parallel import ContextParallelScorer
+
+
+def prompts_together(session: Session, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ReadPrompt]]:
+    """Yields each long prompt of this process with the function that reads it, and reads those of other processes.
+
+    The caller calls the function once before it takes the next prompt. It reads all but the prompt's last token.
+
+    Raises:
+        DoesNotFit: memory ran out.
+    """
+    scorer = session.scorer
+    if not isinstance(scorer, ContextParallelScorer):
+        return
+    least = session.own_batches.max_tokens or 0
+    long = [p for p in prompts if len(p.tokens) > least and _can_be_shared(session.opened.model, p.setting)]
+    long.sort(key=lambda prompt: -prompt.length_tokens)
+    everyone: list[list[int]] = scorer.context.gather_objects([prompt.length_tokens for prompt in long])
+    for place in range(max(map(len, everyone))):
+        turn_lengths = [(rank, lengths[place]) for rank, lengths in enumerate(everyone) if place < len(lengths)]
+        turn = _Turn(session, scorer, turn_lengths)
+        if place < len(long):
+            yield long[place], turn
+        else:
+            turn()
+
+
+class _Turn:
+    """Reads one prompt of each rank; all processes call it once.
+
+    `lengths` are the ranks, each with the most tokens of its prompt and answer.
+    """
+
+    def __init__(self, session: Session, scorer: ContextParallelScorer, lengths: Sequence[tuple[int, int]]) -> None:
+        self._session, self._scorer, self._lengths = session, scorer, lengths
+        self._over = False
+
+    def __call__(self, ids_1L: Tensor | None = None, cache: Cache | None = None) -> None:
+        session, context = self._session, self._scorer.context
+        if self._over:  # this process alone tries again, since its memory ran out
+            raise DoesNotFit(self._does_not_fit(dict(self._lengths)[context.rank]))
+        for rank, length_tokens in self._lengths:
+            with fitting(self._does_not_fit(length_tokens)):
+                mine = rank == context.rank
+                ids = context.from_rank(rank, ids_1L.cpu() if mine and ids_1L is not None else None)
+                with session.autocast(), session.rope.hold(length_tokens):
+                    self._scorer.read_together(ids.to(session.device), rank, cache if mine else None)
+        self._over = True
+
+    def _does_not_fit(self, length_tokens: int) -> str:
+        return (
+            f"Expected a prompt and an answer of {length_tokens} tokens to fit into the memory of "
+            f"{self._scorer.context.ranks} processes, one of which holds all keys and values, but it ran out: use a "
+            "larger context_parallel, a shorter length or dtype=bfloat16."
+        )
+
+
+def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
+    """Whether an answer is a single text that can continue from keys and values read before."""
+    own_cache = getattr(model.generation_config, "cache_implementation", None)
+    return own_cache is None and why_not_setting(model, {**setting, "do_sample": False}) is None

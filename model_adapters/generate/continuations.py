@@ -1,0 +1,56 @@
+"""Prompts to generated tokens: in slots where model and setting allow it, else in batches by transformers' own loop."""
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+
+from sbeval.model_adapters.generate.batches import generate_in_batches
+from sbeval.model_adapters.generate.context_parallel import prompts_together
+from sbeval.model_adapters.generate.slots.schedule import Continuations
+from sbeval.model_adapters.generate.slots.served import GenerationInSlots
+from sbeval.model_adapters.generate.slots.stepper import ReadPrompt
+from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.truncation import Prompt
+
+
+def continuations(session: Session, groups: Sequence[Sequence[Prompt]]) -> Continuations:
+    """Continues prompts, and yields the index and the tokens of each as soon as they are complete.
+
+    The prompts of a group have one setting. The session's meter begins before each prompt.
+
+    Raises:
+        UserError: no way to generate texts with this model is right.
+    """
+    slots = GenerationInSlots(session)
+    if any(group and not slots.serves(group[0].setting) for group in groups):
+        session.self_test.check("generation")  # before any other group takes its time
+
+    def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
+        if not slots.serves(prompts[0].setting):
+            yield from generate_in_batches(session, prompts, read)
+            return
+        given = yield from slots.generate(prompts, read)
+        by_setting: dict[str, list[Prompt]] = defaultdict(list)
+        for prompt in prompts:
+            if prompt.index not in given:  # an answer from slots was wrong
+                by_setting[setting_name(prompt)].append(prompt)
+        for left in by_setting.values():
+            session.self_test.check("generation")
+            yield from generate_in_batches(session, left, read)
+
+    together: set[int] = set()
+    for prompt, read in prompts_together(session, [*itertools.chain(*groups)]):
+        together.add(prompt.index)
+        yield from continued([prompt], read)
+    left = [alone for group in groups if (alone := [prompt for prompt in group if prompt.index not in together])]
+    served = [group for group in left if slots.serves(group[0].setting)]
+    apart = [group for group in left if not slots.serves(group[0].setting)]
+    for group in ([*itertools.chain(*served)], *apart):
+        if group:
+            yield from continued(group)
+
+
+def setting_name(prompt: Prompt) -> str:
+    """Returns a name that is the same for prompts of equal settings."""
+    return json.dumps(prompt.setting, sort_keys=True, default=str)

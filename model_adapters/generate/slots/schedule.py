@@ -1,0 +1,269 @@
+"""Which prompts run when: in as many slots as memory holds; a finished text frees its slot for the next.
+
+Prompts are read many at once, or one in pieces, as memory allows.
+"""
+
+import contextlib
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+
+from sbeval.model_adapters.answers import handed_over
+from sbeval.model_adapters.batching import DoesNotFit, SlotLimits, free_memory, out_of_memory
+from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
+from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.stepper import ReadPrompt, Stepper, Written, sliding_windows
+from sbeval.model_adapters.generate.texts import Continuation, Text
+
+logger = logging.getLogger(__name__)
+
+STEPS_BETWEEN_LOOKS = 16
+"""Steps between two looks at the new tokens; each look waits for the device."""
+MOST_SLOTS = 256
+SHARE_OF_MEMORY = 0.6
+"""Share of the free memory for keys and values; the rest is for reading prompts."""
+FEWEST_PIECE_TOKENS = 256
+_FEWEST_ROOM_TOKENS = 256
+_ROOM_MULTIPLE = 64
+_FEWEST_STEPS_TO_CAPTURE = 8
+_PROMPT_TOKENS_WORTH_A_PASS = 8192
+_TEXTS_WORTH_A_LATE_LOOK = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """How texts are generated.
+
+    Attributes:
+        not_early: tokens that are not chosen before a text has its `fewest_new_tokens`.
+        fused: returns the model's blocks for steps of one slot, None if it has none; called when they are needed.
+        drafts: most tokens looked up in a text for each step.
+        read: reads the only prompt; None has the model read prompts.
+    """
+
+    end_tokens: Sequence[int]
+    not_early: Sequence[int]
+    limits: SlotLimits
+    recording: Recording
+    fused: Callable[[], FusedBlocks | None] = lambda: None
+    drafts: int = 0
+    read: ReadPrompt | None = None
+
+
+Continuations = Generator[tuple[int, Continuation], None, None]
+"""Keys of texts, each with what was generated for it, as soon as it is complete."""
+
+
+def generate(model: Any, texts: Sequence[Text], terms: Terms) -> Continuations:
+    """Continues every text greedily, in slots that texts of about the same length share.
+
+    Raises:
+        DoesNotFit: one text alone is too large for the memory.
+    """
+    waiting = sorted(texts, key=lambda text: -text.length_tokens)
+    while waiting:
+        longest = waiting[0].length_tokens
+        slots = _most_slots(model, _room(longest), terms.limits)
+        alike = waiting
+        if slots < len(waiting):  # shorter texts run later, in more slots
+            alike = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
+        waiting = waiting[len(alike) :]
+        yield from _generate_alike(model, alike, slots, terms)
+
+
+def _size_class(length_tokens: int) -> int:
+    return max(_FEWEST_ROOM_TOKENS, 1 << (length_tokens - 1).bit_length())
+
+
+def _room(longest_tokens: int) -> int:
+    return -(-longest_tokens // _ROOM_MULTIPLE) * _ROOM_MULTIPLE
+
+
+def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms) -> Continuations:
+    longest = texts[0].length_tokens
+    while todo := [text for text in texts if not text.done]:
+        slots = min(slots, len(todo))
+        try:
+            yield from _run(model, todo, slots, _room(longest), terms)
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        free_memory()
+        if slots == 1:
+            expected = f"Expected a prompt and an answer of {longest} tokens to fit into memory"
+            remedy = "use a shorter context length, dtype=bfloat16, a device with more memory, or parallelize=True"
+            raise DoesNotFit(f"{expected}, but it ran out with this one alone: {remedy}.")
+        slots //= 2
+        logger.warning("out of memory while generating: going on with %d texts at a time", slots)
+
+
+def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> Continuations:
+    """Generates in slots of one size until every text is done.
+
+    Raises:
+        OutOfMemoryError: memory ran out; texts keep the tokens they have.
+    """
+    most_new_tokens = max(text.budget_tokens for text in texts)
+    stepper = Stepper(
+        model,
+        slots=slots,
+        room_tokens=room,
+        most_new_tokens=most_new_tokens,
+        end_tokens=terms.end_tokens,
+        not_early=terms.not_early if any(text.fewest_new_tokens for text in texts) else (),
+        fused=terms.fused() if slots == 1 and not terms.drafts else None,
+        drafts=terms.drafts,
+        read=terms.read,
+    )
+    steps = most_new_tokens * -(-len(texts) // slots)
+    if steps >= _FEWEST_STEPS_TO_CAPTURE:
+        stepper.capture(terms.recording)
+    waiting = deque(sorted(texts, key=lambda text: -len(text.so_far)))
+    reader = PromptReader(stepper, waiting, terms.limits.prompt_tokens)
+    running: dict[int, Text] = {}
+    left = dict.fromkeys(range(slots), 0)  # most tokens still to write
+    behind: tuple[Written, dict[int, Text]] | None = None
+
+    def look(written: Written, texts_then: dict[int, Text]) -> list[tuple[int, Continuation]]:
+        complete = []
+        for slot, text in texts_then.items():
+            if running.get(slot) is not text:
+                continue
+            new, goes_on, sound_tokens = written.of(slot)
+            tokens = text.answer
+            looked = len(tokens)
+            tokens += new
+            end = text.stops.end(tokens, looked)
+            if end is not None or not goes_on:
+                stepper.drop(slot)
+                del running[slot]
+                text.done = True
+                sound = sound_tokens is None or sound_tokens >= len(tokens[:end])
+                complete.append((text.key, Continuation(tokens[: end if sound else sound_tokens], sound)))
+        return complete
+
+    try:
+        while waiting or running:
+            free = [slot for slot in range(slots) if slot not in running]
+            if waiting and _worth_reading(len(waiting[0].so_far), len(free), slots, len(waiting)):
+                for slot, text in reader.read(free, alone=not running):
+                    running[slot], left[slot] = text, text.budget_tokens - len(text.answer)
+            steps = min(STEPS_BETWEEN_LOOKS, max(left[slot] for slot in running))
+            before, behind = behind, None
+            fits = True
+            if steps:
+                fits = _fits(stepper, steps)
+                left = {slot: max(0, tokens - steps) for slot, tokens in left.items()}
+                behind = stepper.written(), dict(running)
+            if before is not None:
+                yield from handed_over(look(*before))
+            # looking at many texts takes the host a while: give the device its next steps first
+            late = fits and model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
+            if behind is not None and not late:
+                now, behind = behind, None
+                yield from handed_over(look(*now))
+            if not fits:
+                raise torch.OutOfMemoryError("out of memory in a step")
+    except GeneratorExit:
+        raise
+    except BaseException:
+        if behind is not None:
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                yield from handed_over(look(*behind))
+        raise
+
+
+def _fits(stepper: Stepper, steps: int) -> bool:
+    """Takes steps and returns whether memory sufficed for all of them."""
+    try:
+        stepper.run(steps)
+        return True
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    free_memory()
+    return False
+
+
+def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> bool:
+    """Whether to read prompts now: reading a few short ones takes as long as reading many."""
+    if free == 0:
+        return False
+    return free * prompt_tokens >= _PROMPT_TOKENS_WORTH_A_PASS or free >= min(waiting, -(-slots // 4))
+
+
+def _most_slots(model: Any, room: int, limits: SlotLimits) -> int:
+    """How many texts may run at a time."""
+    most = limits.slots or min(MOST_SLOTS, limits.most_slots or MOST_SLOTS)
+    if limits.max_tokens is not None:
+        most = min(most, limits.max_tokens // room)
+    if limits.slots is None and model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+        most = min(most, int(SHARE_OF_MEMORY * (free + kept)) // slot_bytes(model, room))
+    return max(1, most)
+
+
+def slot_bytes(model: Any, room_tokens: int) -> int:
+    """Returns the memory of a slot's keys and values."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    tokens = sum(min(room_tokens, window or room_tokens) for window in sliding_windows(model) or [])
+    return int(2 * heads * head_dim * tokens * model.dtype.itemsize)
+
+
+class PromptReader:
+    """Reads prompts into free slots, the longest of `waiting` first, at most `prompt_tokens` at once, padding included.
+
+    A longer prompt is read alone. When memory runs out, half as many tokens are read at once from then on: fewer
+    prompts, and then pieces of one. When it runs out for the smallest piece, reading waits until running texts are
+    done; nothing is generated twice.
+    """
+
+    def __init__(self, stepper: Stepper, waiting: deque[Text], prompt_tokens: int) -> None:
+        self._stepper, self._waiting = stepper, waiting
+        self._at_once_tokens = max(prompt_tokens, *(len(text.so_far) for text in waiting))
+        self._full = False
+
+    def read(self, free: Sequence[int], *, alone: bool) -> list[tuple[int, Text]]:
+        """Reads as many prompts as there are free slots, and returns each with its slot; `alone` if no text is running.
+
+        Raises:
+            RuntimeError: memory ran out for a piece of one prompt while nothing else runs.
+        """
+        started: list[tuple[int, Text]] = []
+        while self._waiting and len(started) < len(free) and (alone or not self._full):
+            longest = len(self._waiting[0].so_far)
+            rows = min(max(1, self._at_once_tokens // longest), len(self._waiting), len(free) - len(started))
+            chosen = [self._waiting[row] for row in range(rows)]
+            slots = list(free[len(started) : len(started) + rows])
+            try:
+                self._stepper.start(
+                    slots,
+                    [text.so_far for text in chosen],
+                    [text.budget_tokens for text in chosen],
+                    fewest_tokens=[text.fewest_new_tokens for text in chosen],
+                    answered_tokens=[len(text.answer) for text in chosen],
+                    piece_tokens=self._at_once_tokens // rows,
+                )
+            except (RuntimeError, MemoryError) as error:
+                fewer = min(self._at_once_tokens, rows * longest) // 2
+                smallest = rows == 1 and fewer < FEWEST_PIECE_TOKENS
+                if not out_of_memory(error) or (smallest and alone and not started):
+                    raise
+            else:
+                started += zip(slots, (self._waiting.popleft() for _ in range(rows)), strict=True)
+                continue
+            free_memory()
+            if smallest:
+                self._full = True
+                break
+            self._at_once_tokens = fewer
+            logger.warning("out of memory while reading prompts: going on with %d tokens at once", fewer)
+        return started

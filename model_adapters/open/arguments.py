@@ -1,0 +1,192 @@
+"""Checks of a model's arguments: those that need no torch before anything is loaded, the others as loading begins."""
+
+import contextlib
+import logging
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
+from sbeval.checkpoints.facts import refuse_adapter
+from sbeval.corpora.tokenizers import has_tokenizer_files
+from sbeval.errors import UserError, shown
+from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
+from sbeval.model_adapters.options import SOURCE, AdapterOptions
+from sbeval.results.records import LABEL
+from sbeval.settings import Count, Flag, Tokens, read_value
+
+logger = logging.getLogger(__name__)
+
+Backend = Literal["default", "causal", "seq2seq"]
+# torch's names of the types that weights have
+DTYPES = frozenset(
+    {
+        *("auto", "float16", "half", "bfloat16", "float32", "float", "float64", "double"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        "float4_e2m1fn_x2",
+    }
+)
+_OF_HF: dict[str, Any] = {"max_length": Tokens | None, "backend": Backend | None, "parallelize": Flag | None}
+_OF_HF["attn_implementation"] = str | Mapping[str, Any] | None
+_LEAST_LIKENESS = 0.85
+_LIKENESS = 0.7  # of a name that is known to be read nowhere
+
+
+def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None:
+    """Checks the types and names of a model's arguments, and that its folder exists, before torch is imported.
+
+    Raises:
+        UserError: naming the argument, what it may be and what it is.
+    """
+    given = dict(arguments)
+    AdapterOptions.pop(given)
+    check_dtypes(given)
+    _check_batch_size(1 if batch_size is None else batch_size)
+    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model itself
+        if option in given:
+            expected, found = f"Expected {option} as an option of its own", f"{option}={shown(given[option])}"
+            raise UserError(f"{expected}, found {found} in the model's arguments: use --{option}.")
+    for key, kind in _OF_HF.items():
+        read_value(kind, given.get(key), name=key, source=SOURCE)
+    _name_subfolder(given)
+    for key in ("pretrained", "tokenizer", "peft", "delta"):
+        if given.get(key) is not None and not isinstance(given[key], str):
+            raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
+    if isinstance(revision := given.get("revision"), list | Mapping):
+        raise UserError(f"Expected revision to be a branch, a tag or a commit, found {shown(revision)}: correct it.")
+    if (name := given.get("pretrained")) is None:
+        near = [key for key in given if key.startswith("pre")]
+        expected = "Expected pretrained=CHECKPOINT in --model_args"
+        raise UserError(f"{expected}, found {near[0] if near else 'none'}: name a folder or a hub id.")
+    folder = local_path(name)
+    inside = folder / str(given.get("subfolder") or "")
+    _check_names(given, inside)
+    if (inside / "checkpoint" / "config.json").is_file() and not (inside / "config.json").exists():
+        raise UserError(
+            f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
+        )
+    refuse_adapter(inside)
+    elsewhere = given.get("tokenizer") or given.get("gguf_file")
+    if (inside / "config.json").is_file() and not elsewhere and not has_tokenizer_files(inside):
+        raise UserError(
+            f"Expected a tokenizer beside the model in {inside}, found none of its files, such as tokenizer.json: save "
+            f"it there, or name one with tokenizer=... in {SOURCE}."
+        )
+    if folder.exists():
+        return
+    # an owner and a name on the hub could be meant too: it is asked where a folder of the owner's name is here
+    folder_of_that_name = "/" in name and Path(name).parent.is_dir()
+    if looks_like_path(name) or (folder_of_that_name and not is_on_the_hub(name, given)):
+        raise UserError(
+            f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
+        )
+
+
+def _check_names(given: Mapping[str, Any], folder: Path) -> None:
+    """Refuses misspelt arguments, and names that neither `hf` nor the code of a local checkpoint's model reads."""
+    known = harness_arguments()
+    names = sorted({*known, *AdapterOptions.model_fields})
+    for key in (key for key in given if key not in known):
+        of_model = names_of_a_checkpoint(folder)
+        if key in (of_model or ()):
+            continue
+        if near := get_close_matches(key, names, n=1, cutoff=_LEAST_LIKENESS if of_model is None else _LIKENESS):
+            raise UserError(f"Expected {near[0]} in {SOURCE}, found {key}: correct the name.")
+        if of_model is not None and known:
+            advice = "give it with --metadata" if key == LABEL else "correct the name, or leave it out"
+            raise UserError(
+                f"Expected arguments in {SOURCE} that the model sb, lm-eval's hf or the checkpoint's model reads, "
+                f"found {key}, which none of them does: {advice}."
+            )
+
+
+def _name_subfolder(arguments: dict[str, Any]) -> None:
+    """Turns a subfolder named by a number, such as a training step, back into text, since lm-eval parses it."""
+    if (name := arguments.get("subfolder")) is None:
+        return
+    if isinstance(name, bool) or not isinstance(name, str | int | float):
+        raise UserError(f"Expected subfolder to be the name of a folder, found {shown(name)}: correct it.")
+    arguments["subfolder"] = str(name)
+
+
+def check_dtypes(arguments: Mapping[str, Any]) -> None:
+    """Refuses dtypes that torch does not know.
+
+    Raises:
+        UserError: naming the argument.
+    """
+    for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
+        dtype = arguments.get(name)
+        if isinstance(dtype, str) and dtype not in DTYPES:
+            raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {shown(dtype)}: correct it.")
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
+        raise UserError(
+            f"Expected batch_size to be a positive number or auto, found {shown(batch_size)}: correct --batch_size."
+        )
+
+
+def _check_device(device: Any) -> None:
+    """Refuses a device that torch does not find: `hf` would silently use another one."""
+    # lm-eval passes cuda:0 by default, and `hf` then uses the CPU where there is no GPU
+    if device is None or str(device) in ("cpu", "cuda:0"):
+        return
+    import torch  # not for what is checked before
+
+    accelerator = torch.accelerator.current_accelerator()
+    there = 0 if accelerator is None else torch.accelerator.device_count()
+    with contextlib.suppress(RuntimeError):  # no device is called so
+        chosen = torch.device(str(device))
+        if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < there:
+            return
+    kind = "accelerators" if accelerator is None else f"{accelerator.type} devices"
+    expected = "Expected device to be one there is, such as cpu or cuda:0"
+    raise UserError(f"{expected}, found {shown(device)} with {there} {kind}: correct --device.")
+
+
+def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -> None:
+    """Checks arguments of `hf` that it does not check itself or answers with a traceback; parses numbers in place.
+
+    Args:
+        arguments: those of `hf`.
+        options: the adapter's own arguments, some of which exclude arguments of `hf`.
+
+    Raises:
+        UserError: naming the argument, what it may be and what it is.
+    """
+    import torch  # as in `_check_device`
+
+    check_dtypes(arguments)
+    _name_subfolder(arguments)
+    if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
+        logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")
+    _check_device(arguments.get("device"))
+    if options.thinking_tokens is not None:
+        if arguments.get("enable_thinking") not in (None, True):
+            expected = "Expected enable_thinking=True beside thinking_tokens"
+            raise UserError(f"{expected}, found {shown(arguments['enable_thinking'])}: leave one of them out.")
+        arguments.pop("enable_thinking", None)  # set after loading, when the tokenizer says what ends the thinking
+    elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
+        raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
+    shared = [name for name in ("tp_plan", "parallelize") if arguments.get(name)]
+    shared += ["context_parallel"] * (options.context_parallel > 1)
+    if len(shared) > 1:
+        raise UserError(f"Expected {shared[0]} or {shared[1]} in --model_args, found both: leave one of them out.")
+    _check_batch_size(arguments.get("batch_size", 1))
+    for name, kind in (("max_length", Tokens), ("max_batch_size", Count)):
+        if arguments.get(name) is not None:
+            arguments[name] = read_value(kind, arguments[name], name=name, source=SOURCE)
+    for name, file in (("peft", "adapter_config.json"), ("delta", "config.json")):
+        folder = arguments.get(name)
+        is_path = isinstance(folder, str) and (folder.startswith(("/", ".", "~")) or Path(folder).is_dir())
+        if is_path and not (Path(str(folder)) / file).is_file():
+            raise UserError(
+                f"Expected a folder with {file} at {name}={folder}, found none: correct the path in --model_args."
+            )
+        weights = Path(str(folder)) / "adapter_model.safetensors"
+        if is_path and name == "peft" and weights.exists() and not weights.is_file():  # a FIFO is waited for
+            raise UserError(f"Expected weights at {str(weights)!r}, found no regular file: copy the adapter again.")

@@ -1,0 +1,206 @@
+"""A model's tokenizer: whether it fits the model, and which tokens it adds to a text."""
+
+import contextlib
+import importlib.metadata
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from sbeval.checkpoints.facts import text_config
+from sbeval.corpora import adds_bos, tokenizer_sha256
+from sbeval.corpora.store import tokenizer_behind
+from sbeval.corpora.tokenizers import added_tokens, load_tokenizer
+from sbeval.errors import UserError, shown
+from sbeval.foreign_files import read_json_object
+
+logger = logging.getLogger(__name__)
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
+
+_LEAST_SHARE_OF_EMBEDDINGS = 0.9  # no model has more than the other tenth to spare
+_TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's settings say
+_THINKING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "</thought>")
+
+
+def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
+    """Checks that the model knows every token id, and gives the tokenizer a padding token that it knows.
+
+    Raises:
+        UserError: ordinary tokens have ids beyond the model's embeddings, or `model_max_length` is no number.
+    """
+    longest = tokenizer.model_max_length
+    if not isinstance(longest, int | float) or isinstance(longest, bool) or not longest > 0:
+        expected = "Expected model_max_length of the tokenizer to be a number above 0"
+        raise UserError(f"{expected}, found {shown(longest)}: correct it in tokenizer_config.json.")
+    entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    beyond = sorted(token for token, index in added.items() if index >= entries and token != tokenizer.pad_token)
+    if beyond:  # no ordinary text holds them
+        logger.warning("the model has no embedding for %s of its tokenizer: no text may hold them", ", ".join(beyond))
+    highest = max((index for token, index in vocabulary.items() if token not in added), default=0)
+    if highest >= entries:
+        raise UserError(
+            f"Expected a tokenizer whose ids fit the model's {entries} embeddings, found ids up to {highest}: pass the "
+            "tokenizer this model was trained with as tokenizer=... in --model_args."
+        )
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= entries:
+        # padding is masked, and answers are cut at their end: any token that the model knows will do
+        end = tokenizer.eos_token_id
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
+
+
+def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_config: Mapping[str, Any]) -> None:
+    """Warns of signs that a loaded model was trained with another tokenizer.
+
+    Args:
+        model: the loaded model.
+        tokenizer: the loaded tokenizer.
+        folder: the checkpoint's folder, None for a model in memory.
+        saved_config: the contents of its `config.json`, empty where there is none.
+
+    Raises:
+        UserError: the record of the training in the folder names another tokenizer than the folder holds.
+    """
+    config = text_config(model.config)
+    entries, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if known < _LEAST_SHARE_OF_EMBEDDINGS * entries:
+        logger.warning(
+            "the model has %d embeddings, and its tokenizer %d tokens: is it another model's? tokenizer=... in "
+            "--model_args names the right one",
+            *(entries, known),
+        )
+    # from the file: the default of a configuration's class says nothing about this tokenizer
+    wanted, end = saved_config.get("eos_token_id"), tokenizer.eos_token_id
+    wanted = [wanted] if isinstance(wanted, int) else wanted
+    if wanted and end is not None and end not in wanted and max(wanted) < entries:
+        logger.warning(
+            "eos_token_id is %s in the model's config.json and %d in its tokenizer: check that they belong together",
+            *(" or ".join(map(str, wanted)), end),
+        )
+    trained_with_bos = str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path)
+    if trained_with_bos and not adds_bos(tokenizer):
+        logger.warning(
+            "this model was trained with a BOS token before every text, and none is added: pass add_bos_token=True in "
+            "--model_args, unless the texts hold it"
+        )
+    if folder is not None:
+        _check_recorded_tokenizer(folder)
+
+
+def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
+    """Warns if a task's text was tokenized with another tokenizer than the model's; `keys` name its token ranges."""
+    model_hash = tokenizer_sha256(tokenizer)
+    task_hashes = {tokenizer_behind(key) for key in keys}
+    if others := [task_hash for task_hash in task_hashes if not model_hash.startswith(task_hash)]:
+        logger.warning(
+            "the task's text was cut into tokens by another tokenizer (%s) than the model's (%s): leave tokenizer out "
+            "of --metadata, unless they are the same",
+            *(others[0], model_hash[: len(others[0])]),
+        )
+
+
+def prefix_token_id(tokenizer: Any, passed: int | None) -> int:
+    """Returns the token before a text's first token: the one that the user passed, else the tokenizer's BOS or EOS.
+
+    Raises:
+        UserError: there is none.
+    """
+    candidates: tuple[int | None, ...] = (passed, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    for token in candidates:
+        if token is not None:
+            return token
+    expected = "Expected a tokenizer with a BOS or EOS token to put before a text's first token"
+    raise UserError(f"{expected}, found neither: pass prefix_token_id=... in --model_args.")
+
+
+def thinking_end(tokenizer: Any, named: str | int | None) -> str | int:
+    """Returns what ends a model's thinking: the id of a special token, since answers omit special tokens, else a text.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        named: the text or token id that the user passed, None to find it in the chat template or the vocabulary.
+
+    Raises:
+        UserError: none was passed, and none of the usual ones was found.
+    """
+    end_of_thinking = named or _usual_thinking_end(tokenizer)
+    text = tokenizer.decode([end_of_thinking]) if isinstance(end_of_thinking, int) else str(end_of_thinking)
+    added = tokenizer.added_tokens_decoder.items()
+    return next((index for index, token in added if token.special and token.content == text), end_of_thinking)
+
+
+def added_to_texts(opened: Any) -> dict[str, Any] | None:
+    """Returns which tokens the tokenizer of an `Opened` model adds to a text, and where the model reads them.
+
+    The answer is that of `ModelRecord.added_tokens`; None if the tokenizer adds none.
+    """
+    added = added_tokens(opened.tokenizer)
+    if opened.add_bos_token is False or not any(added):
+        return None
+    names = added.to_json(opened.tokenizer)
+    before, behind = (" ".join(names[name]) for name in ("prefix", "suffix"))
+    places = [f"{text} {place} every text" for text, place in ((before, "before"), (behind, "behind")) if text]
+    facts = [f"the tokenizer adds {' and '.join(places)}"]
+    if not opened.causal:
+        facts.append("an encoder-decoder model reads them as in hf")
+        return {**names, "sentence": "; ".join(facts)}
+    if behind and opened.options.template_suffix == "keep":
+        facts.append(f"as in hf, {behind} stands between a prompt and its answer (template_suffix=keep)")
+    elif behind:
+        facts.append(
+            f"{behind} is dropped behind prompts and contexts (template_suffix=keep reads it there, as hf does)"
+        )
+    scored = " and ".join(filter(None, (before, behind)))
+    facts.append(f"loglikelihood_rolling scores {scored} with every text, as lm-eval does")
+    return {**names, "sentence": "; ".join(facts)}
+
+
+def log_added_tokens(added: Mapping[str, Any]) -> None:
+    """Logs which tokens the tokenizer adds to a text, as a warning if it adds more than a prefix."""
+    level = logging.WARNING if added["suffix"] else logging.INFO
+    format_logger.log(level, "%s", added["sentence"])
+
+
+def _usual_thinking_end(tokenizer: Any) -> str:
+    vocabulary, templates = tokenizer.get_vocab(), str(tokenizer.chat_template)
+    for end in _THINKING_ENDS:
+        if end in vocabulary or end in templates:
+            return end
+    raise UserError(
+        f"Expected the end of the model's thinking beside thinking_tokens, found none of {', '.join(_THINKING_ENDS)} "
+        "in its chat template and its tokenizer: name it with think_end_token=... in --model_args."
+    )
+
+
+def _asks_for_bos(name: str) -> bool:
+    """Whether a saved tokenizer adds BOS to a text, or its settings say so, which some tokenizer classes ignore."""
+    with contextlib.suppress(OSError, ValueError):
+        setting = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
+        return adds_bos(load_tokenizer(name, local_files_only=True)) if setting is None else setting is True
+    return False
+
+
+def _check_recorded_tokenizer(folder: Path) -> None:
+    """Compares the hash of a folder's tokenizer with the one that `sbeval train` recorded.
+
+    Other versions of tokenizers may write the same tokenizer differently, so only equal versions are compared.
+
+    Raises:
+        UserError: the hashes differ.
+    """
+    try:
+        record = read_json_object(folder / "training_record.json", "the record of a training")
+        recorded, version = record["tokenizer_sha256"], record["versions"]["tokenizers"]
+    except (UserError, KeyError, TypeError):
+        return
+    if version != importlib.metadata.version("tokenizers"):
+        return
+    if recorded != (present := tokenizer_sha256(load_tokenizer(folder))):
+        raise UserError(
+            f"Expected the tokenizer that {folder} was trained with ({str(recorded)[:12]} in training_record.json), "
+            f"found another ({present[:12]}): put the checkpoint's own tokenizer files back."
+        )

@@ -1,0 +1,78 @@
+"""Checks around a checkpoint's weights: arguments that its format does not take, tied weights, and NaN in weights."""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from sbeval.checkpoints.facts import KvExpand
+from sbeval.checkpoints.registry import CheckpointFormat
+from sbeval.errors import UserError
+from sbeval.model_adapters.prepare.replacing import held
+from sbeval.scoring.non_finite import non_finite_weights
+
+logger = logging.getLogger(__name__)
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
+
+# arguments of `_create_model` of `hf` that loading has used already, or that work on any loaded model
+_SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
+_OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # without it they have no effect
+
+
+def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expand: KvExpand) -> None:
+    """Checks that `kv_expand` is passed only for a format that leaves the layout of its heads open.
+
+    Raises:
+        UserError: it is passed for another format.
+    """
+    if kv_expand != "auto" and not (released and released.takes_kv_expand):
+        expected = "Expected kv_expand= for checkpoints of dolomite-engine only"
+        remedy = "remove it from --model_args"
+        raise UserError(f"{expected}, found kv_expand={kv_expand} for {pretrained}, which is none: {remedy}.")
+
+
+def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any], *, convertible: bool) -> None:
+    """Refuses arguments that only the loading of transformers understands, for a format that it does not load.
+
+    Args:
+        format_found: the checkpoint's format.
+        arguments: those of `_create_model` of `hf`.
+        convertible: whether `sbeval convert` rewrites the format.
+
+    Raises:
+        UserError: naming the arguments.
+    """
+    given = sorted(
+        name
+        for name, value in arguments.items()
+        if name not in _SETTLED | _OF_PARALLELIZE and value is not None and value is not False and value != ""
+    )
+    if given:
+        expected = "Expected arguments that hold for every checkpoint format"
+        remedy = "remove it from --model_args"
+        remedy += ", or rewrite the checkpoint with `sbeval convert` first" if convertible else ""
+        raise UserError(f"{expected}, found {', '.join(given)} with the format {format_found}: {remedy}.")
+
+
+def tied_as_it_is(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which `model.tie_weights()` does nothing.
+
+    lm-eval calls it for every model, but loading has tied the weights already. Loading does not tie an output matrix
+    that differs from the embeddings, whatever `tie_word_embeddings` says, and an adapter may have trained one of them.
+    """
+    return held([(model, {"tie_weights": lambda *_, **__: None})])
+
+
+def warn_of_weights(model: nn.Module) -> None:
+    """Warns of weights that are NaN or infinite, which not every answer shows."""
+    if names := non_finite_weights(model):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        logger.warning("the checkpoint holds NaN or infinity in %s%s: copy it again", ", ".join(names[:3]), more)
+
+
+def log_format(pretrained: str, name: str) -> None:
+    """Logs a checkpoint's format in one line."""
+    format_logger.info("%s is a checkpoint of the format %s", pretrained, name)

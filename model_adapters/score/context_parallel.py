@@ -1,0 +1,40 @@
+"""Context parallelism: all ranks of a group score a long window together, each a part of its tokens."""
+
+import logging
+
+from sbeval.model_adapters.batching import fitting
+from sbeval.model_adapters.score.batch import RequestName, ScoredWindows, Windows, start_batch
+from sbeval.model_adapters.session import Session
+from sbeval.scoring.context_parallel import ContextParallelScorer
+from sbeval.scoring.non_finite import NonFiniteError
+
+# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+logger = logging.getLogger("lm_eval.sbeval.context_parallel")
+
+
+def score_together(
+    session: Session, scorer: ContextParallelScorer, windows: Windows, long: set[int], name: RequestName
+) -> ScoredWindows:
+    """Scores the long windows of all ranks of a group, one after another, and yields those of this rank."""
+    context = scorer.context
+    everyone = context.gather_objects([(windows[index].length, index) for index in sorted(long)])
+    order = sorted((-length, rank, index) for rank, theirs in enumerate(everyone) for length, index in theirs)
+    for minus_length, rank, index in order:
+        session.meter.begin()
+        mine = rank == context.rank
+        window, label = context.from_rank(rank, (windows[index].load(), name(index)) if mine else None)
+        does_not_fit = (
+            f"Expected a window of {-minus_length} tokens to fit into the memory of {context.ranks} processes, but it "
+            "ran out: use more processes with a larger context_parallel, a shorter length or dtype=bfloat16."
+        )
+        try:
+            with fitting(does_not_fit), session.autocast(), session.rope.hold(-minus_length):
+                (scores,) = start_batch(session, [window], start=scorer.start_together).result()
+        except NonFiniteError as error:
+            raise error.of(label) from None
+        if mine:
+            session.meter.add(-minus_length)
+            yield index, scores
+    if order and context.transfers.whole_bytes:
+        gib = (context.transfers.received_bytes / 2**30, context.transfers.whole_bytes / 2**30)
+        logger.info("keys and values received from other processes so far: %.3f GiB; without skipping: %.3f GiB", *gib)

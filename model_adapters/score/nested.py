@@ -1,0 +1,37 @@
+"""Windows that begin at the same token: only the longest is run, and its scores serve the shorter ones.
+
+In a causal model, the scores of a window's first tokens do not depend on later ones. If RoPE's frequencies depend on
+the length, this does not hold, and such windows are run one by one.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sbeval.scoring.requests import TokenLogprobsRequest
+
+
+class SharedWindow(NamedTuple):
+    """One window to run for several requests, each with its slice of the window's scores."""
+
+    run: TokenLogprobsRequest
+    members: list[tuple[TokenLogprobsRequest, slice]]
+
+
+def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> list[SharedWindow]:
+    """Returns the windows to run for different requests, in the order of the first of each.
+
+    If `nested`, a longer window's scores may serve a shorter one with the same lead-in and first target.
+    """
+    groups: dict[object, list[TokenLogprobsRequest]] = {}
+    for request in requests:
+        text, _, stop = request.key.rpartition(":")
+        groups.setdefault((text, request.lead_in) if nested and stop else request, []).append(request)
+    return [_shared(group) for group in groups.values()]
+
+
+def _shared(group: list[TokenLogprobsRequest]) -> SharedWindow:
+    longest = max(group, key=lambda request: request.context_length)
+    first = min(request.context_length - request.scored for request in group)
+    stops = [request.context_length - first for request in group]
+    members = [(request, slice(stop - request.scored, stop)) for request, stop in zip(group, stops, strict=True)]
+    return SharedWindow(longest._replace(scored=longest.context_length - first), members)

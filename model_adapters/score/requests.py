@@ -1,0 +1,238 @@
+"""Request types that score: from requests to answers, for lm-eval's own types and those of this project's tasks."""
+
+import functools
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sbeval.corpora import resolve_tokens
+from sbeval.errors import UserError
+from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, request_name
+from sbeval.model_adapters.batching import run_in_batches
+from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
+from sbeval.model_adapters.score.batch import ScoredWindows, score_texts
+from sbeval.model_adapters.score.nested import share_windows
+from sbeval.model_adapters.score.prefixes import score_after_prefixes
+from sbeval.model_adapters.score.schedule import score_windows
+from sbeval.model_adapters.score.windows import PlannedWindow, requested_window, rolling_windows, window_of
+from sbeval.model_adapters.session import Session
+from sbeval.model_adapters.truncation import Pairs, fit_contexts, record_facts
+from sbeval.scoring.non_finite import NonFiniteError
+from sbeval.scoring.requests import (
+    ATTENTION_SPAN,
+    TARGET_LOGPROBS,
+    TOKEN_LOGPROBS,
+    AttentionSpanRequest,
+    TargetLogprobs,
+    TargetLogprobsRequest,
+    TargetSequence,
+    TokenLogprobs,
+    TokenLogprobsRequest,
+    resolve_sequence,
+)
+from sbeval.scoring.spans import attention_spans
+
+logger = logging.getLogger(__name__)
+
+
+def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet: bool) -> list[tuple[float, bool]]:
+    """Returns each continuation's log-likelihood in nats, and whether it is the most probable one.
+
+    `pairs` are the tokens of each request's context and continuation.
+    """
+    if session.thinking is not None and session.tally.chat:
+        logger.warning(
+            "continuations are scored right behind prompts that tell the model to think: leave thinking_tokens out for "
+            "tasks that score answers"
+        )
+    session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
+    contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
+    arguments = dict(enumerate(request.args for request in requests))
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, context in enumerate(contexts):
+        record_facts(requests[index], cut_tokens=context.cut_tokens)
+        groups[context.inputs].append(index)
+    members = list(groups.values())
+    windows = [window_of(inputs, [pairs[index][1] for index in indices]) for inputs, indices in groups.items()]
+    left = dict.fromkeys(range(len(windows)))
+    answers: Answers[int, tuple[float, bool]] = Answers(session, "loglikelihood", arguments, quiet=quiet)
+
+    def name(group: int) -> str:
+        return request_name(requests[members[group][0]])
+
+    def results() -> ScoredWindows:
+        yield from score_after_prefixes(session, [window.load() for window in windows], name=name)
+        yield from score_windows(session, {group: windows[group] for group in left}, batches=session.batches, name=name)
+
+    answers.count_tokens(sum(window.length for window in windows))
+    with answers:
+        for group, scores in answers.each(results()):
+            del left[group]
+            answers.read(windows[group].length)
+            for index, run in zip(members[group], scores, strict=True):
+                answers.give(index, (run.total, run.greedy))
+    return answers.in_order()
+
+
+def loglikelihood_rolling(
+    session: Session, requests: Instances, texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
+) -> list[float]:
+    """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them.
+
+    `texts` are the tokens of each request's text; `lead_in` is the token before the first of them.
+    """
+    read = zip(requests, texts, strict=True)
+    session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in read)
+    windows: dict[int, PlannedWindow] = {}
+    text_of: list[int] = []
+    for index, tokens in enumerate(texts):
+        for window in rolling_windows(tokens, lead_in=lead_in, max_length=session.max_length):
+            windows[len(windows)] = window
+            text_of.append(index)
+    waiting = Counter(text_of)
+    totals = [0.0] * len(texts)  # a text without tokens keeps it
+    arguments = dict(enumerate(request.args for request in requests))
+    answers: Answers[int, float] = Answers(session, "loglikelihood_rolling", arguments, quiet=quiet)
+    answers.count_tokens(sum(window.length for window in windows.values()))
+
+    def name(number: int) -> str:
+        return request_name(requests[text_of[number]])
+
+    with answers:
+        for number, (run,) in answers.each(score_windows(session, windows, batches=session.batches, name=name)):
+            index = text_of[number]
+            totals[index] += run.total
+            waiting[index] -= 1
+            answers.read(windows[number].length)
+            if not waiting[index]:
+                answers.give(index, totals[index])
+    return totals
+
+
+def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TokenLogprobs]:
+    """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
+    warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
+    answers: AnswersOnce[TokenLogprobsRequest, TokenLogprobs]
+    answers = AnswersOnce(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, quiet=quiet)
+    # NaN of a longer window's last tokens may reach all of it
+    alone = session.rope.by_length or session.scorer.non_finite == "null"
+    shared = share_windows(answers.todo, nested=not alone)
+    session.check_tokens(
+        (answers.names[window.members[0][0]], [resolve_tokens(window.run.key), [window.run.lead_in]])
+        for window in shared
+    )
+
+    def name(index: int) -> str:
+        return answers.names[max(shared[index].members, key=lambda member: member[0].context_length)[0]]
+
+    windows = {index: requested_window(window.run) for index, window in enumerate(shared)}
+    answers.count_tokens(sum(window.length for window in windows.values()))
+    with answers:
+        for index, (run,) in answers.each(score_windows(session, windows, batches=session.own_batches, name=name)):
+            answers.read(windows[index].length)
+            for request, targets in shared[index].members:
+                answers.give(request, TokenLogprobs(run.logprobs[targets].copy()))
+    return answers.in_order()
+
+
+def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TargetLogprobs]:
+    """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
+    answers: AnswersOnce[TargetLogprobsRequest, TargetLogprobs]
+    answers = AnswersOnce(session, requests, TARGET_LOGPROBS, TargetLogprobsRequest, quiet=quiet)
+    session.check_positions(max((request.inputs for request in answers.todo), default=0))
+    session.check_tokens((answers.names[request], _load(request)[::2]) for request in answers.todo)
+
+    def score(batch: Sequence[TargetLogprobsRequest]) -> list[TargetLogprobs]:
+        session.meter.begin()
+        loaded = [_load(request) for request in batch]
+        with session.rope.hold(batch[0].inputs):
+            try:
+                scores = _score_batch(session, loaded)
+            except NonFiniteError as error:
+                raise error.of(answers.names[batch[error.row]]) from None
+        session.meter.add(sum(request.inputs for request in batch))
+        return scores
+
+    again = functools.partial(score_texts, session)
+    todo = sorted(answers.todo, key=lambda request: -request.inputs)
+
+    def batches() -> Generator[tuple[Sequence[TargetLogprobsRequest], list[TargetLogprobs]], None, None]:
+        begun = 0
+        if todo:
+            session.real.begin(again)
+        while begun < len(todo):  # a batch that was wrong is scored again in another way
+            limits = session.real.limits(session.own_batches, "scoring")
+            for batch, scores in run_in_batches(
+                todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
+            ):
+                if session.real.wants("one length", len(batch), batch[0].inputs):
+                    texts = [_load(request) for request in batch]
+                    if not session.real.stand("one length", texts, [each.logprobs for each in scores], again):
+                        break
+                begun += len(batch)
+                yield batch, scores
+        if todo:
+            session.real.end(again)
+
+    answers.count_tokens(sum(request.inputs for request in todo))
+    with answers, session.autocast():
+        for batch, scores in answers.each(batches()):
+            answers.read(sum(request.inputs for request in batch))
+            for request, answer in zip(batch, scores, strict=True):
+                answers.give(request, answer)
+    return answers.in_order()
+
+
+def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
+    """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
+    warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
+    if session.rope.extrapolation is not None:
+        expected = "Expected a model that attends as it was trained to for attention spans"
+        raise UserError(f"{expected}, found extrapolation={session.rope.extrapolation}: remove it from --model_args.")
+    scorer = session.scorer
+    answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
+    answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)
+    session.check_positions(max((request.context_length for request in answers.todo), default=0))
+    session.check_tokens((answers.names[request], [resolve_tokens(request.key)]) for request in answers.todo)
+
+    def spans() -> Generator[tuple[AttentionSpanRequest, list[list[Any]]], None, None]:
+        for request in answers.todo:
+            session.meter.begin()
+            tokens = torch.from_numpy(np.array(resolve_tokens(request.key), dtype=np.int64))[None].to(session.device)
+            with session.autocast(), session.rope.hold(request.context_length):
+                try:
+                    rows = attention_spans(scorer.model, tokens, request.queries, non_finite=scorer.non_finite)
+                except NonFiniteError as error:
+                    raise error.of(answers.names[request]) from None
+            session.meter.add(request.context_length)
+            yield request, rows
+
+    answers.count_tokens(sum(request.context_length for request in answers.todo))
+    with answers:
+        for request, rows in answers.each(spans()):
+            answers.read(request.context_length)
+            answers.give(request, rows)
+    return answers.in_order()
+
+
+def _load(request: TargetLogprobsRequest) -> TargetSequence:
+    sequence = resolve_sequence(request.key)
+    if len(sequence.inputs_L) != request.inputs or not len(sequence.targets_T):
+        raise ValueError(f"{request} does not fit the {len(sequence.inputs_L)} inputs its key names")
+    return sequence
+
+
+def _score_batch(session: Session, batch: Sequence[TargetSequence]) -> list[TargetLogprobs]:
+    scores = session.scorer.score(
+        torch.from_numpy(np.stack([sequence.inputs_L for sequence in batch])).to(session.device),
+        torch.from_numpy(np.repeat(np.arange(len(batch)), [len(sequence.targets_T) for sequence in batch])),
+        torch.from_numpy(np.concatenate([sequence.positions_T for sequence in batch])),
+        torch.from_numpy(np.concatenate([sequence.targets_T for sequence in batch])),
+    )
+    ends = np.cumsum([len(sequence.targets_T) for sequence in batch])[:-1]
+    logprobs, greedy = np.split(scores.logprobs.numpy(), ends), np.split(scores.greedy.numpy(), ends)
+    return [TargetLogprobs(*pair) for pair in zip(logprobs, greedy, strict=True)]

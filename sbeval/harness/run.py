@@ -1,0 +1,189 @@
+"""lm-eval's own `run` command in this process, with the model and the task folder already set."""
+
+import argparse
+import contextlib
+import errno
+import importlib
+import os
+import shlex
+import shutil
+import sqlite3
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from lm_eval._cli import HarnessCLI
+
+from sbeval import registered
+from sbeval.errors import UserError
+from sbeval.harness.options import Asked, asked, check_options, metadata_of, options_told, parse, with_configuration
+from sbeval.keeping.writing import writing_to
+from sbeval.processes import ranks
+from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.next_step import say_next
+from sbeval.results.saving import saved_whole
+from sbeval.results.terminal import compact_table
+from sbeval.settings import Settings, described
+
+
+def run(
+    arguments: Sequence[str],
+    check: Callable[[Asked], bool] | None = None,
+    find_finished: Callable[[Asked], Any] | None = None,
+) -> None:
+    """Runs `lm_eval run` with these arguments, the model `sb` and the packaged tasks.
+
+    `check` is called before torch is imported; it raises a `UserError` for what cannot run, and returns whether
+    lm-eval's own tasks are needed, whose thousands of files take it ten seconds to read. `find_finished` looks for
+    results that the run continues.
+
+    Raises:
+        UserError: what the model or the tasks found wrong with the input.
+    """
+    chosen = parse(arguments)
+    own_tasks_needed = check is None or check(asked(vars(chosen)))
+    check_response_cache(vars(chosen).get("use_cache"))
+    if find_finished is not None:
+        continue_finished(chosen, vars(chosen), find_finished)
+    importlib.import_module("lm_eval.utils").setup_logging()
+    output = vars(chosen).get("output_path")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_compact_tables())
+        if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
+            chosen.output_path = stack.enter_context(saved_whole(output))
+        if not own_tasks_needed:
+            stack.enter_context(registered.packaged_tasks_alone())
+        stack.enter_context(options_told())
+        chosen.func(chosen)
+    if output:
+        say_next(f"sbeval report {shlex.quote(str(output))}")
+    else:
+        say_next(
+            "the same with `--output_path results` keeps these numbers, `sbeval report results` makes a page of them"
+        )
+
+
+def run_plain(
+    chosen: argparse.Namespace,
+    evaluate: Callable[[], None],
+    check: Callable[[Asked], Any],
+    find_finished: Callable[[Asked], Any],
+) -> None:
+    """Runs what a plain `lm_eval` was asked for; with the model `sb` it refuses and ends as `sbeval run` does.
+
+    Raises:
+        SystemExit: as `told_in_one_sentence` does.
+        UserError: its configuration cannot be read.
+    """
+    options = vars(chosen)
+    try:
+        options = with_configuration(options)
+    except UserError:
+        if options.get("model") == registered.MODEL_NAME:
+            raise
+    if options.get("model") != registered.MODEL_NAME:
+        return evaluate()
+    with told_in_one_sentence():
+        check_options(options)
+        check(asked(options))
+        check_response_cache(options.get("use_cache"))
+        continue_finished(chosen, options, find_finished)
+        with options_told():
+            evaluate()
+
+
+def continue_finished(
+    chosen: argparse.Namespace, options: Mapping[str, Any], find_finished: Callable[[Asked], Any]
+) -> None:
+    """Lets tasks score the targets of finished results in the output folder, and prints one sentence for each.
+
+    Args:
+        chosen: the parsed arguments; their metadata gets `continues` for each task that has such results.
+        options: these arguments by name, with those of a `--config` file.
+        find_finished: returns the results file of each task, and the sentences.
+
+    Raises:
+        UserError: a task cannot score the targets of its finished results, and would make another curve.
+    """
+    run = asked(options)
+    if run.output_path is None or run.samples:
+        return
+    found = find_finished(run)
+    for sentence in found.sentences:
+        ranks.say(sentence)
+    if found.files:
+        metadata = metadata_of(options)
+        chosen.metadata = metadata | {
+            task: {**(metadata.get(task) or {}), "continues": str(file)} for task, file in found.files.items()
+        }
+
+
+@contextlib.contextmanager
+def _compact_tables() -> Iterator[None]:
+    """Within it, lm-eval prints results by context length rather than one row a number."""
+    utils: Any = importlib.import_module("lm_eval.utils")
+    original = utils.make_table
+
+    def make_table(results: Any, column: str = "results", *args: Any, **kwargs: Any) -> str:
+        return compact_table(results, lambda rest: original(rest, column, *args, **kwargs), column)
+
+    utils.make_table = make_table
+    try:
+        yield
+    finally:
+        utils.make_table = original
+
+
+def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
+    """Returns the help of `sbeval run`: lm-eval's options, the model's own, and metadata by kind of task and key."""
+    parser = HarnessCLI()._subparsers.choices["run"]
+    parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
+    parser.description = (
+        "Evaluate: `lm_eval run` with the model sb, the packaged tasks, and samples logged beside an output path."
+    )
+    parser.epilog = None
+    of_sb = {
+        "model": f"Model name (default: {registered.MODEL_NAME}, which loads what hf loads)",
+        "batch_size": "Batch size: a whole number, or auto (default: what fits the device)",
+        "tasks": "Names of tasks and groups, with commas or spaces between them; `lm-eval ls tasks` and "
+        "`sbeval tasks` say where there are more",
+    }
+    for action in parser._actions:
+        action.help = of_sb.get(action.dest, action.help)
+    blocks = [parser.format_help().rstrip()]
+    width = max(60, shutil.get_terminal_size().columns - 2)
+    of_model = "--model_args of sb, beside pretrained, dtype, max_length and all others of hf"
+    of_tasks = [(f"--metadata of {tasks}", keys) for tasks, keys in metadata]
+    for title, lines in ((of_model, described(adapter_options)), *of_tasks):
+        blocks.append(f"\n{title}:")
+        for name, meaning in lines:
+            first = f"  {name:<21} " if len(name) < 22 else f"  {name}\n{'':24}"
+            blocks.append(textwrap.fill(meaning, width, initial_indent=first, subsequent_indent=" " * 24))
+    return "\n".join(blocks)
+
+
+def check_response_cache(name: str | None) -> None:
+    """Refuses to have lm-eval write its responses into a file that holds something else, or where nothing can be.
+
+    Raises:
+        UserError: the file is no database, or one with other tables, or it cannot be opened or written.
+    """
+    if not name:
+        return
+    file = Path(f"{name}_rank{os.environ.get('LOCAL_RANK', '0')}.db")
+    other = "name another --use_cache"
+    with writing_to(file.parent, "answers", remedy=other), tempfile.TemporaryFile(dir=file.parent):
+        if file.exists() and not os.access(file, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if not file.exists() or file.stat().st_size == 0:
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        raise UserError(f"Expected a response cache at {file}, found: {error}; {other}.") from error
+    if tables - {"unnamed"}:
+        raise UserError.expected(f"a response cache at {file}", found="a database of something else", remedy=other)
