@@ -30,6 +30,8 @@ _PR_SET_PDEATHSIG = 1
 _C_LIBRARY = ctypes.CDLL(None)
 _LOG_TAIL_BYTES = 65_536
 _ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt|Exit)\b")
+# a user's error: what is wrong, a colon, and what to do
+_USER_ERROR_LINE = re.compile(r"Expected |[A-Z\"'/-].*: [a-z].*\.$")
 # a launcher's lines about a failed worker, whose own error is printed above them
 _LAUNCHER_LINE = re.compile(r"subprocess\.CalledProcessError|torch\.distributed\.elastic")
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -179,12 +181,12 @@ def _run_locked(run: PlannedRun, launcher: Sequence[str] | None, variables: Mapp
 
 
 def _last_error(run: PlannedRun) -> str:
-    """Returns the last line of the log that names an exception, or else its last line."""
+    """Returns the last line of the log that is an exception's or a user's error, or else its last line."""
     with run.log_file.open("rb") as log:
         log.seek(max(0, run.log_file.stat().st_size - _LOG_TAIL_BYTES))
         text = log.read().decode("utf-8", "replace")
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and not _LAUNCHER_LINE.match(line)]
-    errors = [line for line in lines if _ERROR_LINE.match(line) or line.startswith("Expected ")]
+    errors = [line for line in lines if _ERROR_LINE.match(line) or _USER_ERROR_LINE.match(line)]
     return (errors or lines or ["it printed nothing"])[-1]
 
 

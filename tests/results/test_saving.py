@@ -48,7 +48,7 @@ def test_the_log_names_the_folder_where_files_will_lie(name: str, tmp_path: Path
     [
         (None, "it wrote none", set()),
         ("samples_*", "missing or cut off", {"results", "samples"}),
-        ("results_*", "is not whole", {"samples"}),
+        ("results_*", "is incomplete", {"samples"}),
     ],
 )
 def test_what_lm_eval_could_only_warn_about_is_an_error(cut, words: str, kept: set[str], tmp_path: Path) -> None:
