@@ -117,10 +117,10 @@ SENTENCES = {
     f"{RUN} sb_stdlib --use_cache text.txt/a": "folder 'text.txt' cannot be written to, for answers",
     f"{RUN} sb_stdlib --use_cache /proc/a": "folder '/proc' cannot be written to, for answers",
     **{
-        f"{name}=x {RUN} sb_stdlib": f"the environment's {name}, found 'x': unset it"
+        f"{name}=x {RUN} sb_stdlib": f"the environment variable {name}, found 'x': unset it"
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
     },
-    "ACCELERATE_USE_CPU=2 tasks": "Expected true or false in the environment's ACCELERATE_USE_CPU, found '2'",
+    "ACCELERATE_USE_CPU=2 tasks": "Expected true or false in the environment variable ACCELERATE_USE_CPU, found '2'",
     "LOGLEVEL=x tasks": "Expected a level such as INFO in LOGLEVEL, which torch reads, found 'x'",
     "LOGLEVEL=debug inspect /no/such": "Expected a checkpoint at '/no/such'",
     "RANK= inspect /no/such": "Expected a checkpoint at '/no/such'",

@@ -359,7 +359,7 @@ def test_what_changes_after_the_last_look_is_named_by_the_next_sweep(inputs, cap
 def test_results_of_an_earlier_version_are_named_and_stay(inputs, capsys):
     (inputs / "results/one/r/inputs.json").rename(inputs / "results/one/r/weights.json")
     before = sorted((inputs / "results").rglob("*"))
-    assert "no record (inputs.json) of what they were measured on" in said(inputs, capsys)
+    assert "without a record of their inputs (inputs.json)" in said(inputs, capsys)
     (failure,) = run_sweep(sweep_over(inputs))
     assert "--replace" in failure.reason
     assert sorted((inputs / "results").rglob("*")) == before

@@ -41,7 +41,7 @@ def test_a_second_sweep_ends_in_one_sentence_and_a_killed_one_goes_on_where_it_w
             for options, place in (((), "out"), (("--run", "two/t"), "out/two/t")):
                 second = run(command(tmp_path, "write", *options))
                 assert second.returncode == 1
-                assert f"no other sweep at work in {tmp_path / place}, found one" in second.stderr
+                assert f"Another sweep is running in {tmp_path / place}:" in second.stderr
                 assert second.stderr.count("\n") == 1
             assert run_sweep(sweep(tmp_path), only="one/t") == [], "what is complete needs nobody's lock"
             assert started(tmp_path) == ["two"]
@@ -79,7 +79,7 @@ def test_a_run_that_another_is_at_fails_and_the_others_go_on(tmp_path: Path) -> 
         over.set()
         other.join()
     assert [str(failure.run) for failure in failures] == ["two/t"]
-    assert "no other sweep at work" in failures[0].reason
+    assert "Another sweep is running" in failures[0].reason
     assert started(tmp_path) == ["one", "three"]
 
 

@@ -155,7 +155,7 @@ def test_a_log_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "one/t/log.txt").unlink()
     os.mkfifo(tmp_path / "one/t/log.txt")
     (failure,) = run_sweep(sweep(tmp_path))
-    assert "found no file" in failure.reason
+    assert "not a regular file" in failure.reason
 
 
 def write_tiny_task(folder: Path) -> Path:
@@ -181,7 +181,7 @@ BLOCKED_RUNS: dict[str, dict[str, Any]] = {
 }
 BLOCKED_CHECKPOINTS = {
     "./none": r"a checkpoint at \./none, found no such folder",
-    "someone/missing": "someone/missing, found no such folder, and the hub's cache has none",
+    "someone/missing": "someone/missing, found no such folder, and the hub's cache has no such model",
     "empty": "config.json at empty, found none",
 }
 
