@@ -108,7 +108,7 @@ def _check_runs(harness: ModuleType) -> None:
     def parse_args(self: Any) -> Any:
         if MODEL_NAME not in sys.argv:
             return original_parse(self)
-        with importlib.import_module("sbeval.harness.options").options_told():
+        with importlib.import_module("sbeval.harness.options").option_errors_explained():
             return original_parse(self)
 
     @functools.wraps(original_execute)

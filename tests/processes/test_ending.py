@@ -65,7 +65,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         ("import socket; raise socket.gaierror(-2, 'Name or service not known')", "service not known): check the name"),
         (
             "import urllib.error; raise urllib.error.URLError('no host')",
-            "network request failed (<urlopen error no host>)",
+            "failed (<urlopen error no host>)",
         ),
         ("open('/', 'w')", "Is a directory at '/'"),
         (

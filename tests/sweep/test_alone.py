@@ -120,7 +120,7 @@ def test_a_folder_moved_aside_takes_its_lock_along_and_another_s_stays(tmp_path:
     ("options", "words"),
     [
         (("--run", "four/t"), "Expected --run to name a run of the sweep, found 'four/t': name one of one/t, two/t"),
-        (("--run", "one/t", "--follow", "."), "Expected --run or a training to follow, found both"),
+        (("--run", "one/t", "--follow", "."), "--run cannot be combined with a training to follow"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
