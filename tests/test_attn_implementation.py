@@ -241,7 +241,11 @@ REFUSED = {
     "a mask": ({}, {"attention_mask": torch.ones(1, 1, 8, 8, dtype=torch.bool, device=DEVICE)}, "a mask of its own"),
     "a hole": ({}, {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]], device=DEVICE)}, "padding inside"),
     "packed with a cache": ({}, {"position_ids": PLACES[:, :8].to(DEVICE)}, "restart: pass use_cache=False"),
-    "packed and padded": ({}, {"attention_mask": LEFT, "cu_seq_lens_q": LEFT.new_tensor([0, 8])}, "remove attention_ma"),
+    "packed and padded": (
+        {},
+        {"attention_mask": LEFT, "cu_seq_lens_q": LEFT.new_tensor([0, 8])},
+        "remove attention_ma",
+    ),
 }
 
 

@@ -262,7 +262,7 @@ def test_megabytes_of_an_answer_are_cut_in_the_log(caplog):
 def test_missing_packages_of_servers_are_one_sentence_that_names_the_extra(server, monkeypatch):
     monkeypatch.setitem(sys.modules, "tenacity", None)
     with pytest.raises(
-        UserError, match=r"^Expected tenacity for .*, found not installed: run pip install 'sbeval\[api\]'"
+        UserError, match=r"models of servers need tenacity, not installed: run pip install 'sbeval\[api\]'"
     ):
         over(server)
 

@@ -45,7 +45,7 @@ def reasons(folder: Path) -> str:
         ('{"results": {"sb_stdlib_stream": {"nll@00', "not complete JSON"),
         ("", "is empty"),
         ("[1, 2]", "not a result file of lm-eval"),
-        *((kind, "left out: the file cannot be read (it is no regular file)") for kind in ("a folder", "a pipe")),
+        *((kind, "left out: the file cannot be read (it is not a regular file)") for kind in ("a folder", "a pipe")),
     ],
 )
 def test_a_file_that_holds_no_results_is_left_out_and_named(tmp_path: Path, text: str, reason: str) -> None:
