@@ -109,7 +109,7 @@ def test_other_settings_do_not_stand_in_the_way_of_a_run_that_failed(tmp_path: P
         ("samples", '{"doc_id": 0}\n{"doc_id": 1}', "cut off"),
         ("samples", '{"doc_id": 0}\n{"doc_id": 0}\n', "1 of 2"),
         ("results", None, "no results file"),
-        ("results", '{"configs": {"t"', "not whole"),
+        ("results", '{"configs": {"t"', "is incomplete"),
         ("results", '{"configs": {}, "n-samples": {}}', "no task"),
     ],
 )
@@ -182,7 +182,7 @@ BLOCKED_RUNS: dict[str, dict[str, Any]] = {
 BLOCKED_CHECKPOINTS = {
     "./none": r"a checkpoint at \./none, found no such folder",
     "someone/missing": "someone/missing, found no such folder, and the hub's cache has no such model",
-    "empty": "config.json at empty, found none",
+    "empty": "The checkpoint empty has no config.json",
 }
 
 
