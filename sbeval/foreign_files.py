@@ -313,3 +313,11 @@ def kind_text(hint: Any) -> str:
     if union:
         return " or ".join(kinds)
     return str(hint) if kinds else getattr(hint, "__name__", str(hint))
+
+
+def has_tokenizer_files(folder: Path) -> bool:
+    """Whether a folder may hold a tokenizer, judged by file names. With remote code the answer is always yes."""
+    likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
+    config = folder / "config.json"
+    has_likely_name = any(likely.search(path.name.lower()) for path in folder.iterdir())
+    return has_likely_name or (config.is_file() and b"auto_map" in config.read_bytes())

@@ -40,7 +40,7 @@ LATER_STEPS = {
     "score": {"generate", "lm"},
     "generate": {"score", "lm"},
 }
-MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin"}
+MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin", "sbeval.registered"}
 PREPARE = [name for name in MODULES if name.startswith("sbeval.model_adapters.prepare")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 

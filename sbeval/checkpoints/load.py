@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from packaging.version import Version
@@ -25,7 +26,6 @@ from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread
 from sbeval.checkpoints.values import names_quantisation
 from sbeval.errors import UserError, first_line, raised_here, shown
-from sbeval.fingerprint.parts import installed_version
 from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
 
@@ -293,7 +293,7 @@ def check_quantisation(config: Any, folder: Path) -> None:
     if owner is None or not isinstance(quantization := owner.quantization_config, Mapping):
         return
     if quantization.get("quant_method") == "fp8":
-        _check_transformers_of_fp8(installed_version("transformers"))
+        _check_transformers_of_fp8(transformers.__version__)
     try:
         AutoQuantizationConfig.from_dict(dict(quantization))
     except Exception as error:  # each quantisation method raises its own errors
@@ -310,12 +310,12 @@ def check_quantisation(config: Any, folder: Path) -> None:
         ) from error
 
 
-def _check_transformers_of_fp8(installed: str | None) -> None:
-    if installed is not None and Version(installed).release < OLDEST_TRANSFORMERS_OF_FP8:
+def _check_transformers_of_fp8(installed: str) -> None:
+    if Version(installed).release < OLDEST_TRANSFORMERS_OF_FP8:
         oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_FP8))
         raise UserError(
-            f"Expected transformers {oldest} or newer for weights in fp8, found {installed}, which cannot load them: "
-            "upgrade transformers, or take weights that are not quantised."
+            f"Weights in fp8 need transformers {oldest} or newer, and {installed} is installed: upgrade transformers, "
+            "or use weights that are not quantised."
         )
 
 

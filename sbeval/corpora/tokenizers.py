@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from weakref import WeakKeyDictionary
 from tqdm import tqdm
 
 from sbeval.errors import UserError, first_line, panics_as_errors
+from sbeval.foreign_files import has_tokenizer_files
 from sbeval.keeping.hashes import file_sha256
 
 _BATCH_TEXTS = 256
@@ -54,14 +54,6 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
         ) from error
     tokenizer.init_kwargs.pop("local_files_only", None)  # otherwise saved files would depend on HF_HUB_OFFLINE
     return tokenizer
-
-
-def has_tokenizer_files(folder: Path) -> bool:
-    """Whether a folder may hold a tokenizer, judged by file names. With remote code the answer is always yes."""
-    likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
-    config = folder / "config.json"
-    has_likely_name = any(likely.search(path.name.lower()) for path in folder.iterdir())
-    return has_likely_name or (config.is_file() and b"auto_map" in config.read_bytes())
 
 
 @contextmanager

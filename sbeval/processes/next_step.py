@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from sbeval.foreign_files import has_tokenizer_files
 from sbeval.processes import ranks
 
 _said_later = False
@@ -39,8 +40,6 @@ def evaluation_of(
 
 def evaluation_of_folder(folder: Path) -> str:
     """Returns the next step after writing a checkpoint: to evaluate it, after saving a tokenizer if it has none."""
-    from sbeval.corpora.tokenizers import has_tokenizer_files  # a slow import that --help does not need
-
     command = EVALUATE.format(shlex.quote(str(folder)))
     return command if has_tokenizer_files(folder) else f"save the files of its tokenizer in {folder}, then {command}"
 
