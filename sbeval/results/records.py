@@ -101,8 +101,8 @@ class TaskRecord(_Record):
         lengths: context lengths scored, in tokens, ascending.
         dropped_lengths: default lengths left out because corpus or model is shorter, ascending.
         targets_per_window: scored targets of a window if the protocol fixes their number, else None.
-        room_tokens: left context that every target of `fixed_target` was chosen to have, else None.
-        targets_sha256: hash of which tokens of the text were scored; equal where two runs scored the same targets.
+        room_tokens: with `fixed_target`, the smallest left context of the chosen targets, in tokens; else None.
+        targets_sha256: hash of the positions of the scored tokens; two runs with equal hashes scored the same targets.
         strides: for each length (as text), new targets of a window if windows overlap, else None.
         longppl: evaluator, context lengths and thresholds that chose LongPPL's key tokens, None without LongPPL.
         own_document_share: for each length (as text), the share of targets whose whole left context is their own

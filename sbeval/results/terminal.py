@@ -13,7 +13,8 @@ _EXACT = "exact_match"
 _NONE = "-"
 
 
-def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]], str], column: str = "results") -> str:
+def compact_table(results: Mapping[str, Any], lm_eval_table: Callable[[dict[str, Any]], str], column: str = "results")
+-> str:
     """Returns the printed tables of a run.
 
     NLL has a row for each context length, scores have a row for each task. Results without context lengths are in
@@ -21,7 +22,7 @@ def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]],
 
     Args:
         results: the results of lm-eval.
-        others: makes lm-eval's table from results.
+        lm_eval_table: makes lm-eval's table from results.
         column: "results", or "groups". Groups that are also among the results are not shown twice.
     """
     rows: Mapping[str, Mapping[str, Any]] = results[column]
@@ -39,7 +40,7 @@ def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]],
     without_lengths = {name: row for name, row in rows.items() if name not in nll and name not in scores}
     # numbers have keys "metric,filter"; a group without numbers has none
     if rest := {name: row for name, row in without_lengths.items() if any("," in key for key in row)}:
-        tables.append(others({**results, column: rest}))
+        tables.append(lm_eval_table({**results, column: rest}))
     return "\n\n".join(tables)
 
 
@@ -105,7 +106,7 @@ def _number(value: Any, digits: int = _LEAST_DIGITS) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], left: int = 0) -> str:
-    """Returns the lines as text with aligned columns; the first `left` columns are flush left, the others right."""
+    """Returns the lines as text with aligned columns; the first `left` columns are flush left, the lm_eval_table right."""
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
 
     def row(cells: Iterable[str]) -> str:

@@ -45,12 +45,12 @@ def _kernel(logits, target, logprob, greedy, vocabulary, row_stride, LANES: tl.c
     known = (wanted >= 0) & (wanted < vocabulary)
     chosen = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32)
     # first the blocks before the target's, since the maximum before the target decides ties; then the rest
-    own = tl.where(known, wanted, 0).to(tl.int32) // (LANES * WIDTH) * (LANES * WIDTH)
+    target_block = tl.where(known, wanted, 0).to(tl.int32) // (LANES * WIDTH) * (LANES * WIDTH)
     highest = tl.full([LANES], -float("inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
-    before, total = _add_blocks(logits, 0, own, vocabulary, highest, total, LANES, WIDTH)
-    highest, total = _add_blocks(logits, own, vocabulary, vocabulary, before, total, LANES, WIDTH)
-    column = _columns(own, LANES, WIDTH)
+    before, total = _add_blocks(logits, 0, target_block, vocabulary, highest, total, LANES, WIDTH)
+    highest, total = _add_blocks(logits, target_block, vocabulary, vocabulary, before, total, LANES, WIDTH)
+    column = _columns(target_block, LANES, WIDTH)
     value = tl.load(logits + column, mask=(column < wanted) & known, other=-float("inf")).to(tl.float32)
     before = tl.maximum(before, tl.max(value, 1))
     # lanes are combined once, at the end; NaN or infinite logits have made a sum NaN

@@ -30,11 +30,11 @@ from sbeval.attention.impl.triton.sticks import (
 
 
 @triton.jit
-def tile_weights(z, block, stick, kept, kept_block, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
+def tile_weights(z, block, stick, saved, saved_block, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Computes the weights of the tile `block`, from logits `z` [M, N] times log2 e in column order.
 
-    `stick` is the stick at the next older tile. `kept` is the stick that the forward pass stored for each row, and
-    `kept_block` the tile that it reaches, [M, 2, 2] each.
+    `stick` is the stick at the next older tile. `saved` is the stick that the forward pass stored for each row, and
+    `saved_block` the tile that it reaches, [M, 2, 2] each.
 
     Returns:
         The share that each key takes of the stick that reaches it, as four tensors (`in_groups`); the weights,
@@ -43,8 +43,8 @@ def tile_weights(z, block, stick, kept, kept_block, M: tl.constexpr, N: tl.const
     left, s0, s1, s2, s3, w0, w1, w2, w3 = take_one_by_one(tl.exp2(z), M, N, ASSEMBLY)
     newer, all_left = share_between_threads(left, (w0 + w1) + (w2 + w3), M, N // 16)
     # a tile that leaves nothing of the stick is the stored one or older, so there is no division by 0
-    reaches = tl.where(block == kept_block, kept, 0.0)
-    stick = tl.where(block > kept_block, stick * reciprocal(all_left, ASSEMBLY), reaches)
+    reaches = tl.where(block == saved_block, saved, 0.0)
+    stick = tl.where(block > saved_block, stick * reciprocal(all_left, ASSEMBLY), reaches)
     before = before_groups(left, (stick * newer).reshape(M, 4), M, N // 16)
     return s0, s1, s2, s3, w0 * before, w1 * before, w2 * before, w3 * before, stick
 
@@ -83,7 +83,7 @@ def _over_rows(x, rows, BLOCK_D: tl.constexpr):
 @triton.jit
 def _tile(
     q, do, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, dk_base, dk_desc, dv_base, dv_desc,
-    batch, group, block, keys, last_key, first_key, dq, stick, kept, kept_block, older, qk_scale,
+    batch, group, block, keys, last_key, first_key, dq, stick, saved, saved_block, older, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
     COPY: tl.constexpr, REDUCE: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def _tile(
     if MASKED:
         key = block * BLOCK_N + keys_of_columns(BLOCK_N)[None, :]
         z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
-    s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(z, block, stick, kept, kept_block, BLOCK_M, BLOCK_N, ASSEMBLY)
+    s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(z, block, stick, saved, saved_block, BLOCK_M, BLOCK_N, ASSEMBLY)
     weight = in_columns(w0, w1, w2, w3, BLOCK_M, BLOCK_N).to(do.dtype)
     dv = _over_rows(weight, do, BLOCK_D)
     add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
@@ -134,8 +134,8 @@ def _backward_kernel(
     do = tl.load(do_ptr + do_offsets + dim[None, :], mask=row_inside, other=0.0)
     row_at = all_head.to(tl.int64) * queries + row
     # rows past the end have no stick: they give every key the weight 0
-    kept = of_threads(tl.load(stick_ptr + row_at * 2, mask=row < queries, other=0.0), BLOCK_M)
-    kept_block = of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0), BLOCK_M).to(tl.int32)
+    saved = of_threads(tl.load(stick_ptr + row_at * 2, mask=row < queries, other=0.0), BLOCK_M)
+    saved_block = of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0), BLOCK_M).to(tl.int32)
     stick = tl.zeros([BLOCK_M, 2, 2], tl.float32)
     # for the gradient, the remainder behaves like a key that is older than all others
     remainder = tl.load(rem_ptr + row_at, mask=row < queries, other=0.0)
@@ -163,22 +163,22 @@ def _backward_kernel(
     while block < tl.minimum(first_full, end_block):
         dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, kept,
-            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, saved,
+            saved_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
     for inner in tl.range(block, full, num_stages=STAGES):
         dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, dq, stick, kept,
-            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, dq, stick, saved,
+            saved_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
     block = tl.maximum(block, full)
     while block < end_block:
         dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, kept,
-            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, saved,
+            saved_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
     tl.store(dq_ptr + q_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row_inside)

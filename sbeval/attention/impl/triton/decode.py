@@ -68,12 +68,12 @@ def decode_parameters(
     num_stages = max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes)))
     # the host takes some microseconds for each triton.cdiv
     tiles = -(-keys // block_keys)
-    wanted = -(-16 * multiprocessors // key_heads)
-    shortest = max(1, 256 // block_keys)
+    wanted_splits = -(-16 * multiprocessors // key_heads)
+    fewest_tiles = max(1, 256 // block_keys)
     if skipping:
-        # short splits: each one that newer ones make needless is saved whole
-        wanted = max(wanted, tiles * block_keys // 512)
-    splits = max(1, min(wanted, MOST_SPLITS, -(-tiles // shortest)))
+        # short splits, since a split is skipped as a whole when newer splits have spent the sticks
+        wanted_splits = max(wanted_splits, tiles * block_keys // 512)
+    splits = max(1, min(wanted_splits, MOST_SPLITS, -(-tiles // fewest_tiles)))
     splits = -(-tiles // -(-tiles // splits))
     newest = max(1, 2048 // (-(-tiles // splits) * block_keys))
     return DecodeParameters(

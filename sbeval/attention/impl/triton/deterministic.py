@@ -52,10 +52,10 @@ def _logits(q, k, key, first_key, last_key, qk_scale):
 
 
 @triton.jit
-def _kept(stick_ptr, row_at, inside, ROWS: tl.constexpr):
+def _saved(stick_ptr, row_at, inside, ROWS: tl.constexpr):
     """Loads the stick that the forward pass stored for each row, and the tile that it reaches."""
-    kept = of_threads(tl.load(stick_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
-    return kept, of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS).to(tl.int32)
+    saved = of_threads(tl.load(stick_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
+    return saved, of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS).to(tl.int32)
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def _rows_kernel(
         v_base = v_ptr + batch * v_stride_b + head // shared * v_stride_h
         row_at = program.to(tl.int64) * queries + row
         inside = row < queries
-        kept, kept_block = _kept(stick_ptr, row_at, inside, ROWS)
+        saved, saved_block = _saved(stick_ptr, row_at, inside, ROWS)
         stick = of_threads(tl.load(row_state_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
         older = of_threads(tl.load(row_state_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS)
         dim = tl.arange(0, BLOCK_D)
@@ -101,7 +101,7 @@ def _rows_kernel(
             tl.store(state_at + 1, of_rows(older), mask=inside)
             z = _logits(q, k, key, first_key, last_key, qk_scale)
             s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(
-                z, block, stick, kept, kept_block, ROWS, KEYS, ASSEMBLY
+                z, block, stick, saved, saved_block, ROWS, KEYS, ASSEMBLY
             )
             d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
             dz, older = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, ROWS, KEYS)
@@ -148,13 +148,13 @@ def _keys_kernel(
                 q = _rows(q_base, row, queries, q_stride_l, HEAD_DIM, BLOCK_D)
                 do = _rows(do_base, row, queries, do_stride_l, HEAD_DIM, BLOCK_D)
                 inside = row < queries
-                kept, kept_block = _kept(stick_ptr, program * queries + row, inside, ROWS)
+                saved, saved_block = _saved(stick_ptr, program * queries + row, inside, ROWS)
                 state_at = state_ptr + ((program * STRIPE + block - stripe) * queries + row) * 2
                 stick = of_threads(tl.load(state_at, mask=inside, other=0.0), ROWS)
                 older = of_threads(tl.load(state_at + 1, mask=inside, other=0.0), ROWS)
                 z = _logits(q, k, key, first_key, last_key, qk_scale)
                 s0, s1, s2, s3, w0, w1, w2, w3, _ = tile_weights(
-                    z, block, stick, kept, kept_block, ROWS, KEYS, ASSEMBLY
+                    z, block, stick, saved, saved_block, ROWS, KEYS, ASSEMBLY
                 )
                 weight = in_columns(w0, w1, w2, w3, ROWS, KEYS).to(do.dtype)
                 dv = tl.dot(tl.trans(weight), do, dv, input_precision="ieee")

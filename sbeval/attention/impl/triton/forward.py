@@ -36,7 +36,7 @@ SMALLEST: tl.constexpr = tl.constexpr(2.0**-126)
 @triton.jit
 def _tile(
     q, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
-    last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+    last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr, ONE_BY_ONE: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
@@ -54,8 +54,8 @@ def _tile(
         if MASKED:
             # the backward pass need not visit tiles where a row sees no key
             reached &= (first_key < (block + 1) * BLOCK_N)[:, None, None]
-        kept = tl.where(reached, stick, kept)
-        kept_block = tl.where(reached, block, kept_block)
+        saved = tl.where(reached, stick, saved)
+        saved_block = tl.where(reached, block, saved_block)
     e = tl.exp2(z)
     if ONE_BY_ONE:
         left, _, _, _, _, w0, w1, w2, w3 = take_one_by_one(e, BLOCK_M, BLOCK_N, ASSEMBLY)
@@ -66,7 +66,7 @@ def _tile(
     else:
         weight, stick, largest = take_in_eights(e, stick, largest, BLOCK_M, BLOCK_N, ASSEMBLY)
     out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
-    return out, stick, largest, kept, kept_block
+    return out, stick, largest, saved, saved_block
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def _largest_stick(stick, newer, inside, first_key, oldest):
 def _next_chunk(chunk, steps, before, left, threshold, CHUNK: tl.constexpr):
     """Returns the number of tiles until the next check of the sticks.
 
-    It is half the tiles that would spend the sticks if they kept falling as in the last `steps` tiles, and at most
+    It is half the tiles that would spend the sticks if they saved falling as in the last `steps` tiles, and at most
     twice the last number: the first tiles predict little. A check empties the software pipeline.
     """
     log2_left = tl.log2(tl.maximum(left, SMALLEST))
@@ -123,7 +123,7 @@ def _forward_kernel(
     newer = 1.0
     if NEWER:
         newer = tl.load(newer_ptr + all_head.to(tl.int64) * queries + row, mask=row < queries, other=0.0)
-    # blocks up to `end_block` are seen by some row, from `first_full` to `full` by every row
+    # at least one row sees the blocks up to `end_block`; every row sees those from `first_full` to `full`
     if STARTS == "none":
         first_block = 0
         first_full = 0
@@ -134,14 +134,14 @@ def _forward_kernel(
     out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     stick = tl.full([BLOCK_M, 2, 2], 1.0, tl.float32)
     largest = tl.zeros([BLOCK_M, 4], tl.float32)
-    kept = tl.zeros([BLOCK_M, 2, 2], tl.float32)
-    kept_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
+    saved = tl.zeros([BLOCK_M, 2, 2], tl.float32)
+    saved_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
     block = end_block
     while (block > first_block) & (block > full):
         block -= 1
-        out, stick, largest, kept, kept_block = _tile(
+        out, stick, largest, saved, saved_block = _tile(
             q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block, keys,
-            last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+            last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
             HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
         )  # fmt: skip
     left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
@@ -149,9 +149,9 @@ def _forward_kernel(
     while (left >= threshold) & (block > first_full):
         steps = tl.minimum(block - first_full, chunk)
         for step in tl.range(0, steps, num_stages=STAGES):
-            out, stick, largest, kept, kept_block = _tile(
+            out, stick, largest, saved, saved_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
-                block - 1 - step, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                block - 1 - step, keys, last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
         block -= steps
@@ -161,9 +161,9 @@ def _forward_kernel(
     if STARTS != "none":
         while (left >= threshold) & (block > first_block):
             block -= 1
-            out, stick, largest, kept, kept_block = _tile(
+            out, stick, largest, saved, saved_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block,
-                keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                keys, last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
             left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
@@ -174,15 +174,15 @@ def _forward_kernel(
     if broken:
         out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         stick = tl.full([BLOCK_M, 2, 2], 1.0, tl.float32)
-        kept = tl.zeros([BLOCK_M, 2, 2], tl.float32)
-        kept_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
+        saved = tl.zeros([BLOCK_M, 2, 2], tl.float32)
+        saved_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
         block = end_block
         going = block > first_block
         while going:
             block -= 1
-            out, stick, largest, kept, kept_block = _tile(
+            out, stick, largest, saved, saved_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
-                block, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                block, keys, last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, True, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
             left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
@@ -194,8 +194,8 @@ def _forward_kernel(
     # below the smallest normal number the walk may have ended early, so such a remainder counts as 0
     tl.store(rem_ptr + row_at, tl.where(remainder < SMALLEST, 0.0, remainder), mask=row < queries)
     if SAVE:
-        tl.store(stick_ptr + row_at * 2, of_rows(kept), mask=row < queries)
-        tl.store(stick_ptr + row_at * 2 + 1, of_rows(kept_block).to(tl.float32), mask=row < queries)
+        tl.store(stick_ptr + row_at * 2, of_rows(saved), mask=row < queries)
+        tl.store(stick_ptr + row_at * 2 + 1, of_rows(saved_block).to(tl.float32), mask=row < queries)
         # for every 16 rows, so that the backward pass can use row blocks of another size
         entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
         stop_at = stop_ptr + all_head.to(tl.int64) * stop_entries + entry

@@ -38,7 +38,7 @@ def last_visible(
     start_ptr, first_row, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Returns the last key each row may see, and the ends of the key blocks that some row sees and that every row sees.
+    """Returns the last key each row may see, and the ends of the key blocks that any row sees and that every row sees.
 
     Rows past the end of the queries see no key: their last key is -1.
     """
