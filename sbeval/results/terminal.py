@@ -13,8 +13,9 @@ _EXACT = "exact_match"
 _NONE = "-"
 
 
-def compact_table(results: Mapping[str, Any], lm_eval_table: Callable[[dict[str, Any]], str], column: str = "results")
--> str:
+def compact_table(
+    results: Mapping[str, Any], lm_eval_table: Callable[[dict[str, Any]], str], column: str = "results"
+) -> str:
     """Returns the printed tables of a run.
 
     NLL has a row for each context length, scores have a row for each task. Results without context lengths are in
@@ -106,7 +107,7 @@ def _number(value: Any, digits: int = _LEAST_DIGITS) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], left: int = 0) -> str:
-    """Returns the lines as text with aligned columns; the first `left` columns are flush left, the lm_eval_table right."""
+    """Returns the lines as text with aligned columns: the first `left` columns flush left, the rest flush right."""
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
 
     def row(cells: Iterable[str]) -> str:

@@ -96,7 +96,9 @@ def _tile(
     if MASKED:
         key = block * BLOCK_N + keys_of_columns(BLOCK_N)[None, :]
         z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
-    s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(z, block, stick, saved, saved_block, BLOCK_M, BLOCK_N, ASSEMBLY)
+    s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(
+        z, block, stick, saved, saved_block, BLOCK_M, BLOCK_N, ASSEMBLY
+    )
     weight = in_columns(w0, w1, w2, w3, BLOCK_M, BLOCK_N).to(do.dtype)
     dv = _over_rows(weight, do, BLOCK_D)
     add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
