@@ -96,7 +96,9 @@ def _visible_texts(value: Any) -> Any:
     return value
 
 
-def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES) -> Any:
+def read_json(
+    path: Path, what: str, *, remedy: str = "correct the file", nan: bool = True, most: int = MOST_BYTES
+) -> Any:
     """Reads a JSON file.
 
     Args:
@@ -116,7 +118,7 @@ def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool
 
 
 def read_json_object(
-    path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES
+    path: Path, what: str, *, remedy: str = "correct the file", nan: bool = True, most: int = MOST_BYTES
 ) -> dict[str, Any]:
     """Reads a JSON file that holds an object; arguments as in `read_json`.
 

@@ -52,13 +52,13 @@ def told_in_one_sentence() -> Iterator[None]:
                 _check_surroundings()
                 yield
         except AskedToEnd as ended:
-            ranks.fails()
+            ranks.set_failing()
             if not ranks.launched():
                 print(ended, file=sys.stderr)
             raise
         except Exception as error:
             sentence = _sentence(error)
-            if not ranks.told(error, sentence):
+            if not ranks.report_failure(error, sentence):
                 if sentence is None:
                     sys.excepthook = _show_traceback
                     raise

@@ -82,7 +82,7 @@ def check_environment(*, meeting: bool = False) -> None:
     if meeting and (several() or int(values.get("LOCAL_RANK", -1)) >= 0):
         if missing := [name for name in _MEETING if not os.environ.get(name)]:
             present = next(name for name in ("WORLD_SIZE", "LOCAL_RANK") if name in values)
-            raise UserError.expected(f"{', '.join(missing)} beside {present}", found="none", remedy=remedy)
+            raise UserError(f"The environment has {present} but not {', '.join(missing)}: {remedy}.")
         if not 0 <= int(values["RANK"]) < int(values["WORLD_SIZE"]):
             valid_rank = f"RANK from 0 to below WORLD_SIZE={values['WORLD_SIZE']}"
             raise UserError.expected(valid_rank, found=values["RANK"], remedy=remedy)
@@ -118,13 +118,13 @@ def waiting() -> Iterator[None]:
         yield
 
 
-def fails() -> None:
+def set_failing() -> None:
     """Records that this process ends with an error, so that it leaves without waiting in collectives."""
     global _failing
     _failing = True
 
 
-def told(error: BaseException, sentence: str | None) -> bool:
+def report_failure(error: BaseException, sentence: str | None) -> bool:
     """Tells the other ranks and the launcher that this rank fails.
 
     Args:
@@ -134,7 +134,7 @@ def told(error: BaseException, sentence: str | None) -> bool:
     Returns:
         Whether the user gets the message from elsewhere: from the launcher, or from a rank that failed before this one.
     """
-    fails()
+    set_failing()
     if not several():
         return False
     if _watch is not None:
@@ -234,7 +234,7 @@ class _Watch:
 
     def tell(self, sentence: str) -> bool:
         """Writes an error message on the board, if it is empty; returns whether it was."""
-        fails()
+        set_failing()
         with contextlib.suppress(Exception), self._using:
             return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
         return True

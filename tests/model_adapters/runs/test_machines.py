@@ -132,7 +132,7 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"LOCAL_RANK": "1"}, "Expected RANK, WORLD_SIZE, MASTER_ADDR beside LOCAL_RANK, found none: unset it"),
+        ({"LOCAL_RANK": "1"}, "The environment has LOCAL_RANK but not RANK, WORLD_SIZE, MASTER_ADDR: unset it"),
         ({"WORLD_SIZE": "2"}, "Expected RANK, LOCAL_RANK, MASTER_ADDR beside WORLD_SIZE, found none: unset it"),
         ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "RANK from 0 to below WORLD_SIZE=2"),
         ({"WORLD_SIZE": "2", "RANK": "-1", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "WORLD_SIZE=2, found -1"),
