@@ -133,10 +133,10 @@ def test_a_process_that_fails_is_killed_or_hangs_ends_all_with_one_sentence(
     ("given", "words"),
     [
         ({"LOCAL_RANK": "1"}, "The environment has LOCAL_RANK but not RANK, WORLD_SIZE, MASTER_ADDR: unset it"),
-        ({"WORLD_SIZE": "2"}, "Expected RANK, LOCAL_RANK, MASTER_ADDR beside WORLD_SIZE, found none: unset it"),
+        ({"WORLD_SIZE": "2"}, "The environment has WORLD_SIZE but not RANK, LOCAL_RANK, MASTER_ADDR: unset it"),
         ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "RANK from 0 to below WORLD_SIZE=2"),
         ({"WORLD_SIZE": "2", "RANK": "-1", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "WORLD_SIZE=2, found -1"),
-        ({"WORLD_SIZE": "2", "RANK": "", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "Expected RANK beside WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "", "LOCAL_RANK": "0", "MASTER_ADDR": "x"}, "has WORLD_SIZE but not RANK:"),
         ({"WORLD_SIZE": "2", "MASTER_PORT": "x"}, "a whole number in the environment variable MASTER_PORT, found 'x'"),
         ({"WORLD_SIZE": "two"}, "Expected a whole number in the environment variable WORLD_SIZE, found 'two'"),
     ],
