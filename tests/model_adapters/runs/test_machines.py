@@ -160,7 +160,7 @@ def test_a_port_in_use_and_a_command_that_is_none_are_one_sentence(monkeypatch: 
         used.listen()
         port = str(used.getsockname()[1])
         first = ["--num_processes=4", "--num_machines=2", "--machine_rank=0", "--main_process_ip=127.0.0.1"]
-        with pytest.raises(UserError, match=f"Expected a free port .* found {port} in use"):
+        with pytest.raises(UserError, match=f"The port {port} for the processes is in use"):
             launch([*first, "--main_process_port", port, "run", "--tasks", "none"])
 
 
