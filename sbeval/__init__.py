@@ -1,46 +1,56 @@
 """sbeval: what happens to a language model when its context grows past its training length?
 
 - `attention`: stick-breaking attention, one operation with several implementations
-- `attn_implementation`: how do transformers' models find it by name?
-- `models`: the model family, and what its layers are made of
-- `checkpoints`: which formats are read, and how they become models of the family
-- `inspection`: what a checkpoint is, what memory and time it takes, before its weights are read
-- `evaluation`: how is a model in memory evaluated, at once or while it trains?
-- `scoring`: log-probabilities of chosen tokens, and the requests that ask for them
+- `attn_implementation`: stick-breaking attention for transformers' models, `attn_implementation="stickbreaking"`
+- `models`: this project's model family and its layers
+- `checkpoints`: the checkpoint formats, and how they are loaded as models of the family
+- `inspection`: facts about a checkpoint, its memory and time, without reading its weights
+- `evaluation`: evaluates a model in memory, once or during its training
+- `scoring`: log-probabilities of target tokens, and the request types of tasks
 - `corpora`: text sources, and their tokens on disk
-- `results`: what a results file records, and how sure its numbers are
-- `keeping`: how what is kept is written, held, found again and told apart
-- `fingerprint`: what a number depends on, by content, and which part of it has changed
+- `results`: the records in results files, and confidence intervals
+- `keeping`: atomic writes, locks, the cache folder, and content hashes
+- `fingerprint`: the inputs of a result by content hash, and which of them have changed
 - `training`: training of small models, and context extension
-- `processes`: how the processes of a command start and end
+- `processes`: starting several ranks, ending all of them, errors and signals
 - `harness`: lm-eval's options and its `run` command, as `sbeval run` uses them
 - `commands`: the command `sbeval` and its sub-commands
-- `sweep`: many checkpoints, one process and one results file a run
-- `demo`: two small checkpoints, and what is evaluated with them
+- `sweep`: runs of many checkpoints, each a process with one results file
+- `demo`: two small checkpoints, and their evaluation
 - `paper`: the paper's published values
-- `tasks`: lm-eval's side of a task
-- `model_adapters`: lm-eval's side of a model, `sb`
-- `reports`: results files in, a page out
-- `report_options`: which options has `sbeval report`?
-- `__main__`: how does it start?
-- `policy`: what may the file of `sbeval report --gate` hold?
-- `registered`: under which names does lm-eval find model and tasks?
-- `plugin`: how does a plain `lm_eval` command learn of model and tasks?
-- `settings`: how is what a user sets read?
-- `rope_parameters`: what may be written of RoPE's scaling?
-- `hub_names`: what stands for a checkpoint, a folder or an id of the hub, and which commit of it is here?
-- `foreign_files`: how are JSON and YAML read that others wrote?
-- `errors`: what does a user's mistake look like?
+- `tasks`: the tasks for lm-eval
+- `model_adapters`: the model `sb` for lm-eval
+- `reports`: builds a page from results files
+- `report_options`: the options of `sbeval report`
+- `__main__`: the entry point of the command
+- `policy`: the settings of a `sbeval report --gate` file
+- `registered`: the names under which lm-eval finds the model and the tasks
+- `plugin`: registers the model and the tasks with a plain `lm_eval` command, by import hooks
+- `settings`: reads and checks settings of users
+- `rope_parameters`: reads and checks RoPE parameters
+- `hub_names`: names of checkpoints and tokenizers: folders, or hub ids and their cached commits
+- `foreign_files`: reads JSON and YAML files that other programs wrote
+- `errors`: `UserError`, and the parts of its messages
 
-Importing this package imports no torch: the public names below are resolved when first used. It makes transformers
-and lm-eval know the family, the model `sb` and the packaged tasks, each when it is asked for.
+Importing this package does not import torch: public names are resolved when first used. It installs import hooks
+(`plugin`), by which transformers and lm-eval find the model family, the model `sb` and the packaged tasks.
+
+Decisions:
+
+- The package extends lm-eval; it is not a harness of its own. Users keep their command line, tasks, caches and results
+  files, and every ordinary task runs on the same model. Nothing of lm-eval is copied.
+- `tasks/`, `reports/` and `model_adapters/` are folders beside `sbeval/` and are installed as `sbeval.tasks` and so on
+  (setuptools' `package-dir`), so that the wheel has one import name. `make editor` lays the installed tree out with
+  links for editors and type checkers. The list of packages is written out, and a test compares it with the folders.
+- A user's mistake is one sentence, a `UserError`: what is wrong and what to do. Text from files of others reaches a
+  terminal only through `errors.visible`.
 """
 
 import importlib
 import signal
 import sys
 
-# until the command heeds signals itself, Ctrl-C ends it at once and prints nothing
+# until the command handles signals itself, Ctrl-C ends it at once without a traceback
 if (
     "".join(sys.argv[:1]).rpartition("/")[2] == "sbeval" or (sys.argv[:1] == ["-m"] and "sbeval" in sys.orig_argv)
 ) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -63,7 +73,7 @@ _IN_ATTENTION = ("StickBreakingOutput", "stickbreaking_attention")
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # torch and more come along
+    if name in __all__:  # imports torch
         module = "sbeval.attention" if name in _IN_ATTENTION else "sbeval.evaluation"
         return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'sbeval' has no attribute {name!r}")

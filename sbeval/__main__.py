@@ -1,12 +1,12 @@
-"""Starts the command: `sbeval`, and `python -m sbeval`, which launchers such as `accelerate launch` need."""
+"""Entry point of the command `sbeval`, and of `python -m sbeval`, which launchers such as `accelerate launch` need."""
 
 from sbeval.processes.ending import told_in_one_sentence
 
 
 def main() -> None:
-    """Runs the command, signals heeded while its parts are still being imported."""
+    """Runs the command; signals are handled from before its imports."""
     with told_in_one_sentence():
-        from sbeval.commands.cli import app  # takes a moment, within which a signal may come
+        from sbeval.commands.cli import app  # imported inside the context, since a signal may arrive meanwhile
 
         app()
 

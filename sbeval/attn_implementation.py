@@ -1,7 +1,9 @@
-"""Stick-breaking attention under a name that transformers looks up: `attn_implementation="stickbreaking"`.
+"""Stick-breaking attention for transformers' models: `attn_implementation="stickbreaking"`.
 
-transformers asks for two functions of a name: `texts` says once a forward pass where texts begin in the batch, `attend`
-computes a layer. A model rotates queries and keys before it calls either, so a layer that does is refused.
+transformers looks up two functions by that name. `texts`, the mask function, is called once a forward pass and returns
+where texts begin in the batch. `attend`, the attention function, computes a layer. Models apply rotary embeddings
+before they call `attend`, so layers with position embeddings are refused. No interface tells whether a layer has them:
+`use_rope` and `position_embedding_type` are trusted if there, otherwise the names in the code of its `forward` decide.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim, T tokens of all rows.
 """
@@ -18,13 +20,13 @@ from sbeval.errors import UserError
 
 NAME = "stickbreaking"
 _ROTATING = ("rotary", "rope", "cos", "position_embeddings", "alibi", "freqs")
-"""What stands in the names that an attention layer uses, where it tells positions apart by itself."""
+"""Parts of names in the code of an attention layer that has position embeddings."""
 _MORE = ("cache", "head_mask", "output_attentions", "position_bias", "s_aux", "sliding_window", "softcap")
-"""Keyword arguments that ask for more than stick-breaking over all older keys."""
-_WITHOUT = "take a configuration without (of SmolLM3: no_rope_layers all 0), or another attn_implementation"
+"""Keyword arguments of attention features that stick-breaking attention does not support."""
+_WITHOUT = "use a configuration without them (SmolLM3: no_rope_layers all 0), or another attn_implementation"
 _HOLE = "attention_mask has padding inside a sequence"
 Texts = tuple[Tensor | None, Tensor | None]
-"""Padding positions on the left of each row, or int32 [n + 1], where each of n texts begins in all rows one by one."""
+"""Left padding of each row [B], or int32 [n + 1], the bounds of n texts in the concatenated rows (`cu_seqlens`)."""
 
 
 def texts(
@@ -40,27 +42,27 @@ def texts(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Texts | None:
-    """Returns where texts begin, as transformers' mask functions are called; None where every row is one text.
+    """The mask function for transformers: returns where texts begin in the batch, None if every row is one text.
 
     Raises:
-        UserError: padding inside a text, a mask that is not causal, or room in the cache that is not filled yet.
+        UserError: there is padding inside a text, the mask is not causal, or the cache has a fixed size.
     """
     more = [name for name in ("use_vmap", "local_size") if others.get(name)]
     if more or "allow_is_bidirectional_skip" in others:
-        raise _refused("a causal mask over all older keys", more[0] if more else "one for both directions")
+        raise _refused("a causal mask over all older keys", more[0] if more else "a bidirectional mask")
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
-        raise _refused("a cache that grows with the text", "one of a fixed size", "leave cache_implementation out")
+        raise _refused("a cache that grows with the text", "one with a fixed size", "remove cache_implementation")
     if attention_mask is not None:
         return sequence_starts(attention_mask, keys=kv_length, has_past=q_offset > 0), None
     if allow_is_causal_skip or q_length < 2 or q_offset:
         return None
-    # several texts in a row: there a token does not see the one before it
+    # packed texts: a text begins where a token does not see the token before it
     row_B1 = torch.arange(batch_size, device=device)[:, None]
     place_1Q = torch.arange(q_length, device=device)[None]
     begins_BQ = ~mask_function(row_B1, row_B1 * 0, place_1Q, (place_1Q - 1).clamp_min(0))
     begins_T = (begins_BQ.expand(batch_size, -1) | (place_1Q == 0)).flatten()
     place_T = torch.arange(len(begins_T), device=device, dtype=torch.int32)
-    # tokens that begin nothing become empty texts at the end: counting texts would wait for the device
+    # counting the texts would wait for the device and break a graph: every other token becomes an empty text at the end
     starts_T = torch.where(begins_T, place_T, len(begins_T)).sort().values
     return None, torch.cat([starts_T, starts_T.new_full((1,), len(begins_T))]).int()
 
@@ -75,30 +77,30 @@ def attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Returns [B, Q, H, D] and no weights, as transformers' attention functions do.
+    """The attention function for transformers: returns the output [B, Q, H, D] and None in place of weights.
 
     Raises:
-        UserError: the layer has positions, or asks for more than stick-breaking over all older keys.
+        UserError: the layer has position embeddings, or uses a feature that stick-breaking attention does not support.
     """
     if _has_positions(module):
         layer = f"{type(module).__name__} of layer {getattr(module, 'layer_idx', 'unknown')}"
-        raise _refused("layers without positions", f"{layer}, which tells them apart by itself", _WITHOUT)
+        raise _refused("layers without position embeddings", f"{layer}, which has them", _WITHOUT)
     more = [name for name in _MORE if others.get(name) is not None and others[name] is not False]
     more += ["dropout"] * (dropout > 0) + ["a mask of its own"] * isinstance(attention_mask, Tensor)
     if False in (others.get("is_causal"), getattr(module, "is_causal", None)):
         more.append("later tokens")
     if more:
-        raise _refused("attention to all older keys and nothing else", more[0])
+        raise _refused("plain causal attention to all older keys", more[0])
     seq_start_B, cu_seqlens = attention_mask or (None, None)
-    if (given := others.get("cu_seq_lens_q")) is not None:  # from transformers' collator for packed batches
+    if (cu_seq_lens_q := others.get("cu_seq_lens_q")) is not None:  # from transformers' collator for packed batches
         if seq_start_B is not None:
-            raise _refused("packed or padded texts", "cu_seq_lens_q and attention_mask", "leave attention_mask out")
-        cu_seqlens = given.int()
+            raise _refused("packed or padded texts", "cu_seq_lens_q and attention_mask", "remove attention_mask")
+        cu_seqlens = cu_seq_lens_q.int()
     elif attention_mask is None and others.get("use_cache") and not torch.compiler.is_compiling():
-        # where there is a cache, transformers takes packed texts for one
-        place_BQ = others.get("position_ids")
-        if place_BQ is not None and place_BQ.dim() == 2 and bool((place_BQ[:, 1:] == 0).any()):
-            raise _refused("one text a row beside a cache", "position_ids that begin again", "pass use_cache=False")
+        # with a cache, transformers treats packed texts as one text
+        position_BQ = others.get("position_ids")
+        if position_BQ is not None and position_BQ.dim() == 2 and bool((position_BQ[:, 1:] == 0).any()):
+            raise _refused("one text in each row with a cache", "position_ids that restart", "pass use_cache=False")
     heads = (query_BHQD.to(value_BGKD.dtype), key_BGKD.to(value_BGKD.dtype), value_BGKD)
     if cu_seqlens is None:
         output_BHQD = stickbreaking_attention(*heads, scale=scaling, seq_start=seq_start_B).output
@@ -109,13 +111,16 @@ def attend(
 
 
 def check_model(model: Any) -> None:
-    """Refuses a model, before its weights are read, whose code looks no attention function up.
+    """Checks, before the weights are read, that a model uses transformers' registry of attention functions.
 
     Raises:
-        UserError: naming its class.
+        UserError: it does not. transformers would accept the name and run the model's own attention without a mask.
     """
     if not model._can_set_attn_implementation() or getattr(model.config, "scheme", NAME) != NAME:
-        raise _refused("a model that looks its attention up", f"{type(model).__name__}, which has another of its own")
+        raise _refused(
+            "a model that uses transformers' attention functions",
+            f"{type(model).__name__}, which has its own attention",
+        )
 
 
 def _has_positions(module: nn.Module) -> bool:
@@ -123,7 +128,7 @@ def _has_positions(module: nn.Module) -> bool:
     if "use_rope" in names and (rotates := getattr(module, "use_rope", None)) is not None:
         return bool(rotates)
     config: Any = getattr(module, "config", None)
-    # any configuration may hold the field, and only models whose configuration declares it read it
+    # any configuration object may have this field, but only models whose configuration class declares it read it
     declares = hasattr(type(config), "position_embedding_type")
     if declares and getattr(config, "position_embedding_type", "") in (None, "nope"):
         return False
@@ -141,13 +146,17 @@ def _refused(expected: str, instead: str, remedy: str = "choose another attn_imp
 
 
 def sequence_starts(attention_mask: Tensor | None, *, keys: int, has_past: bool) -> Tensor | None:
-    """Returns how many padding positions precede each sequence, [B] integers, or None where nothing is padded.
+    """Returns the left padding of each sequence, [B] integers, or None if nothing is left-padded.
 
-    Positions of padding after a sequence need no mask under causal attention, so long as nothing follows them. The mask
-    is [B, keys], nonzero for tokens; `keys` are the cached and new positions.
+    Right padding needs no mask under causal attention, as long as no tokens follow it.
+
+    Args:
+        attention_mask: [B, keys], nonzero for tokens, or None.
+        keys: number of cached and new positions.
+        has_past: whether there are cached tokens.
 
     Raises:
-        UserError: the mask has another shape, has a hole, or pads on the right where more tokens follow.
+        UserError: the mask has another shape, has padding between tokens, or pads cached tokens on the right.
     """
     if attention_mask is None:
         return None
@@ -162,7 +171,7 @@ def sequence_starts(attention_mask: Tensor | None, *, keys: int, has_past: bool)
     stop = torch.where(token, position + 1, 0).amax(-1)
     has_hole = token.sum(-1) != (stop - start).clamp_min(0)
     ends_early = stop != keys
-    if torch.compiler.is_compiling():  # a value that decided something would break the graph
+    if torch.compiler.is_compiling():  # branching on a tensor's value would break the graph
         torch._assert_async(~(has_hole | ends_early if has_past else has_hole).any(), f"{_HOLE} or pads on the right")
         return start.clamp_max(keys - 1)
     if bool(token.all()):

@@ -1,7 +1,7 @@
-"""The one exception whose message is meant for the user as it stands, and what its messages are made of.
+"""`UserError`, whose message is printed to the user without a traceback, and functions that format its parts.
 
-Names and words from files of others reach a terminal through `visible` alone: those of a message here, those of what a
-command prints and of every line of the log where `told_in_one_sentence` and the adapter say so.
+Text from files reaches a terminal only through `visible`, which escapes control characters: error messages here, the
+output of commands and log lines by `log_visibly` and `processes.ending`.
 """
 
 import contextlib
@@ -14,22 +14,22 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 ENCODING = (
-    "Expected a tokenizer that can encode the text, found one whose library gives up ({}): mend its tokenizer.json, "
-    "whose regular expressions may try without end, or pass another as tokenizer=... in --model_args."
+    "The tokenizers library crashed while encoding text ({}): correct the tokenizer's tokenizer.json, whose regular "
+    "expressions may backtrack without end, or pass another tokenizer with tokenizer=... in --model_args."
 )
-"""What `panics_as_errors` says where text is encoded."""
+"""Message of `panics_as_errors` for encoding text."""
 _MOST_SHOWN_CHARACTERS = 200
 _LONGEST_CHARACTERS = 2000
-# other format characters, such as joiners, are a part of many scripts and of emoji
+# only direction marks: other format characters, such as joiners, are needed in many scripts and in emoji
 _DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _COLOURS = re.compile(r"(\r|\x1b\[[\d;]*m)")
 
 
 class UserError(ValueError):
-    """Something the user can mend.
+    """An error that the user can correct.
 
-    The message is one clear sentence: what was expected, what was found, what to do. `sbeval` commands print the
-    message alone and exit with code 1; under plain `lm_eval` the registration plugin does the same.
+    The message is one sentence: what is wrong, with the value, and what to do. Commands of `sbeval` print only the
+    message and exit with code 1; in a plain `lm_eval` command the plugin's excepthook does the same.
     """
 
     @classmethod
@@ -42,10 +42,10 @@ class UserError(ValueError):
 
 
 def unseen(letter: str) -> bool:
-    """Whether a character is none that one sees.
+    """Whether a character must be escaped before it is printed or written into a page.
 
-    Those are control characters, direction marks, halves of surrogate pairs, line and paragraph separators, which end
-    a string in JavaScript, and noncharacters such as U+FFFE, which no XML file may hold.
+    These are control characters, direction marks, halves of surrogate pairs, line and paragraph separators (which end a
+    string in JavaScript), and noncharacters such as U+FFFE (which XML forbids).
     """
     noncharacter = ord(letter) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(letter) <= 0xFDEF
     acts = unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
@@ -53,68 +53,68 @@ def unseen(letter: str) -> bool:
 
 
 def visible(text: str) -> str:
-    """Returns text of a file as a terminal may get it: what would act on it is shown by its number."""
-    acting = [letter for letter in {*text} - {*"\n\t"} if unseen(letter)]
-    return text.translate({ord(letter): letter.encode("unicode_escape").decode() for letter in acting})
+    r"""Escapes characters that could act on a terminal, such as `\x1b`; keeps newlines and tabs."""
+    unsafe = [letter for letter in {*text} - {*"\n\t"} if unseen(letter)]
+    return text.translate({ord(letter): letter.encode("unicode_escape").decode() for letter in unsafe})
 
 
 def visible_in_colour(text: str) -> str:
-    """Returns text as `visible` does, with the colours and the carriage returns of who prints it."""
+    """Escapes text as `visible` does, but keeps colour sequences and carriage returns, which progress bars print."""
     return "".join(piece if index % 2 else visible(piece) for index, piece in enumerate(_COLOURS.split(text)))
 
 
 def log_visibly() -> None:
-    """Has no line of the log, and no warning, act on a terminal from here on; a second call does nothing."""
+    """Escapes all log lines and warnings of this process with `visible`; idempotent."""
     make = logging.getLogRecordFactory()
     show = warnings.formatwarning
 
-    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    def make_visible_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        with contextlib.suppress(Exception):  # logging says what is wrong with a message
+        with contextlib.suppress(Exception):  # logging itself reports a message that cannot be formatted
             record.msg = visible(record.getMessage())
             record.args = ()
             if record.exc_info:
                 record.exc_text = visible("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
         return record
 
-    def shown_warning(*args: Any, **kwargs: Any) -> str:
+    def format_visible_warning(*args: Any, **kwargs: Any) -> str:
         return visible(show(*args, **kwargs))
 
     if getattr(make, "__module__", None) != __name__:
-        logging.setLogRecordFactory(made)
+        logging.setLogRecordFactory(make_visible_record)
     if getattr(show, "__module__", None) != __name__:
-        warnings.formatwarning = shown_warning
+        warnings.formatwarning = format_visible_warning
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error says first, without a full stop, or its class where it says nothing.
+    """Returns the first line of an error's message without its full stop, or the error's class if it has no message.
 
-    A line that ends in a colon, such as the one in which a configuration's error names the field, is joined with the
-    next.
+    If the line ends in a colon, as in transformers' configuration errors, the next line is added.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    said = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1]).rstrip(".")
-    return _cut(said, 2 * _MOST_SHOWN_CHARACTERS)
+    count = 2 if lines[0].rstrip().endswith(":") else 1
+    text = " ".join(line.strip() for line in lines[:count]).rstrip(".")
+    return _cut(text, 2 * _MOST_SHOWN_CHARACTERS)
 
 
 def shown(value: Any) -> str:
-    """Returns a value as a message shows it: on one line, and only its beginning where it is long."""
+    """Returns a value's repr for a message: on one line, shortened if it is long."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # a whole number of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return _cut(text, _MOST_SHOWN_CHARACTERS)
 
 
 def time_text(seconds: float) -> str:
-    """Writes a time such as "4.2 s", "57 s", "3.4 min" or "1.5 h"."""
+    """Formats a duration, such as "4.2 s", "57 s", "3.4 min" or "1.5 h"."""
     if seconds < 90:
         return f"{seconds:.{1 if seconds < 10 else 0}f} s"
     return f"{seconds / 60:.1f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether this project's own code raised an error: a defect of ours, whatever a user's files hold."""
+    """Whether this package's own code raised an error, which then is a defect of this package, not of a user's file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -124,9 +124,9 @@ def raised_here(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def panics_as_errors(sentence: str = "") -> Iterator[None]:
-    """Raises as an error what a library written in Rust, such as tokenizers, panics with: no `Exception`.
+    """Inside this context, a panic of a Rust library such as tokenizers, which is no `Exception`, becomes an error.
 
-    It is a `UserError` of the `sentence`, whose "{}" is what the library says, or without one a `RuntimeError`.
+    With a `sentence` it becomes a `UserError`, in which "{}" is replaced by the panic's message; else a `RuntimeError`.
     """
     try:
         yield

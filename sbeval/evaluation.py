@@ -1,4 +1,8 @@
-"""Context lengths evaluated from Python: of a model in memory, at once or while transformers' Trainer trains it."""
+"""Evaluates a model in memory at several context lengths, once or while transformers' Trainer trains it.
+
+`evaluate` runs lm-eval into a temporary folder and reads the results as a report does, so numbers, tables and figures
+are the same as a report's. It restores what it changed: mode, kernels, attention, patched forwards and random states.
+"""
 
 import contextlib
 import copy
@@ -30,21 +34,21 @@ if TYPE_CHECKING:
 # a child of lm-eval's logger, whose level is INFO
 logger = logging.getLogger("lm_eval.sbeval.evaluation")
 _CHANGED = {"training", "forward", "kernels", "skip_threshold", "_attn_implementation_internal"}
-"""What an evaluation sets of a model's modules and configurations."""
+"""Attributes of a model's modules and configurations that an evaluation changes and restores."""
 _NO_SEEDS = {"random_seed": None, "numpy_random_seed": None, "torch_random_seed": None}
 _NOT_LOGGED = ("_perplexity", "_ci95_low", "_ci95_high")
-"""Endings of numbers that follow from others, or are ends of intervals."""
+"""Endings of metrics that are not logged: they follow from other metrics, or are ends of intervals."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """What `evaluate` measured.
+    """The results of `evaluate`.
 
     Attributes:
         table: a row for each number, with the columns of a report's measurements.csv.
-        by_length: context length in tokens to `TASK/METRIC` to number; `_ci95_low` and `_ci95_high` behind it name the
+        by_length: context length in tokens to `TASK/METRIC` to number; `TASK/METRIC_ci95_low` and `_ci95_high` are the
             ends of its interval.
-        results: the same, as `sbeval.reports.draw` takes it.
+        results: the same results for `sbeval.reports.draw`.
     """
 
     table: "pd.DataFrame"
@@ -52,7 +56,7 @@ class Curve:
     results: Any
 
     def figure(self, path: Path | str) -> Path:
-        """Draws the curve into a file, which ends in .svg, .png or .pdf, and returns its path."""
+        """Draws the curve into a file, whose name ends in .svg, .png or .pdf, and returns its path."""
         return Path(_reports("build").draw(self.results, path))
 
 
@@ -68,15 +72,15 @@ def evaluate(
 ) -> Curve:
     """Evaluates a model in memory at several context lengths.
 
-    The model keeps its mode, its kernels and its attention, and random numbers go on as they would have. Of several
-    processes, such as those of a sharded model, each is to call this, and each evaluates everything.
+    The model's mode, kernels and attention, and the random states, are restored afterwards. With several ranks, such as
+    those of a sharded model, every rank must call this, and every rank evaluates everything.
 
     Args:
         model: a causal language model of transformers, on its device.
         tokenizer: its tokenizer; a copy is used.
         tasks: names of tasks.
-        lengths: context lengths in tokens; None takes each task's own.
-        limit: samples of each task; None takes all.
+        lengths: context lengths in tokens; None means each task's default.
+        limit: largest number of samples of each task; None means all.
         metadata: options of tasks, as `--metadata` takes them, such as `data_path`, and a `label` for figures.
         model_args: arguments of the model `sb`, as `--model_args` takes them.
 
@@ -90,26 +94,28 @@ def evaluate(
         remedy = "pass the model inside it (model.module), or one of AutoModelForCausalLM"
         raise UserError(f"Expected a causal language model of transformers, found {type(model).__name__}: {remedy}.")
     arguments = {**(model_args or {}), "tokenizer": copy.deepcopy(tokenizer)}
-    asked = {**(metadata or {}), **arguments} | ({} if lengths is None else {"context_lengths": lengths})
-    with _left_as_it_was(model), tempfile.TemporaryDirectory() as folder:
+    task_metadata = {**(metadata or {}), **arguments} | ({} if lengths is None else {"context_lengths": lengths})
+    with _restored(model), tempfile.TemporaryDirectory() as folder:
         lm = get_model(registered.MODEL_NAME)(model, **arguments)
-        run_tasks(lm, names, output=folder, metadata=asked, limit=limit, **_NO_SEEDS)
+        run_tasks(lm, names, output=folder, metadata=task_metadata, limit=limit, **_NO_SEEDS)
         results = _reports("build").load_results(folder)
     (by_length,) = _reports("publish").curves_of(results).values() or ({},)
     return Curve(table=results.measurements.drop(columns="results_file"), by_length=by_length, results=results)
 
 
-def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mapping[str, Any], **asked: Any) -> None:
-    """Runs tasks on a model of lm-eval, or on the name of one, into results and samples files.
+def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mapping[str, Any], **options: Any) -> None:
+    """Runs tasks on a model of lm-eval, or on the name of one, and writes results and samples files to `output`.
 
-    `asked` are further arguments of lm-eval's `simple_evaluate`.
+    `options` are further arguments of lm-eval's `simple_evaluate`.
     """
     tracker = EvaluationTracker(output_path=output)
-    # lm-eval's own fourteen thousand task names take seconds to read and are seldom needed
-    more = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
-    manager = TaskManager(include_path=str(registered.tasks_folder()), include_defaults=more, metadata=dict(metadata))
-    asked |= {"tasks": tasks, "log_samples": True, "metadata": metadata, "task_manager": manager}
-    evaluated = simple_evaluate(model, **asked, evaluation_tracker=tracker)
+    # reading the names of lm-eval's own 14,000 tasks takes seconds
+    needs_own_tasks = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
+    manager = TaskManager(
+        include_path=str(registered.tasks_folder()), include_defaults=needs_own_tasks, metadata=dict(metadata)
+    )
+    options |= {"tasks": tasks, "log_samples": True, "metadata": metadata, "task_manager": manager}
+    evaluated = simple_evaluate(model, **options, evaluation_tracker=tracker)
     samples = evaluated.pop("samples")
     tracker.save_results_aggregated(results=evaluated, samples=samples)
     for name, rows in samples.items():
@@ -117,14 +123,14 @@ def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mappin
 
 
 class LengthsCallback(TrainerCallback):
-    """Evaluates a model every few steps of its training, and logs to whatever the Trainer logs to.
+    """A callback of transformers' Trainer that evaluates the model every few steps and logs the numbers.
 
-    A number is logged as `eval_TASK/METRIC/LENGTH`. Training goes on as it would have without it, also where an
-    evaluation fails: a warning says why, and the next one is tried. Of several processes, all leave out an evaluation
-    that failed on one.
+    A number is logged with `Trainer.log` as `eval_TASK/METRIC/LENGTH`. The evaluation does not change the training. If
+    it fails, a warning says why, and training goes on. With several ranks, all discard an evaluation that failed on
+    one.
 
     Attributes:
-        curves: training step to what was measured after it.
+        curves: training step to the results of the evaluation after it.
     """
 
     def __init__(
@@ -140,12 +146,21 @@ class LengthsCallback(TrainerCallback):
         model_args: Mapping[str, Any] | None = None,
         raise_errors: bool = False,
     ) -> None:
-        """Takes the Trainer that it is added to, whose tokenizer None is, and the arguments of `evaluate`.
+        """Makes the callback; it still must be added to the Trainer. Further arguments are those of `evaluate`.
 
-        With `raise_errors` an evaluation that fails ends the training.
+        Args:
+            trainer: the Trainer, which transformers does not pass to callbacks.
+            tokenizer: defaults to the trainer's.
+            every_steps: training steps between evaluations.
+            tasks: names of tasks.
+            lengths: context lengths in tokens.
+            limit: largest number of samples of each task.
+            metadata: options of tasks.
+            model_args: arguments of the model `sb`.
+            raise_errors: whether an evaluation that fails ends the training.
 
         Raises:
-            UserError: `every_steps` is no number of steps, or a task has no such name.
+            UserError: `every_steps` is not a positive whole number, there is no such task, or there is no tokenizer.
         """
         self.every_steps = read_value(Count, every_steps, name="every_steps", source="LengthsCallback")
         self.raise_errors = read_value(Flag, raise_errors, name="raise_errors", source="LengthsCallback")
@@ -153,32 +168,33 @@ class LengthsCallback(TrainerCallback):
         self._trainer = trainer
         self._tokenizer = cast(Any, tokenizer or trainer.processing_class)
         if self._tokenizer is None:
-            raise UserError("Expected a tokenizer, found none, nor one that the Trainer has: give it to one of them.")
-        self._asked: dict[str, Any] = {
+            raise UserError("There is no tokenizer: pass one to LengthsCallback or to the Trainer (processing_class).")
+        self._arguments: dict[str, Any] = {
             "tasks": _checked(tasks, limit, metadata, model_args),
             "lengths": lengths,
             "limit": limit,
+            "metadata": metadata,
+            "model_args": model_args,
         }
-        self._asked |= {"metadata": metadata, "model_args": model_args}
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Evaluates where the number of steps is a multiple of `every_steps`.
+        """Evaluates if the number of steps is a multiple of `every_steps`.
 
         Raises:
-            Exception: the evaluation failed, here or in another process, and `raise_errors` is set.
+            Exception: the evaluation failed, on this or another rank, and `raise_errors` is set.
         """
         if state.global_step % self.every_steps:
             return
         curve, error = None, None
         try:
-            curve = evaluate(model, self._tokenizer, **self._asked)
+            curve = evaluate(model, self._tokenizer, **self._arguments)
         except Exception as failed:
             error = failed
         reason = _first_reason(error)
         if reason is not None and self.raise_errors:
-            raise error or UserError(f"Expected an evaluation in every process, found one that failed: {reason}")
+            raise error or UserError(f"The evaluation failed on another rank: {reason}")
         if reason is not None or curve is None:
-            logger.warning("step %d has no numbers, and training goes on: %s", state.global_step, reason)
+            logger.warning("the evaluation at step %d failed, and training goes on: %s", state.global_step, reason)
             return
         self.curves[state.global_step] = curve
         logged = {
@@ -191,7 +207,7 @@ class LengthsCallback(TrainerCallback):
 
 
 def _first_reason(error: Exception | None) -> str | None:
-    """Returns why an evaluation failed, in this process or in the first of others that it did; None where in none."""
+    """Returns why an evaluation failed on this rank, or else on the first rank where it failed; None if on no rank."""
     reason = None if error is None else f"{type(error).__name__}: {error}"
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return reason
@@ -201,30 +217,31 @@ def _first_reason(error: Exception | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _left_as_it_was(model: Any) -> Iterator[None]:
-    both = ((module, getattr(module, "config", None)) for module in model.modules())
-    changed = {id(holder): vars(holder) for pair in both for holder in pair if hasattr(holder, "__dict__")}.values()
-    kept = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in changed]
-    parts = [(module, dict(module._modules)) for module in model.modules()]
-    numbers = random.getstate()
+def _restored(model: Any) -> Iterator[None]:
+    """Restores attributes and sub-modules of the model, random states and LOCAL_RANK after the block."""
+    holders = [holder for module in model.modules() for holder in (module, getattr(module, "config", None))]
+    dicts = {id(holder): vars(holder) for holder in holders if hasattr(holder, "__dict__")}.values()
+    values_before = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in dicts]
+    children_before = [(module, dict(module._modules)) for module in model.modules()]
+    random_state = random.getstate()
     local_rank = os.environ.get("LOCAL_RANK")
     log = logging.getLogger("lm_eval.models.huggingface")
-    log.addFilter(_is_about_files)
+    log.addFilter(_is_not_about_pretrained)
     try:
         if local_rank is not None:
-            os.environ["LOCAL_RANK"] = "0"  # lm-eval has results for no other
+            os.environ["LOCAL_RANK"] = "0"  # lm-eval returns results only on rank 0
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             yield
     finally:
-        log.removeFilter(_is_about_files)
-        for module, children in parts:  # faster ones stand in for some
+        log.removeFilter(_is_not_about_pretrained)
+        for module, children in children_before:  # some were replaced by faster modules
             module._modules.clear()
             module._modules.update(children)
-        for attributes, before in zip(changed, kept, strict=True):
-            for name in _CHANGED - before.keys():
+        for attributes, values in zip(dicts, values_before, strict=True):
+            for name in _CHANGED - values.keys():
                 attributes.pop(name, None)
-            attributes.update(before)
-        random.setstate(numbers)
+            attributes.update(values)
+        random.setstate(random_state)
         if local_rank is not None:
             os.environ["LOCAL_RANK"] = local_rank
 
@@ -235,18 +252,17 @@ def _checked(tasks: str | Sequence[str], limit: Any, metadata: Any, model_args: 
             raise UserError(f"Expected a dictionary for {name}, found {shown(value)}: write {{name: value}}.")
     if limit is not None:
         read_value(Count, limit, name="limit", source="evaluate")
-    if given := sorted({"pretrained", "tokenizer"} & {*(model_args or {})}):
-        raise UserError.expected(
-            "settings alone in model_args", found=given[0], remedy="the model and tokenizer are in memory"
-        )
+    if forbidden := sorted({"pretrained", "tokenizer"} & {*(model_args or {})}):
+        raise UserError(f"model_args contains {forbidden[0]}, but model and tokenizer are in memory: remove it.")
     packaged = importlib.import_module("sbeval.tasks.packaged")
-    asked = [tasks] if isinstance(tasks, str) else list(tasks)
-    packaged.check_names(asked or [""])
-    return [known for name in asked for known in fnmatch.filter(packaged.definitions(), name) or [name]]
+    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    packaged.check_names(names or [""])
+    return [known for name in names for known in fnmatch.filter(packaged.definitions(), name) or [name]]
 
 
-def _is_about_files(record: logging.LogRecord) -> bool:
-    return "`pretrained`" not in record.getMessage()  # that it is none is no news to who gave a model
+def _is_not_about_pretrained(record: logging.LogRecord) -> bool:
+    """Filters lm-eval's warning that `pretrained` is a model object, which is intended here."""
+    return "`pretrained`" not in record.getMessage()
 
 
 def _reports(module: str) -> Any:

@@ -1,7 +1,7 @@
-"""The one reader of files that others wrote: JSON and YAML, read whole or refused in one sentence.
+"""Reads JSON and YAML files that users or other programs wrote, with protection against damaged and hostile files.
 
-Nothing is opened that is no regular file: a FIFO would be waited for, a device read for ever. Numbers are such that
-everything behind can hold them, and no alias of YAML stands for more than was written.
+Only regular files are opened: opening a FIFO would block, and a device has no end. Numbers are limited to what later
+code can hold. Deep nesting, YAML aliases that multiply, and repeated keys are errors. Every error is one sentence.
 """
 
 import json
@@ -19,9 +19,9 @@ import yaml
 from sbeval.errors import UserError, first_line, visible
 
 MOST_BYTES = 64 * 2**20
-"""Of a configuration; parsed, a file takes up to twenty times its size."""
+"""Largest configuration file. Parsed, a file takes up to twenty times its size in memory."""
 MOST_RESULTS_BYTES = 2**30
-"""Of a results file, and of what a run logs."""
+"""Largest results or samples file."""
 _MOST_YAML_BYTES = 2**20
 _MOST_NODES = 100_000
 _DEEPEST = 100
@@ -34,49 +34,51 @@ _LARGEST_NUMBER = 1e100
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Returns what a regular file holds, no more than `most` bytes.
+    """Returns the content of a regular file of at most `most` bytes.
 
     Raises:
-        UserError: it is none, too large, or cannot be read; the message says what is wrong, to stand in a sentence.
+        UserError: it is not a regular file, too large, or cannot be read. The message is a reason without the file's
+            name, such as "it is larger than 64 MiB", for use inside a sentence.
     """
     try:
         size = path.stat().st_size
         if not path.is_file():
-            raise UserError("it is no regular file")
+            raise UserError("it is not a regular file")
         if size > most:
             raise UserError(f"it is larger than {most // 2**20} MiB")
         return path.read_bytes()
     except OSError as error:
         raise UserError(error.strerror or type(error).__name__) from None
-    except ValueError as error:  # a name that no file can have
+    except ValueError as error:  # the path contains NUL
         raise UserError(first_line(error)) from None
 
 
 def parse_json(text: str | bytes, *, nan: bool = True) -> Any:
-    """Returns what a JSON text holds; whole numbers beyond 64 bits become floats, as they do elsewhere.
+    """Parses JSON. Integers beyond 64 bits become floats, as in other parsers.
 
     Raises:
-        UserError: it is no JSON, or without `nan` holds NaN; the message says why, to stand in a sentence.
+        UserError: it is not JSON, or it contains NaN and `nan` is false. The message is a reason for use inside a
+        sentence.
     """
     try:
         return json.loads(text, parse_int=_whole_number, parse_constant=float if nan else _no_nan)
     except RecursionError:
         raise UserError("it is nested too deep") from None
-    except ValueError as error:  # broken UTF-8 among them
-        raise UserError(f"it is no JSON: {first_line(error)}") from None
+    except ValueError as error:  # also invalid UTF-8
+        raise UserError(f"it is not JSON: {first_line(error)}") from None
 
 
 def parse_visible_json(text: str | bytes) -> Any:
-    """Returns what a JSON text holds, with every text in it, keys included, as `visible` shows it.
+    """Parses JSON and escapes all texts in it, including keys, with `visible`.
 
-    Reports read results and samples through this function alone, so that no file they write holds a control character,
-    a direction mark or half a surrogate pair of somebody else's.
+    Reports read results and samples only through this function, so that no page contains control characters, direction
+    marks or halves of surrogate pairs from other files.
 
     Raises:
-        UserError: as `parse_json` does.
+        UserError: as in `parse_json`.
     """
     value = parse_json(text)
-    # json.dumps writes what `visible` changes as one of these, or beyond ASCII
+    # a character that `visible` escapes is in JSON either beyond ASCII or one of these escapes
     plain = text.isascii() and _MAY_ACT.search(text if isinstance(text, str) else text.decode("ascii")) is None
     try:
         return value if plain else _visible_texts(value)
@@ -94,22 +96,35 @@ def _visible_texts(value: Any) -> Any:
     return value
 
 
-def read_json(path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES) -> Any:
-    """Reads a JSON file of at most so many bytes; `what` it is, such as "the configuration of a checkpoint", is told.
+def read_json(
+    path: Path, what: str, *, remedy: str = "correct the file", nan: bool = True, most: int = MOST_BYTES
+) -> Any:
+    """Reads a JSON file.
+
+    Args:
+        path: the file.
+        what: what the file is, such as "the configuration of a checkpoint", for the message.
+        remedy: what to do, for the message.
+        nan: whether NaN is allowed.
+        most: largest size in bytes.
 
     Raises:
-        UserError: there is none, or it is no JSON.
+        UserError: there is no such file, or it is not JSON.
     """
     try:
         return parse_json(read_bytes(path, most), nan=nan)
     except UserError as error:
-        raise UserError(f"Expected {what} at {str(path)!r}, found none that can be read ({error}): {remedy}.") from None
+        raise UserError(f"Expected {what} at {str(path)!r}, which cannot be read ({error}): {remedy}.") from None
 
 
 def read_json_object(
-    path: Path, what: str, *, remedy: str = "mend the file", nan: bool = True, most: int = MOST_BYTES
+    path: Path, what: str, *, remedy: str = "correct the file", nan: bool = True, most: int = MOST_BYTES
 ) -> dict[str, Any]:
-    """Reads a JSON file that holds an object; see `read_json`."""
+    """Reads a JSON file that holds an object; arguments as in `read_json`.
+
+    Raises:
+        UserError: there is no such file, it is not JSON, or not an object.
+    """
     value = read_json(path, what, remedy=remedy, nan=nan, most=most)
     if not isinstance(value, dict):
         raise UserError(f"Expected {what} as a JSON object at {str(path)!r}, found a {type(value).__name__}: {remedy}.")
@@ -117,20 +132,22 @@ def read_json_object(
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Reads a YAML file of settings; `what` is for messages: "a recipe".
+    """Reads a YAML file of settings. `what` the file is, such as "a recipe", is a part of messages.
 
     Raises:
-        UserError: there is no such file, or it holds no settings.
+        UserError: there is no such file, it is not YAML, or not a mapping.
     """
     try:
         text = read_bytes(path, _MOST_YAML_BYTES).decode()
     except (UserError, UnicodeDecodeError) as error:
         reason = first_line(error)
-        raise UserError(f"Expected {what} at {str(path)!r}, found none that can be read ({reason}).") from None
+        raise UserError(
+            f"Expected {what} at {str(path)!r}, which cannot be read ({reason}): correct the path."
+        ) from None
     try:
         value = parse_yaml(text)
     except UserError as error:
-        raise UserError(f"Expected YAML in {str(path)!r}, found something else ({error}): mend the file.") from None
+        raise UserError(f"{str(path)!r} is not valid YAML ({error}): correct the file.") from None
     if not isinstance(value, dict):
         raise UserError(
             f"Expected settings of {what} (`key: value` lines) in {str(path)!r}, found {_YAML_KINDS[type(value)]}: "
@@ -140,30 +157,30 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Returns what a YAML text holds.
+    """Parses YAML with a safe loader.
 
     Raises:
-        UserError: it is no YAML, a key stands twice, or its aliases stand for more than can be meant; the message says
-            why, to stand in a sentence.
+        UserError: it is not YAML, a key is repeated, its aliases multiply, or it is nested too deep. The message is a
+            reason for use inside a sentence.
     """
     _check_brackets(text)
     try:
         return yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
     except yaml.YAMLError as error:
         raise UserError(first_line(ValueError(" ".join(str(error).split())))) from None
-    # a number of thousands of digits, or what is marked as a number (!!int) and is none
+    # a number of thousands of digits, or text that is marked as a number (!!int)
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
         raise UserError(first_line(error)) from None
 
 
 def _check_brackets(text: str) -> None:
-    # the scanner takes time with the square of them
+    # PyYAML's scanner takes quadratic time in the number of brackets
     if text.count("[") + text.count("{") > _MOST_BRACKETS:
         raise UserError(f"it holds more than {_MOST_BRACKETS} brackets")
 
 
 class _Counted:
-    """Refuses aliases that multiply; for a loader of PyYAML's."""
+    """A mixin for PyYAML's loaders that limits the number of values with all aliases written out."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
@@ -173,7 +190,7 @@ class _Counted:
 
 
 class _Loader(_Counted, yaml.SafeLoader):
-    """Refuses what a safe loader lets through: a key given twice, aliases that multiply, and endless nesting."""
+    """A safe loader that also rejects repeated keys, aliases that multiply, and deep nesting."""
 
     depth = 0
 
@@ -189,12 +206,12 @@ class _Loader(_Counted, yaml.SafeLoader):
         seen: set[str] = set()
         for key in (key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"):
             if isinstance(key, str) and key in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key!r} stands twice", problem_mark=node.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"the key {key!r} is repeated", problem_mark=node.start_mark)
             seen.add(str(key))
         return super().construct_mapping(node, deep=deep)
 
 
-# what JSON does not know stays text, such as a date, or is refused: settings are written to JSON files again
+# settings are later written as JSON: dates stay text, and other types that JSON lacks are rejected
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -207,22 +224,22 @@ _Loader.yaml_constructors = {
 
 
 class _TaskLoader(_Counted, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
-    """Reads what a task's `!function` names as the text it is."""
+    """A loader for lm-eval's task files that reads the value of `!function` as text."""
 
 
 _TaskLoader.add_multi_constructor("!", lambda loader, suffix, node: str(node.value))
 
 
 def parse_task_yaml(text: str | bytes) -> Any:
-    """Returns what the YAML of an lm-eval task holds; nothing that it names is called.
+    """Parses the YAML file of an lm-eval task, without calling the functions that it names.
 
     Raises:
-        ValueError: it is no YAML, or its aliases or its nesting are more than can be meant.
+        ValueError: it is not YAML, its aliases multiply, or it is nested too deep.
     """
     if isinstance(text, bytes):
         text = text.decode()
     _check_brackets(text)
-    # libyaml's recursion ends the process; each level of a block stands at least one column further in
+    # deep recursion in libyaml would crash the process; every level of a block is indented by at least one column
     if any(len(lead) > _MOST_BRACKETS for lead in _LEAD.findall(text)):
         raise ValueError("it is nested too deep")
     try:
@@ -232,9 +249,9 @@ def parse_task_yaml(text: str | bytes) -> Any:
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
-    """Returns how many nodes a node makes with every alias written out."""
+    """Returns the number of nodes below a node, itself included, with every alias written out."""
     if id(node) not in known:
-        known[id(node)] = _MOST_NODES  # an alias of what it stands in
+        known[id(node)] = _MOST_NODES  # for an alias of a node that contains it
         inner: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             inner = [child for pair in node.value for child in pair]
@@ -257,21 +274,21 @@ def _whole_number(digits: str) -> int | float:
 
 def _no_nan(constant: str) -> float:
     if constant == "NaN":
-        raise ValueError("NaN stands for a number")
+        raise ValueError("it contains NaN")
     return float(constant)
 
 
 def usable_number(value: object) -> float | None:
-    """Returns a number as a float; None for anything else, NaN, infinity and what has an infinite square."""
+    """Returns a number as a float; None for other types, NaN, infinity and numbers whose square is infinite."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     return float(value) if abs(value) < _LARGEST_NUMBER else None
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value from a file is of a type, a union of types, or a list or dict of them.
+    """Whether a value from a file has a type, such as `float`, `int | None`, `list[float]` or `dict[str, int]`.
 
-    `true` is no number, and NaN, infinity and huge numbers are none.
+    `true` does not count as a number, nor do NaN, infinity and huge numbers.
     """
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
@@ -291,7 +308,7 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def kind_text(hint: Any) -> str:
-    """Returns a type as messages name it: "int", "list[float]", "float or null"."""
+    """Returns the name of a type for messages: "int", "list[float]", "float or null"."""
     arguments = typing.get_args(hint)
     kinds = ["null" if kind is types.NoneType else getattr(kind, "__name__", str(kind)) for kind in arguments]
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)

@@ -1,4 +1,4 @@
-"""What stands for a checkpoint or a tokenizer: a folder, or an id of the hub; looked up without torch."""
+"""Names of checkpoints, tokenizers and data sets: local paths and hub ids, looked up without torch."""
 
 import errno
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ _MOST_SECONDS = 10.0
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name cannot be an id of the hub, which is `name` or `owner/name`."""
+    """Whether a name is a path because it cannot be a hub id, which is `name` or `owner/name`."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def local_path(value: str | Path) -> Path:
-    """Returns a path of this machine, `~` and `~name` in it as the home of that user.
+    """Returns a local path with `~` and `~name` expanded.
 
     Raises:
-        UserError: there is no such user, or the system knows that nothing can be there, such as behind a NUL.
+        UserError: there is no such user, or no file can have this name, such as one with NUL.
     """
     try:
         path = Path(value).expanduser()
@@ -39,18 +39,22 @@ def local_path(value: str | Path) -> Path:
 
 
 def is_hub_id(path_or_id: str | Path) -> bool:
-    """Whether a name can only mean a repository of the hub: nothing is there, and it does not look like a path."""
+    """Whether a name must be a hub id: no file or folder has the name, and it does not look like a path."""
     name = str(path_or_id)
     return not (isinstance(path_or_id, Path) or looks_like_path(name) or Path(name).exists())
 
 
 def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "correct the name") -> None:
-    """Refuses a name that is neither a folder of this machine nor a repository of the hub, before anything is loaded.
+    """Checks, before anything is loaded, that a name is a local folder or a repository of the hub.
 
-    `what` is looked for, such as "a checkpoint", and `file` the name of a file that such a folder always holds.
+    Args:
+        name: path or hub id.
+        what: what it should be, such as "a checkpoint", for the message.
+        file: name of a file that such a folder always holds.
+        remedy: what to do, for the message.
 
     Raises:
-        UserError: nothing is there, or the folder lacks the file.
+        UserError: there is no such folder and no such repository, or the folder lacks the file.
     """
     folder = local_path(name)
     if folder.is_dir():
@@ -62,37 +66,38 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
         raise UserError.expected(f"{what} at {name!r}", found="nothing there", remedy=remedy)
     elif not is_on_the_hub(name):
         raise UserError(
-            f"Expected {what} at {name!r}, found no such folder, and neither the hub nor its cache here gave one of "
+            f"Expected {what} at {name!r}, found no such folder, and neither the hub nor its cache on this machine has "
             f"that name: {remedy}."
         )
 
 
 def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool:
-    """Whether the hub has a repository, or where it cannot be reached, whether its cache here holds some of it.
+    """Whether the hub, or if it cannot be reached the hub's local cache, has a repository.
 
-    The hub is asked once: loading would ask it five times, which takes half a minute without a network. Of the model's
-    arguments `revision` and `cache_dir` count.
+    Sends one request. Loading would send five, which take half a minute without a network. `arguments` are the model's;
+    `revision` and `cache_dir` are used.
     """
-    # takes a third of a second, and most names are folders
+    # the import takes a third of a second, and most names are folders
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    given = arguments or {}
-    revision, folder = (str(value) if (value := given.get(key)) else None for key in ("revision", "cache_dir"))
+    options = arguments or {}
+    revision = str(options["revision"]) if options.get("revision") else None
+    folder = str(options["cache_dir"]) if options.get("cache_dir") else None
     try:
         if isinstance(try_to_load_from_cache(name, _ASKED_FOR, cache_dir=folder, revision=revision), str):
             return True
         if hub_commit(name, "models", revision) is None:
             get_hf_file_metadata(hf_hub_url(name, _ASKED_FOR, revision=revision), timeout=_MOST_SECONDS)
         return True
-    except Exception as error:  # where it is not reached, the class is that of whichever client its library uses
+    except Exception as error:  # without a network, the class is that of the HTTP client
         is_missing = isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError)
         return isinstance(error, errors.HfHubHTTPError | errors.EntryNotFoundError) and not is_missing
 
 
 def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
-    """Returns the commit behind a revision of a hub id as the hub's cache has it, which may be a branch that moves.
+    """Returns the commit that the hub's local cache has for a revision of a hub id, None if it has none.
 
-    Of a data set ("datasets", not "models") whose branch the cache does not name, all commits it holds.
+    For a data set (`kind` "datasets") whose branch the cache does not record, returns all cached commits.
     """
     if looks_like_path(name):
         return None
@@ -103,14 +108,14 @@ def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
             return revision
         if (folder / "refs" / revision).is_file():
             return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
-        held = sorted(path.name for path in (folder / "snapshots").iterdir()) if kind == "datasets" else []
+        commits = sorted(path.name for path in (folder / "snapshots").iterdir()) if kind == "datasets" else []
     except (OSError, ValueError):
         return None
-    return " ".join(held) or None
+    return " ".join(commits) or None
 
 
 def hub_folder(name: str, kind: str) -> Path:
-    """Returns where the hub's cache keeps a repository."""
-    from huggingface_hub import constants  # as in `is_on_the_hub`
+    """Returns the folder of a repository in the hub's local cache; `kind` is "models" or "datasets"."""
+    from huggingface_hub import constants  # the import takes a third of a second
 
     return Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}"

@@ -1,28 +1,31 @@
-"""Makes the model `sb` and the packaged tasks known to a plain `lm_eval` command, and the family to transformers.
+"""Registers the model `sb` and the packaged tasks with a plain `lm_eval`, and the model family with transformers.
 
-lm-eval up to 0.4.13 looks for models in no place but its own. So `sbeval_autoload.pth`, one line that Python runs at
-start-up, waits for the first import of `lm_eval` and then calls `install`. From there on, and after `import sbeval`,
-some modules are completed right after they have been executed:
+lm-eval up to 0.4.13 has no plugin discovery. So `sbeval_autoload.pth`, a line that Python runs at start-up, installs a
+finder that waits for the first import of `lm_eval` and then calls `install`. A `.pth` file is the only way for a
+package to act on a console script of another package. A wheel contains it; for an editable install `sbeval
+install-plugin` writes it.
 
-- `lm_eval.models` gets the name `sb`, as a string target: the adapter is imported when the name is looked up. It has
-  to be after, since lm-eval registers its own models only while its registry is empty.
-- `lm_eval.tasks.manager` also scans the packaged task folder, so that `--include_path` is not needed, and a task of
-  ours that does not exist is answered with the names that do.
-- `lm_eval._cli.harness` refuses for the model `sb` what `sbeval run` refuses, before torch is imported.
-- `lm_eval.api.model` has every model that scores tokens (`TemplateLM`) answer our requests, as far as sums allow, and
-  keeps the arguments it was made with; those that ask a server or an engine check each answer before they read it;
-  `sb` counts the answers that a response cache gives too.
-- `lm_eval.models.api_models` names the extra to install where its packages are missing, and logs the beginning of a
-  server's answer rather than megabytes.
-- `lm_eval.models.gguf` checks each answer of a llama.cpp server before it reads it.
-- `lm_eval.evaluator` refuses, before a model is loaded, tasks that it cannot answer.
-- `lm_eval.loggers.utils` asks git for the commit without git's complaint where there is no repository.
-- transformers' `AutoConfig` imports this project's family where it meets a `model_type` it does not know, so that
-  `AutoModelForCausalLM` and lm-eval's `hf` load it; nobody else pays for the import.
-- transformers' models find stick-breaking attention by name, `attn_implementation="stickbreaking"`.
-- transformers' fast tokenizers raise an error, where their library panics as it encodes a text.
+From then on, and after `import sbeval`, an import hook monkey-patches these modules right after they are executed:
 
-`SBEVAL_NO_AUTOLOAD=1` leaves lm-eval as it is. Only the standard library is imported here.
+- `lm_eval.models`: registers the name `sb` with a string target, so that the adapter is imported only when the name is
+  looked up. This must come after lm-eval's own registration, which lm-eval skips if its registry is not empty.
+- `lm_eval.tasks.manager`: also scans the packaged task folder, so that `--include_path` is not needed (of two tasks
+  with one name, the user's wins). The error about an unknown `sb_` task names similar ones.
+- `lm_eval._cli.harness`: for the model `sb`, makes the checks of `sbeval run` before torch is imported.
+- `lm_eval.api.model`: every model that scores tokens (`TemplateLM`) answers our request types from sums of
+  log-probabilities, as far as possible, and stores the arguments it was made with. Models that call a server or an
+  engine check each answer. `sb` also counts answers from a response cache.
+- `lm_eval.models.api_models`: names the extra to install if packages are missing, and logs only the beginning of a
+  server's answer.
+- `lm_eval.models.gguf`: checks each answer of a llama.cpp server.
+- `lm_eval.evaluator`: rejects tasks that a model cannot answer before the model is loaded.
+- `lm_eval.loggers.utils`: hides git's error message outside a repository.
+- transformers' `AutoConfig`: imports this project's model family when it meets its `model_type`, so that
+  `AutoModelForCausalLM` and lm-eval's `hf` load it. An import at start-up would cost every user three seconds.
+- transformers' attention registry: adds `attn_implementation="stickbreaking"`. An existing entry is left unchanged.
+- transformers' fast tokenizers: raise an error if the tokenizers library panics while it encodes a text.
+
+`SBEVAL_NO_AUTOLOAD=1` switches all of this off for lm-eval. Only the standard library is imported here.
 """
 
 import contextlib
@@ -53,14 +56,14 @@ FAMILY = "sbeval"
 
 
 def install() -> None:
-    """Completes lm-eval and transformers, and says in one line what a user did; a second call does nothing."""
+    """Installs the import hook, and an excepthook that prints a `UserError` without a traceback; idempotent."""
     complete_imports()
     if getattr(sys.excepthook, "__module__", None) != __name__:
         _install_excepthook()
 
 
 def complete_imports() -> None:
-    """Completes lm-eval's and transformers' modules, now or when they are imported; a second call does nothing."""
+    """Patches modules of lm-eval and transformers, now or when they are imported; idempotent."""
     if any(isinstance(finder, _CompletingFinder) for finder in sys.meta_path):
         return
     for name, complete in _COMPLETIONS.items():
@@ -70,7 +73,7 @@ def complete_imports() -> None:
 
 
 def _register_model(models: ModuleType) -> None:
-    from lm_eval.api.registry import model_registry  # nothing of lm-eval is imported before its user does
+    from lm_eval.api.registry import model_registry  # lm-eval must not be imported before the user imports it
 
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
@@ -108,7 +111,7 @@ def _check_runs(harness: ModuleType) -> None:
     def parse_args(self: Any) -> Any:
         if MODEL_NAME not in sys.argv:
             return original_parse(self)
-        with importlib.import_module("sbeval.harness.options").options_told():
+        with importlib.import_module("sbeval.harness.options").option_errors_explained():
             return original_parse(self)
 
     @functools.wraps(original_execute)
@@ -125,18 +128,22 @@ def _check_runs(harness: ModuleType) -> None:
 def _complete_models(model: ModuleType) -> None:
     original = model.CachingLM.__getattr__
 
-    def attribute(self: Any, name: str) -> Any:
-        found = original(self, name)
-        if name != "generate_until" or (tell := getattr(self.lm, "tell", None)) is None:
-            return found
+    def get_attribute(self: Any, name: str) -> Any:
+        value = original(self, name)
+        if name != "generate_until":
+            return value
+        tell = getattr(self.lm, "tell", None)
+        if tell is None:
+            return value
 
-        def answers_told(requests: Sequence[Any]) -> Any:
-            tell(requests, answers := found(requests))
+        def generate_and_tell(requests: Sequence[Any]) -> Any:
+            answers = value(requests)
+            tell(requests, answers)
             return answers
 
-        return answers_told
+        return generate_and_tell
 
-    model.CachingLM.__getattr__ = attribute
+    model.CachingLM.__getattr__ = get_attribute
     _answer_by_sums(model)
 
 
@@ -163,21 +170,25 @@ def _complete_api_models(api: ModuleType) -> None:
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         missing = [package for package in API_PACKAGES if importlib.util.find_spec(package) is None]
         if missing:
-            found = f"Expected {' and '.join(missing)} for lm-eval's models of servers, found not installed"
-            raise UserError(f"{found}: run pip install 'sbeval[api]'.")
+            raise UserError(
+                f"lm-eval's models of servers need {' and '.join(missing)}, not installed: "
+                "run pip install 'sbeval[api]'."
+            )
         try:
             original(self, *args, **kwargs)
         except ModuleNotFoundError as error:
             package = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else error.name
-            found = f"Expected {package or 'all packages'} for this model of lm-eval, found not installed"
-            raise UserError(f"{found}: run pip install {package or 'lm-eval[api]'}.") from error
+            raise UserError(
+                f"This model of lm-eval needs {package or 'packages'}, not installed: run pip install "
+                f"{package or 'lm-eval[api]'}."
+            ) from error
 
     api.TemplateAPI.__init__ = initialise
     api.eval_logger.addFilter(_log_beginnings)
 
 
 def _log_beginnings(record: Any) -> bool:
-    message = record.getMessage()  # which may hold all that a server answered
+    message = record.getMessage()  # may contain a server's whole answer
     if len(message) > MOST_LOGGED_CHARACTERS:
         record.msg = f"{message[:MOST_LOGGED_CHARACTERS]} ..."
         record.args = ()
@@ -194,18 +205,18 @@ def _refuse_models(evaluator: ModuleType) -> None:
 
     @functools.wraps(original)
     def simple_evaluate(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
         class_of = importlib.import_module("lm_eval.api.registry").get_model
-        names = [task for task in given.get("tasks") or () if isinstance(task, str)]
-        importlib.import_module("sbeval.tasks.packaged").check_model(given["model"], names, class_of)
+        names = [task for task in bound.get("tasks") or () if isinstance(task, str)]
+        importlib.import_module("sbeval.tasks.packaged").check_model(bound["model"], names, class_of)
         return original(*args, **kwargs)
 
     evaluator.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
 
 
 def _ask_git_quietly(utils: Any) -> None:
-    asked = functools.partial(utils.subprocess.check_output, stderr=utils.subprocess.DEVNULL)
-    utils.subprocess = SimpleNamespace(**{**vars(utils.subprocess), "check_output": asked})
+    quiet_check_output = functools.partial(utils.subprocess.check_output, stderr=utils.subprocess.DEVNULL)
+    utils.subprocess = SimpleNamespace(**{**vars(utils.subprocess), "check_output": quiet_check_output})
 
 
 def _know_the_family(configuration: ModuleType) -> None:
@@ -224,7 +235,7 @@ def _know_the_family(configuration: ModuleType) -> None:
 
 
 def _offer_attention(modeling: ModuleType) -> None:
-    # torch is here by now, and what else this imports takes a hundredth of a second
+    # torch is already imported here, and the rest of this import takes 12 ms
     offered = importlib.import_module("sbeval.attn_implementation")
     masks = importlib.import_module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS
     if offered.NAME in modeling.ALL_ATTENTION_FUNCTIONS:
@@ -235,7 +246,7 @@ def _offer_attention(modeling: ModuleType) -> None:
 
     @functools.wraps(original)
     def get_correct_attn_implementation(self: Any, requested: str | None, *args: Any, **kwargs: Any) -> Any:
-        # transformers takes any name it knows, also for models that look none up
+        # transformers accepts any registered name, even for models that do not use the registry
         if requested == offered.NAME:
             offered.check_model(self)
         return original(self, requested, *args, **kwargs)
@@ -244,7 +255,7 @@ def _offer_attention(modeling: ModuleType) -> None:
 
 
 def _say_panics(backends: ModuleType) -> None:
-    # whoever encodes a text, with whichever method, ends here
+    # all methods that encode text call this one
     backends.TokenizersBackend._encode_plus = panics_as_errors(ENCODING)(backends.TokenizersBackend._encode_plus)
 
 
@@ -278,7 +289,7 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
 
 
 class _CompletingFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules to complete as the other finders do, and has them completed once they were executed."""
+    """A finder that uses the other finders' specs, and patches a module after it is executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -293,15 +304,15 @@ class _CompletingFinder(importlib.abc.MetaPathFinder):
 
 
 def _say(line: str) -> None:
-    """Prints a line on standard error, where it takes one: it may be closed or full, or a pipe that nobody reads.
+    """Prints a line on standard error, and ignores errors: it may be closed, full, or a pipe without a reader.
 
-    It is written past the buffer: what stays in there fails again as Python ends, with another exit code.
+    The line bypasses Python's buffer. Data left in a buffer would fail again at exit, with another exit code.
     """
     with contextlib.suppress(Exception):
         written = f"{line}\n".encode(getattr(sys.stderr, "encoding", None) or "utf-8", "backslashreplace")
         try:
             number = sys.stderr.fileno()
-        except Exception:  # a notebook's, a test's
+        except Exception:  # the stream of a notebook or a test has no file descriptor
             sys.stderr.write(written.decode(sys.stderr.encoding or "utf-8"))
         else:
             sys.stderr.flush()
@@ -317,10 +328,10 @@ def _complete_after(loader: Any, complete: Callable[[ModuleType], None]) -> None
             complete(module)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # SystemExit too: whoever imports lm-eval may have nothing to do with sbeval
+        except BaseException as error:  # also SystemExit: a program that imports lm-eval may not use sbeval at all
             _say(
-                f"lm_eval goes on without the model sb or its tasks, since {module.__name__} is not as sbeval expects "
-                f"it ({error!a}): install sbeval again beside this lm-eval"
+                f"lm_eval goes on without the model sb or its tasks, since sbeval cannot patch {module.__name__} "
+                f"({error!a}): install sbeval again beside this lm-eval"
             )
 
     loader.exec_module = exec_module

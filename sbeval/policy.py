@@ -1,4 +1,4 @@
-"""The file of `sbeval report --gate`: which change of which number a candidate may show."""
+"""Settings of a `sbeval report --gate` file: how much worse than the reference each number of a candidate may be."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from sbeval.foreign_files import read_yaml
 from sbeval.settings import Expected, Settings, Text, as_whole, number
 
 FAIL_IF_WORSE = Path(__file__).with_name("fail_if_worse.yaml")
-"""The policy of `sbeval report --fail-if-worse`, of one rule."""
+"""The policy file of `sbeval report --fail-if-worse`, with one rule."""
 
 
 def _length(value: Any) -> int | str:
@@ -22,11 +22,11 @@ _Change = Annotated[float, number("a number of 0 or more", lambda value: 0 <= va
 
 
 class Rule(Settings):
-    """One rule of a policy."""
+    """One rule of a policy: the largest change for the worse of one task's metric."""
 
     task: Text = Field(
-        description="Name of a task as in the results. ruler is the mean over RULER's tasks. * is every number that "
-        "both models have, and their effective lengths, which may not be shorter."
+        description="Name of a task as in the results. ruler is the mean over RULER's tasks. * means every number that "
+        "both models have, and the effective length, which may not become shorter."
     )
     length: Annotated[int | str, Expected("a positive number of tokens, or mean", _length)] | None = Field(
         default=None,
@@ -38,12 +38,12 @@ class Rule(Settings):
     )
     share_of_rise: _Change = Field(
         default=0.0,
-        description="Share of the reference's own loss: how far its NLL at this length is above its NLL at its "
-        "training length. Where that is larger than largest_change, it replaces largest_change.",
+        description="Allowed change as a share of the reference's own loss: its NLL at this length minus its NLL at "
+        "its training length. If larger than largest_change, it replaces largest_change.",
     )
     metric: Text | None = Field(
         default=None,
-        description="Metric of the task, where the task scores each sample; bits_per_byte for NLL of models with "
+        description="Metric of the task, if the task scores each sample; bits_per_byte for the NLL of models with "
         "different tokenizers.",
     )
 
@@ -54,18 +54,18 @@ class Rule(Settings):
 
 
 class Policy(Settings):
-    """A policy."""
+    """The rules of a `--gate` file."""
 
     rules: tuple[Rule, ...] = Field(description="Rules that the candidate has to pass.")
 
 
 def read_policy(path: Path) -> tuple[Rule, ...]:
-    """Returns the rules of a file.
+    """Reads the rules of a `--gate` file.
 
     Raises:
-        UserError: the file cannot be read, or does not hold rules.
+        UserError: the file cannot be read, or holds no rules.
     """
     rules = Policy.read(read_yaml(path, "a policy"), place="the policy", source=path.name).rules
     if not rules:
-        raise UserError.expected(f"rules in {path.name}", found="none", remedy="add one with task and largest_change")
+        raise UserError(f"{path.name} holds no rules: add one with task and largest_change.")
     return rules

@@ -19,7 +19,7 @@ _own_tasks = True
 
 @contextlib.contextmanager
 def packaged_tasks_alone() -> Iterator[None]:
-    """Within it, lm-eval's task index leaves lm-eval's own tasks out."""
+    """Inside this context, lm-eval's task index contains only the packaged tasks, not lm-eval's own."""
     global _own_tasks
     _own_tasks = False
     try:
@@ -29,33 +29,37 @@ def packaged_tasks_alone() -> Iterator[None]:
 
 
 def includes_own_tasks() -> bool:
-    """Whether lm-eval's task index lists lm-eval's own tasks beside the packaged ones."""
+    """Whether lm-eval's task index also contains lm-eval's own tasks (see `packaged_tasks_alone`)."""
     return _own_tasks
 
 
 def tasks_folder() -> Path:
-    """Returns the folder of the packaged task YAML files, found without importing them."""
+    """Returns the folder of the packaged task YAML files, without importing the package.
+
+    Raises:
+        UserError: sbeval is run from its source folder and not installed.
+    """
     spec = importlib.util.find_spec(TASKS_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            f"Expected the package {TASKS_PACKAGE}, found none: install sbeval with `pip install .` "
-            "instead of running it from the source folder."
+            f"The package {TASKS_PACKAGE} is missing: install sbeval with `pip install .`, do not run it from the "
+            "source folder."
         )
     return Path(next(iter(spec.submodule_search_locations)))
 
 
 def with_packaged_tasks(include_path: str | Path | Sequence[str | Path] | None) -> list[str | Path]:
-    """Puts the packaged task folder before the given ones, unless one of them holds the same task files.
+    """Returns the packaged task folder, followed by the user's folders.
 
-    The same files mean the folder itself, or the `tasks` folder of a checkout beside an installed package: there the
-    user's choice wins, and lm-eval has nothing to warn about.
+    If a user's folder holds the same task files (the packaged folder itself, or the `tasks` folder of a checkout), the
+    packaged folder is left out, so that lm-eval does not warn about tasks that are defined twice.
     """
-    given: list[str | Path] = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
+    folders: list[str | Path] = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
     try:
         packaged = tasks_folder()
     except UserError:
-        return given
+        return folders
     files = [file.relative_to(packaged) for file in packaged.rglob("*.yaml")]
-    if any((Path(folder) / file).exists() for folder in given for file in files):
-        return given
-    return [packaged, *given]
+    if any((Path(folder) / file).exists() for folder in folders for file in files):
+        return folders
+    return [packaged, *folders]

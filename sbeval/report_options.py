@@ -1,8 +1,8 @@
-"""Options of `sbeval report`: what its page shows, two models compared, and what is published."""
+"""Options of `sbeval report`: the contents of its page, the comparison of two models, and publishing."""
 
 import typer
 
-PATHS = typer.Argument(help="Results files of lm-eval, or folders that hold some.")
+PATHS = typer.Argument(help="Results files of lm-eval, or folders with results files.")
 OUTPUT = typer.Option("--output", "-o", help="Folder for index.html, figures and tables.")
 LABEL = typer.Option(metavar="OLD=NEW", help="Show the model or text OLD under the name NEW; repeatable.")
 BASELINE = typer.Option(help="Model that differences are taken against; the first RoPE model if not given.")
@@ -11,7 +11,7 @@ AXIS = typer.Option(
     help="Lengths in figures: in tokens, or in multiples of each model's training or declared length; pages can switch."
 )
 WITHIN = typer.Option(
-    metavar="NATS", min=0.0, help="How much worse than with the longest context NLL may be where no more is needed."
+    metavar="NATS", min=0.0, help="A context is long enough if NLL is at most this much above that of the longest one."
 )
 PAPER = typer.Option(metavar="DIR", help="Also write figures as PDF, captions and tables as LaTeX for a paper.")
 FIGURE = typer.Option(metavar="NAME", help="With --paper: name or pattern of a figure's file to write; repeatable.")
@@ -25,15 +25,17 @@ FAIL_IF_WORSE = typer.Option(
 )
 LEAST_EFFECT = typer.Option(
     metavar="X",
-    help="With --compare: what a whole band has to exceed to count as worse, in nats, bits or a score's unit; "
+    help="With --compare: B counts as worse if a whole confidence band exceeds this, in nats, bits or a score's unit; "
     "0.02 if not given.",
 )
 GATE = typer.Option(
     metavar="FILE",
-    help="With --compare: judge B by the rules of a YAML file; exit code 1 where one fails, 3 where none "
-    "does and one has not enough data or cannot be compared.",
+    help="With --compare: judge B by the rules of a YAML file; exit code 1 if a rule fails, 3 if none fails but one "
+    "lacks data or cannot be compared.",
 )
-HUB_RESULTS = typer.Option(metavar="DIR", help="Also write the hub's evaluation result files, a folder for each model.")
+HUB_RESULTS = typer.Option(
+    metavar="DIR", help="Also write evaluation result files for the hub, a folder for each model."
+)
 HUB_DATASET = typer.Option(metavar="TASK=OWNER/NAME", help="With --hub-results: the data set of a task; repeatable.")
 WANDB = typer.Option(metavar="PROJECT", help="Also log the curves to wandb.")
 TRACKIO = typer.Option(metavar="PROJECT", help="Also log the curves to trackio.")

@@ -1,4 +1,4 @@
-"""What a user or a configuration may write of RoPE, in transformers' form; read without torch."""
+"""Reads and checks RoPE parameters and RoPE scaling, in transformers' form, without torch."""
 
 import contextlib
 import logging
@@ -9,9 +9,9 @@ from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text, parse_json
 
 GLOBAL_LAYERS = "full_attention"
-"""The type of layers that see the whole text, where RoPE's parameters are told apart by types of layers."""
+"""Type of the layers with full attention, in RoPE parameters that differ by type of layer."""
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of scaling whose frequencies depend on the length of the input."""
+"""Types of RoPE scaling whose frequencies depend on the length of the input."""
 _BY_FACTOR = ("linear", "dynamic", "yarn")
 _OF_ALL = ("rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _OF_KIND: dict[str, tuple[str, ...]] = {
@@ -22,7 +22,7 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-"""What the kinds of scaling known here read; transformers may know others."""
+"""Parameters of each type of scaling that is known here; transformers may know more types."""
 _KIND_OF_VALUE: dict[str, Any] = {
     **dict.fromkeys(("rope_type", "type"), str),
     **dict.fromkeys(("rope_theta", "partial_rotary_factor"), float),
@@ -37,11 +37,11 @@ _KIND_OF_VALUE: dict[str, Any] = {
 def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     """Returns a RoPE scaling in transformers' form.
 
-    It is given as "linear:4", "dynamic:4" or "yarn:4", or in transformers' form itself, as a mapping or a JSON object.
-    A factor of 1 is valid: "dynamic:1" still sets the base by the request's length.
+    `spec` is "linear:4", "dynamic:4" or "yarn:4", or transformers' form as a mapping or a JSON object. A factor of 1 is
+    valid: "dynamic:1" still computes the base from the request's length.
 
     Raises:
-        UserError: the kind is unknown or the factor is no number of at least 1.
+        UserError: the type or a parameter is unknown, or the factor is not a number of at least 1.
     """
     if isinstance(spec, str) and not spec.lstrip().startswith("{"):
         rope_type, _, factor = spec.partition(":")
@@ -57,12 +57,12 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
         try:
             scaling = dict(parse_json(spec) if isinstance(spec, str) else spec)
         except (TypeError, ValueError) as error:
-            raise UserError(f"rope_scaling is no JSON object ({error}): {shown(spec)}") from error
+            raise UserError(f"rope_scaling is not a JSON object ({error}): {shown(spec)}") from error
         if "type" in scaling:
             scaling.setdefault("rope_type", scaling.pop("type"))
         scaling.setdefault("rope_type", "default")
     if scaling["rope_type"] not in tuple(_OF_KIND):
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes torch along, for a kind unknown here
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # imports torch, only for unknown types
 
         known = ("default", *ROPE_INIT_FUNCTIONS)
         if scaling["rope_type"] not in known:
@@ -75,22 +75,21 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
             f"rope_scaling of type {scaling['rope_type']!r} takes {', '.join(known)}, got {shown(', '.join(unknown))}"
         )
     check_rope_values(scaling, "rope_scaling")
-    given = scaling.get("factor")
-    if scaling["rope_type"] in (*_BY_FACTOR, "llama3") or given is not None:
-        number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not number or not 1 <= float(given or 0) < float("inf"):
-            raise UserError(f"rope_scaling's factor must be a number of at least 1, got {shown(given)}")
+    scaling_factor = scaling.get("factor")
+    if scaling["rope_type"] in (*_BY_FACTOR, "llama3") or scaling_factor is not None:
+        is_number = isinstance(scaling_factor, int | float) and not isinstance(scaling_factor, bool)
+        if not is_number or not 1 <= float(scaling_factor or 0) < float("inf"):
+            raise UserError(f"rope_scaling's factor must be a number of at least 1, got {shown(scaling_factor)}")
     return scaling
 
 
 def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE parameters") -> None:
-    """Checks that every value known here is of its kind, and that the base and the share rotated can be.
-
-    Beside one set of parameters for each kind of layer, transformers 5.16 saves keys without a value.
+    """Checks the types of all known RoPE parameters, and the ranges of `rope_theta` and `partial_rotary_factor`.
 
     Raises:
-        UserError: naming the key.
+        UserError: a value has another type or is out of range. The message names the key.
     """
+    # transformers 5.16 saves additional keys with null beside the parameters of each type of layer
     if any(isinstance(value, Mapping) for value in parameters.values()):
         parameters = {name: value for name, value in parameters.items() if value is not None}
     for name, kind in _KIND_OF_VALUE.items():
@@ -99,14 +98,16 @@ def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE para
     if not parameters.get("rope_theta", 1) > 0:
         raise UserError(f"rope_theta must be above 0, got {parameters['rope_theta']}")
     if not 0 < parameters.get("partial_rotary_factor", 1) <= 1:
-        raise UserError(f"partial_rotary_factor must lie within 0 and 1, got {parameters['partial_rotary_factor']}")
+        raise UserError(
+            f"partial_rotary_factor must be above 0 and at most 1, got {parameters['partial_rotary_factor']}"
+        )
 
 
 def rope_entries(parameters: object) -> dict[str, Mapping[str, Any]]:
-    """Returns RoPE parameters by type of layer, under "" where all layers share them.
+    """Returns RoPE parameters by type of layer; the key is "" if all layers share them.
 
-    Families whose layers differ, such as Gemma 3, keep one entry for each type:
-    `{"full_attention": {"rope_type": ...}, "sliding_attention": {...}}`. That of layers that see the whole text is the
+    Families whose layers differ, such as Gemma 3, have one entry for each type:
+    `{"full_attention": {"rope_type": ...}, "sliding_attention": {...}}`. The entry of layers with full attention comes
     first.
     """
     if not isinstance(parameters, Mapping) or not parameters:
@@ -116,13 +117,13 @@ def rope_entries(parameters: object) -> dict[str, Mapping[str, Any]]:
 
 
 def kind_of(entry: Mapping[str, Any]) -> str:
-    """Returns the kind of an entry of RoPE parameters, such as "default" or "yarn"."""
+    """Returns the RoPE type of an entry of RoPE parameters, such as "default" or "yarn"."""
     return str(entry.get("rope_type") or entry.get("type") or "default")
 
 
 @contextlib.contextmanager
 def any_factor_of_yarn() -> Iterator[None]:
-    """Within it transformers does not warn of a factor of YaRN that is no ratio of two lengths: a user chose it."""
+    """Inside this context, hides transformers' warning that a YaRN factor is not the ratio of two lengths."""
 
     def is_about_something_else(record: logging.LogRecord) -> bool:
         return "explicitly set RoPE scaling factor" not in record.getMessage()

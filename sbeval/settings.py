@@ -1,8 +1,10 @@
-"""The one reader of what a user sets: values become a frozen model, or one sentence says what was expected and found.
+"""Reads settings of users into frozen pydantic models; an invalid value is an error of one sentence.
 
-Settings come from `--metadata`, `--model_args`, sweep files, recipes and command lines. A model of them derives from
-`Settings`, and the type of a field says what its value may be, in the words of the sentence. The same value means the
-same everywhere: digits in quotes are the number they write, since command lines give text, and `true` is no number.
+Settings come from `--metadata`, `--model_args`, sweep files, recipes and command lines. A class of settings derives
+from `Settings`. The type of a field checks its value and contains the text of the error. A value means the same
+everywhere: digits in quotes are a number, since command lines pass text, and `true` is not a number. Unknown keys are
+errors, with one exception: lm-eval passes metadata and model arguments to all tasks in one mapping, so a task ignores
+keys that are not similar to one of its own.
 """
 
 import dataclasses
@@ -21,23 +23,23 @@ from sbeval.errors import UserError, shown
 from sbeval.hub_names import local_path
 
 MOST_TOKENS = 2**27
-"""Of a context length: more than any model claims to read."""
+"""Largest context length, more than any model supports."""
 MOST_COUNTED = 2**20
-"""Of samples of a length, and of what a sample is made of."""
+"""Largest number of samples of a length, and of parts of a sample."""
 _LEAST_LIKENESS = 0.75
 _LEAST_LETTERS = 3
-# most file systems hold 255; endings such as .old-TIMESTAMP come behind a name
+# most file systems allow 255; endings such as .old-TIMESTAMP are added to names
 _MOST_NAME_BYTES = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expected:
-    """What the value of a field may be; stands beside the Python type in `Annotated`.
+    """The valid values of a field; metadata beside the Python type in `Annotated`.
 
     Attributes:
-        text: completes "Expected stride to be ...".
-        read: returns the value as the field holds it; raises ValueError or TypeError for one that cannot be.
-        hint: ends the sentence behind "correct it".
+        text: describes the values; completes "Expected stride to be ...".
+        read: converts and returns the value; raises ValueError or TypeError if it is invalid.
+        hint: end of the error message, after "correct it".
     """
 
     text: str
@@ -57,13 +59,13 @@ class Expected:
 
 
 def whole(least: int, text: str | None = None, *, most: int | None = None, hint: str = "") -> Expected:
-    """Returns the type of whole numbers from `least` to `most`; `text` and `hint` are as `Expected` has them."""
-    known = f"a whole number of at least {least}" + ("" if most is None else f" and at most {most}")
-    return Expected(text or known, lambda value: as_whole(value, least, most), hint)
+    """Returns the type of whole numbers from `least` to `most`; `text` and `hint` are those of `Expected`."""
+    default_text = f"a whole number of at least {least}" + ("" if most is None else f" and at most {most}")
+    return Expected(text or default_text, lambda value: as_whole(value, least, most), hint)
 
 
 def number(text: str, accept: Callable[[float], bool]) -> Expected:
-    """Returns the type of numbers that `accept` takes; YAML reads 3e-3 as text, so text that writes one is a number."""
+    """Returns the type of numbers for which `accept` is true; also as text, since YAML reads 3e-3 as text."""
     return Expected(text, lambda value: as_number(value, accept))
 
 
@@ -71,7 +73,7 @@ def as_patterns(value: Any) -> tuple[str, ...]:
     """Returns glob patterns of names from true (all names), false (none), "v_head.*:mtp.*" or a list of patterns.
 
     Raises:
-        ValueError: it is something else, or a pattern is empty.
+        ValueError: the value is something else, or a pattern is empty.
     """
     if isinstance(value, bool) or str(value).lower() in ("true", "false"):
         return ("*",) if str(value).lower() == "true" else ()
@@ -82,12 +84,12 @@ def as_patterns(value: Any) -> tuple[str, ...]:
 
 
 def as_counts(value: Any) -> tuple[int, ...]:
-    """Returns whole numbers from 1 to `MOST_TOKENS`, such as context lengths in tokens, ascending and each once.
+    """Returns whole numbers from 1 to `MOST_TOKENS`, such as context lengths in tokens, sorted and without duplicates.
 
-    They are given as a list, as text with commas between them, or as one number.
+    `value` is a list, text with commas, or one number.
 
     Raises:
-        ValueError: it is something else, or holds none.
+        ValueError: the value is something else, or empty.
     """
     listed: Sequence[Any] = [value]
     if isinstance(value, str):
@@ -100,7 +102,11 @@ def as_counts(value: Any) -> tuple[int, ...]:
 
 
 def as_whole(value: Any, least: int, most: int | None = None) -> int:
-    """Returns a whole number from `least` to `most`; raises ValueError for anything else."""
+    """Returns the value as a whole number from `least` to `most`; digits in a text are allowed.
+
+    Raises:
+        ValueError: the value is something else.
+    """
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
@@ -109,7 +115,11 @@ def as_whole(value: Any, least: int, most: int | None = None) -> int:
 
 
 def as_number(value: Any, accept: Callable[[float], bool]) -> float:
-    """Returns a number that `accept` takes; raises ValueError for anything else."""
+    """Returns the value as a number for which `accept` is true.
+
+    Raises:
+        ValueError: the value is something else.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError
     if not accept(read := float(value)):
@@ -118,7 +128,7 @@ def as_number(value: Any, accept: Callable[[float], bool]) -> float:
 
 
 def _limit(value: Any) -> float:
-    # below 1 lm-eval takes it for a share of the documents, and above it rounds without a word
+    # lm-eval treats a limit below 1 as a share of the documents, and silently rounds one above 1
     limit = as_number(value, lambda limit: 0 < limit < 1 or (limit.is_integer() and 1 <= limit < 2**63))
     return int(limit) if limit.is_integer() else limit
 
@@ -180,7 +190,11 @@ Options = Annotated[Mapping[str, Any], Expected("a mapping (`key: value` lines) 
 
 
 def as_path(value: Any) -> Path:
-    """Returns a path; an empty text, as of a variable of the shell that is not set, would be the working folder."""
+    """Returns the value as a path. Empty text, such as an unset shell variable, would mean the current folder.
+
+    Raises:
+        ValueError: the text is empty.
+    """
     if value == "":
         raise ValueError(value)
     return local_path(value)
@@ -191,7 +205,7 @@ LocalPath = Annotated[Path, Expected("a path", as_path)]
 
 
 class Settings(BaseModel):
-    """A set of settings, which never change once read; an unknown key is an error."""
+    """Base class of settings: a frozen pydantic model in which an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -201,18 +215,20 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise UserError(_sentence(type(self), error, place="", source="")) from None
 
-    # settings within settings are read without it, so that the sentence names the place from the outermost on
+    # pydantic then does not call `__init__` for nested settings, so that one message names the whole path to a value
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
     def read(cls, values: Any, *, place: str, source: str) -> Self:
         """Reads settings from a mapping.
 
-        Messages name the `place`, what the settings are of ("the recipe", "run 'stream'", a task's name), and the
-        `source`, where the user wrote them: a file or an option.
+        Args:
+            values: the mapping.
+            place: what the settings belong to ("the recipe", "run 'stream'", a task's name), for messages.
+            source: the file or option in which the user wrote them, for messages.
 
         Raises:
-            UserError: no mapping, an unknown or a missing key, or a value that cannot be.
+            UserError: `values` is not a mapping, a key is unknown or missing, or a value is invalid.
         """
         if not isinstance(values, Mapping):
             raise UserError(
@@ -225,15 +241,17 @@ class Settings(BaseModel):
             raise UserError(_sentence(cls, error, place=place, source=source)) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Returns these settings with some of them changed, checked as all are."""
+        """Returns a copy with changed values, which are validated."""
         return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
 
 
 def read_value(kind: Any, value: Any, *, name: str, source: str = "") -> Any:
-    """Reads a value of a field's type, such as `Lengths`; its name and where the user wrote it are for messages.
+    """Validates one value against a type of this module, such as `Lengths`, and returns it converted.
+
+    `name` is the value's name and `source` the file or option in which the user wrote it, for messages.
 
     Raises:
-        UserError: the value cannot be.
+        UserError: the value is invalid.
     """
     try:
         return TypeAdapter(kind).validate_python(value)
@@ -242,12 +260,12 @@ def read_value(kind: Any, value: Any, *, name: str, source: str = "") -> Any:
 
 
 def described(kind: type[Settings], *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Returns name and meaning of each setting, with its default where it has one; for help."""
+    """Returns the name and the description of each setting, with its default, for help texts."""
     lines = []
     for name, field in kind.model_fields.items():
         if name not in without:
-            said = field.default not in (None, PydanticUndefined)
-            default = f" (default: {_plain(field.default)})" if said else ""
+            has_default = field.default not in (None, PydanticUndefined)
+            default = f" (default: {_plain(field.default)})" if has_default else ""
             lines.append((name, f"{field.description}{default}"))
     return lines
 
@@ -257,16 +275,19 @@ def _plain(default: Any) -> str:
 
 
 def unknown_key(key: Any, known: Iterable[str], *, place: str, source: str) -> str:
-    """Returns the sentence about a key that some settings do not have."""
+    """Returns the error message about an unknown key, with the most similar known key."""
     names = sorted(known)
-    near = get_close_matches(str(key), names, n=1, cutoff=_LEAST_LIKENESS)
-    near = near or [name for name in names if len(str(key)) > _LEAST_LETTERS and str(key) in name]
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}."
+    similar = get_close_matches(str(key), names, n=1, cutoff=_LEAST_LIKENESS)
+    similar = similar or [name for name in names if len(str(key)) > _LEAST_LETTERS and str(key) in name]
+    hint = f"did you mean {similar[0]!r}?" if similar else f"known keys: {', '.join(names)}."
     return f"Expected keys that {place} has, found unknown key {key!r}{_in(source)}: {hint}"
 
 
 def _sentence(kind: type[Settings], error: ValidationError, *, place: str, source: str) -> str:
-    """Returns what is wrong with some settings: a misspelt key first, since the right one may be missing for it."""
+    """Returns the error message for a validation error.
+
+    Unknown keys come first: if a key is misspelt, the right key is missing too.
+    """
     order = {"extra_forbidden": 0, "invalid_key": 0, "missing": 1}
     first = min(error.errors(), key=lambda wrong: order.get(wrong["type"], 2))
     *parents, key = first["loc"] or ("",)
@@ -274,9 +295,11 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
         for parent in (parent for parent in parents if isinstance(parent, str)):
             inner = kind.model_fields[parent].annotation
             kinds = (inner, *get_args(inner))
-            kind = next(held for held in kinds if isinstance(held, type) and issubclass(held, Settings))
-        whole_place = " of ".join([*reversed(_place_names(parents, of_key=True)), place or "these settings"])
-        return unknown_key(key, kind.model_fields, place=whole_place, source=source)
+            kind = next(
+                candidate for candidate in kinds if isinstance(candidate, type) and issubclass(candidate, Settings)
+            )
+        full_place = " of ".join([*reversed(_place_names(parents, of_key=True)), place or "these settings"])
+        return unknown_key(key, kind.model_fields, place=full_place, source=source)
     name = " of ".join([*reversed(_place_names(first["loc"])), *([place] if place else [])])
     if first["type"] == "missing":
         return f"Expected {name}, found none: add it{_in(source)}."
@@ -284,10 +307,10 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
 
 
 def _place_names(location: Iterable[int | str], *, of_key: bool = False) -> list[str]:
-    """Returns the names of a value's places from the outermost on: "data.folder" is one place.
+    """Returns names for a value's location in nested settings, from the outermost to the innermost.
 
-    A key within the first entry of `rules` is a key of "rule 1"; the entry itself is "rules (entry 1)". With `of_key`
-    the location is that of a key that is not named.
+    Nested keys are joined, as in "data.folder". A key inside the first entry of `rules` belongs to "rule 1"; the entry
+    itself is "rules (entry 1)". With `of_key`, the location ends before the key.
     """
     steps = list(location)
     names: list[str] = []
@@ -305,16 +328,16 @@ def _place_names(location: Iterable[int | str], *, of_key: bool = False) -> list
 
 def _wrong_value(name: str, error: Any, source: str) -> str:
     context = error.get("ctx", {})
-    if isinstance(said := context.get("error"), UserError):
-        return f"{source}: {re.sub(r'^expected', 'Expected', str(said))}" if source else str(said)
+    if isinstance(user_error := context.get("error"), UserError):
+        return f"{source}: {re.sub(r'^expected', 'Expected', str(user_error))}" if source else str(user_error)
     expected = {
         "expected": context.get("text"),
         "literal_error": f"one of {str(context.get('expected')).replace(' or ', ', ')}".replace("'", ""),
         "model_type": "a mapping of settings (`key: value` lines)",
         "tuple_type": "a list",
     }.get(error["type"], error["msg"].removeprefix("Input should be "))
-    given, do = ("none", "add") if error["input"] is None else (shown(error["input"]), "correct")
-    return f"Expected {name} to be {expected}, found {given}: {do} it{_in(source)}{context.get('hint', '')}."
+    value, action = ("none", "add") if error["input"] is None else (shown(error["input"]), "correct")
+    return f"Expected {name} to be {expected}, found {value}: {action} it{_in(source)}{context.get('hint', '')}."
 
 
 def _in(source: str) -> str:

@@ -217,7 +217,7 @@ def test_models_whose_layers_have_positions_are_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "sbeval"])
 def test_models_that_look_no_attention_up_are_refused(kind: str) -> None:
     asked = transformers.AutoConfig.for_model(kind, **SIZES, **({"attention": "nope"} if kind == "sbeval" else {}))
-    with pytest.raises(sbeval.UserError, match="which has another of its own: choose another"):
+    with pytest.raises(sbeval.UserError, match="which has its own attention: choose another"):
         transformers.AutoModelForCausalLM.from_config(asked, attn_implementation=NAME)
 
 
@@ -235,13 +235,17 @@ def test_other_layers_without_positions_are_accepted(kind: str) -> None:
 
 LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]], device=DEVICE)
 REFUSED = {
-    "one layer rotates": ({"no_rope_layers": [0, 1]}, {}, "of layer 1, which tells them apart"),
+    "one layer rotates": ({"no_rope_layers": [0, 1]}, {}, "of layer 1, which has them"),
     "dropout": ({"attention_dropout": 0.1}, {}, "found dropout"),
     "local": ({"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention"] * 2}, {}, "local"),
     "a mask": ({}, {"attention_mask": torch.ones(1, 1, 8, 8, dtype=torch.bool, device=DEVICE)}, "a mask of its own"),
     "a hole": ({}, {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]], device=DEVICE)}, "padding inside"),
-    "packed with a cache": ({}, {"position_ids": PLACES[:, :8].to(DEVICE)}, "begin again: pass use_cache=False"),
-    "packed and padded": ({}, {"attention_mask": LEFT, "cu_seq_lens_q": LEFT.new_tensor([0, 8])}, "leave attention_ma"),
+    "packed with a cache": ({}, {"position_ids": PLACES[:, :8].to(DEVICE)}, "restart: pass use_cache=False"),
+    "packed and padded": (
+        {},
+        {"attention_mask": LEFT, "cu_seq_lens_q": LEFT.new_tensor([0, 8])},
+        "remove attention_ma",
+    ),
 }
 
 
@@ -253,7 +257,7 @@ def test_what_is_no_stickbreaking_over_all_older_keys_is_refused(case: str) -> N
 
 
 def test_a_static_cache_is_refused() -> None:
-    with pytest.raises(sbeval.UserError, match="leave cache_implementation out"):
+    with pytest.raises(sbeval.UserError, match="remove cache_implementation"):
         named().generate(tokens(1, 8), max_new_tokens=2, cache_implementation="static")
 
 

@@ -75,7 +75,7 @@ BROKEN = {
     "an exit while it is imported": ({"__init__": "raise SystemExit(3)"}, "SystemExit"),
     "null bytes": ({"__init__": "\0"}, "null bytes"),
     "a plugin of another version": ({"__init__": "", "plugin": ""}, "install"),
-    "an lm-eval of another version": (WHOLE, "not as sbeval expects"),
+    "an lm-eval of another version": (WHOLE, "since sbeval cannot patch"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The operation as callers see it: shapes and meaning are checked here once, then an implementation is chosen.
+"""The public functions of stick-breaking attention: they check the inputs and call the chosen implementation.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim.
 """
@@ -22,11 +22,11 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class StickBreakingOutput(NamedTuple):
-    """What attention returns.
+    """The output of stick-breaking attention and the attention weight that no key received.
 
     Attributes:
         output: [B, H, Q, D] in the queries' dtype.
-        remainder: [B, H, Q] in fp32 (fp64 for fp64 inputs): the part of each query's stick no key took.
+        remainder: [B, H, Q] in fp32 (fp64 for fp64 inputs): one minus the sum of each query's weights.
     """
 
     output: Tensor
@@ -48,48 +48,50 @@ def stickbreaking_attention(
     newer_remainder: Tensor | None = None,
     impl: Implementation = "auto",
 ) -> StickBreakingOutput:
-    """Stick-breaking attention (Tan et al. 2025, arXiv 2410.17980, equations 1 to 4).
+    """Computes stick-breaking attention (Tan et al. 2025, arXiv 2410.17980, equations 1 to 4).
 
     With z_ij = scale * q_j . k_i and beta_ij = sigmoid(z_ij), query j gives key i < j the weight
-    A_ij = beta_ij * prod_{i<k<j} (1 - beta_kj): the newest key takes its share of the stick first. There are no
-    position embeddings. The output is sum_i A_ij v_i and the remainder is 1 - sum_i A_ij.
+    A_ij = beta_ij * prod_{i<k<j} (1 - beta_kj). Each query has a stick of length 1: the newest key takes the share beta
+    of it, the next older key its share of the rest, and so on. There are no position embeddings. The output is
+    sum_i A_ij v_i and the remainder is 1 - sum_i A_ij.
 
     Args:
         q: [B, H, Q, D] queries. When Q < K they are the last Q positions. Any strides are fine, as for k and v.
         k: [B, G, K, D] keys; H is a multiple of G, and query head h uses key/value head h // (H // G).
-        v: [B, G, K, D] values. As in other attention, a weight of 0 times infinity or NaN is NaN: rows that give a
-            value no weight may see it through a tile they share with rows that do.
+        v: [B, G, K, D] values. As in softmax attention, a weight of 0 times infinity or NaN is NaN: an infinite value
+            can make a row NaN that gives it no weight, if another row of the same tile gives it weight.
         scale: factor of the logits; None means D ** -0.5.
         attend_current: let a query attend its own position as well (i <= j instead of i < j).
         seq_start: [B] integers for left-padded batches: keys before position seq_start[b] get no weight, so rows before
             it have output 0 and remainder 1. None means 0 everywhere.
         cu_seqlens: int32 [n + 1] for n packed sequences, on the tensors' device: q is [1, H, T, D], k and v are
             [1, G, T, D], and sequence s is tokens cu_seqlens[s] up to cu_seqlens[s + 1], which see no other sequence.
-            It rises from 0 to T; a sequence may be empty; where not `causal` it describes the queries alone. On CUDA,
-            looking at its values costs one transfer to the host; they are not looked at while a CUDA graph is captured
+            It rises from 0 to T. A sequence may be empty. With `causal=False` it describes only the queries. On CUDA,
+            checking its values costs one transfer to the host; they are not checked while a CUDA graph is captured
             or torch.compile traces.
-        cu_seqlens_k: int32 [n + 1], the same for keys that are all older: query sequence s sees key sequence s.
+        cu_seqlens_k: int32 [n + 1], the bounds of the key sequences for `causal=False`: query sequence s sees all of
+            key sequence s.
         skip_threshold: stop looking back once every query of a block has less than this much of its stick left. The
             output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`.
-            None visits every key that a stick above fp32's smallest normal number reaches.
-        causal: whether queries are the last positions of the keys. False: every key is older than every query, of any
-            number. Calls for blocks of keys, newest to oldest, combine to what one call for all of them returns:
-            output o1 + r1 o2 + r1 r2 o3 + ..., remainder r1 r2 r3 ...
-        newer_remainder: [B, H, Q] fp32 (fp64 for fp64 inputs), what newer blocks left of each stick, where not
-            `causal`: a walk ends where its product with the stick is below the threshold. It changes nothing else,
-            and has no gradient.
+            None visits every key as long as the stick is above fp32's smallest normal number.
+        causal: whether queries are the last positions of the keys. False: every key is older than every query, and
+            their numbers may differ. Calls on blocks of keys, newest to oldest, combine to the result of one call on
+            all keys: output o1 + r1 o2 + r1 r2 o3 + ..., remainder r1 r2 r3 ...
+        newer_remainder: [B, H, Q] fp32 (fp64 for fp64 inputs), only with `causal=False`: the product of the remainders
+            of newer blocks. Keys are skipped once its product with the stick is below the threshold. It changes nothing
+            else, and gets no gradient.
         impl: "reference" (O(L^2) memory, the definition), "blockwise" (plain PyTorch, O(L) memory, any device),
             "triton" (CUDA), or "auto": "triton" for CUDA tensors it supports, else "blockwise".
 
     Returns:
-        `StickBreakingOutput(output, remainder)`, both differentiable once. torch.compile takes the call as one operator
-        and CUDA graphs can record it (run it once before, so that the kernels are compiled). Gradients from "triton"
+        `StickBreakingOutput(output, remainder)`, both differentiable once. torch.compile sees the call as one operator.
+        CUDA graphs can capture it; call it once before, as a warm-up that compiles the kernels. Gradients from "triton"
         differ in their last bits from run to run, unless `torch.use_deterministic_algorithms(True)` is set; the
         backward pass then computes every tile twice.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit, Q > K, the implementation cannot run on these tensors, or a
-            forward-mode derivative is asked for, which "reference" alone has.
+        ValueError: shapes, dtypes or devices do not fit, Q > K, the implementation cannot run on these tensors, or the
+            inputs have forward-mode tangents, which only "reference" supports.
     """
     check_inputs(q, k, v, seq_start, cu_seqlens, skip_threshold, cu_seqlens_k=cu_seqlens_k, causal=causal)
     if newer_remainder is not None:
@@ -105,17 +107,17 @@ def stickbreaking_attention(
         _refuse_tangents(q, k, v)
     inputs = (q, k, v, scale, attend_current, seq_start, cu_seqlens)
     if impl == "triton":
-        # only the implementation that is asked for: triton is not on every machine
+        # imported here because Triton is not installed on every machine
         from sbeval.attention.impl.triton import triton_attention
 
         return StickBreakingOutput(*triton_attention(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
     # autocast would round the logits to 16 bits
     with torch.autocast(q.device.type, enabled=False) if q.device.type in AUTOCAST_DEVICES else nullcontext():
         if impl == "reference":
-            from sbeval.attention.impl.reference import reference  # as above
+            from sbeval.attention.impl.reference import reference  # only the chosen implementation is loaded
 
             return StickBreakingOutput(*reference(*inputs, cu_seqlens_k, causal))
-        from sbeval.attention.impl.blockwise import blockwise  # as above
+        from sbeval.attention.impl.blockwise import blockwise  # only the chosen implementation is loaded
 
         return StickBreakingOutput(*blockwise(*inputs, skip_threshold, cu_seqlens_k, newer_remainder, causal))
 
@@ -131,17 +133,17 @@ def stickbreaking_decode(
     skip_threshold: float | None = None,
     impl: Implementation = "auto",
 ) -> StickBreakingOutput:
-    """Stick-breaking attention of each slot's newest positions, without a gradient.
+    """Computes stick-breaking attention for a decode step over a KV cache with slots of fixed size, without gradients.
 
-    On a GPU nothing is read back from the device, so a CUDA graph can record the call and replay it as texts grow.
+    On a GPU nothing is read back from the device, so a CUDA graph can capture the call and replay it as texts grow.
 
-    k and v are room for keys and values: the first `length_B` (integers, at least Q) are attended to, the last Q of
-    which are the queries' positions; the rest must be finite. The other options are those of `stickbreaking_attention`;
-    `impl` "auto" takes kernels on a GPU.
+    `k_BGKD` and `v_BGKD` are the cached keys and values. Slot b holds `length_B[b]` (integers, at least Q) of them, at
+    its start; the last Q of these are the queries' positions. Cache entries behind them must be finite. The other
+    options are those of `stickbreaking_attention`. `impl="auto"` runs the Triton kernels on a GPU.
     """
     if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):
-        from sbeval.attention.impl.triton.decode_slots import decode_slots  # as above
-        from sbeval.attention.impl.triton.function import LOG2_NOTHING_LEFT  # as above
+        from sbeval.attention.impl.triton.decode_slots import decode_slots  # Triton is not installed everywhere
+        from sbeval.attention.impl.triton.function import LOG2_NOTHING_LEFT  # Triton is not installed everywhere
 
         log2_threshold = LOG2_NOTHING_LEFT if skip_threshold is None else math.log2(skip_threshold)
         q_BHQD, k_BGKD, v_BGKD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQD, k_BGKD, v_BGKD))
@@ -161,7 +163,7 @@ def stickbreaking_decode(
 
 
 def _newest_last(k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns keys and values padded on the left to the longest slot's length, and where each text begins in them."""
+    """Returns keys and values, left-padded to the longest slot's length, and each text's first position, [B]."""
     shortest, longest = map(int, length_B.aminmax())
     start_B = longest - length_B
     if shortest == longest:
@@ -182,7 +184,11 @@ def check_inputs(
     cu_seqlens_k: Tensor | None = None,
     causal: bool = True,
 ) -> None:
-    """Refuses inputs that do not fit each other with a ValueError; see `stickbreaking_attention`."""
+    """Checks that the inputs of `stickbreaking_attention` fit each other.
+
+    Raises:
+        ValueError: a shape, dtype, device or option does not fit.
+    """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_dense(name, tensor)
         if tensor.dim() != 4:
@@ -211,15 +217,15 @@ def check_inputs(
             raise ValueError(f"seq_start must be on {q.device} like q, got {seq_start.device}")
     if cu_seqlens is not None:
         if seq_start is not None:
-            raise ValueError("cu_seqlens says where packed sequences begin: seq_start must be None beside it")
+            raise ValueError("cu_seqlens already says where the packed sequences begin: leave out seq_start")
         _check_dense("cu_seqlens", cu_seqlens)
         if cu_seqlens_k is not None:
             _check_dense("cu_seqlens_k", cu_seqlens_k)
         elif not causal:
-            raise ValueError("cu_seqlens describes queries where causal=False: give cu_seqlens_k for the keys")
+            raise ValueError("with causal=False, cu_seqlens describes only the queries: pass cu_seqlens_k for the keys")
         check_cu_seqlens(cu_seqlens, q, k, cu_seqlens_k)
     if cu_seqlens_k is not None and (causal or cu_seqlens is None):
-        raise ValueError("cu_seqlens_k goes with cu_seqlens and causal=False: leave it out, or give both")
+        raise ValueError("cu_seqlens_k needs cu_seqlens and causal=False: leave it out, or pass both")
     if skip_threshold is not None and not 0 < skip_threshold < 1:
         raise ValueError(f"skip_threshold must lie between 0 and 1, or be None, got {skip_threshold}")
 
@@ -234,7 +240,7 @@ def _check_dense(name: str, tensor: Tensor) -> None:
 def _check_newer(newer_remainder: Tensor, q: Tensor, causal: bool) -> None:
     _check_dense("newer_remainder", newer_remainder)
     if causal:
-        raise ValueError("newer_remainder is what keys newer than all of these left: it needs causal=False")
+        raise ValueError("newer_remainder, the remainder of a call on newer keys, needs causal=False: leave it out")
     dtype = torch.promote_types(q.dtype, torch.float32)
     if newer_remainder.shape != q.shape[:3] or newer_remainder.dtype != dtype or newer_remainder.device != q.device:
         raise ValueError(
@@ -244,9 +250,9 @@ def _check_newer(newer_remainder: Tensor, q: Tensor, causal: bool) -> None:
 
 
 def _refuse_tangents(*tensors: Tensor) -> None:
-    # an operator without a forward-mode derivative drops tangents without a word: the derivative would be zero
+    # PyTorch silently drops the tangents of an operator that has no forward-mode derivative: it would be zero
     if forward_ad._current_level < 0:
         return
     for tensor in tensors:
         if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-            raise ValueError("q, k and v must have no forward-mode tangents, got some: use impl='reference'")
+            raise ValueError("q, k or v has a forward-mode tangent, which only impl='reference' supports: use that")

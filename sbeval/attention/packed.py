@@ -1,4 +1,4 @@
-"""Packed batches: several sequences one after another in one row of tokens, told apart by where they begin."""
+"""Packed batches: several sequences one after another in one row of tokens, delimited by `cu_seqlens`."""
 
 import torch
 from torch import Tensor
@@ -6,12 +6,15 @@ from torch._subclasses import FakeTensor
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, k: Tensor, cu_seqlens_k: Tensor | None = None) -> None:
-    """Refuses cumulative lengths that do not describe the tokens of q [1, H, T, D] and k [1, G, T, D].
+    """Checks that `cu_seqlens` describes the tokens of q [1, H, T, D] and k [1, G, T, D].
 
-    With `cu_seqlens_k`, those of k [1, G, K, D], the first describe q alone.
+    With `cu_seqlens_k`, which describes k [1, G, K, D], `cu_seqlens` describes only q.
 
-    The values are looked at in one transfer from the device, and not at all while a graph is recorded or where there
-    are none, in tensors of shapes alone.
+    Checking the values costs one transfer from the device. They are not checked while a CUDA graph is captured,
+    while torch.compile traces, or in meta and fake tensors, which have no values.
+
+    Raises:
+        ValueError: the shape, dtype, device or values do not fit.
     """
     if cu_seqlens_k is not None:
         if cu_seqlens_k.shape != cu_seqlens.shape:
@@ -31,7 +34,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, k: Tensor, cu_seqlens_k: Ten
         raise ValueError(f"cu_seqlens must be on {q.device} like q, got {cu_seqlens.device}")
     if q.shape[0] != 1 or k.shape[2] != tokens:
         raise ValueError(
-            "cu_seqlens needs a batch of one with as many queries as keys, got a batch of "
+            "cu_seqlens needs batch size 1 and as many queries as keys, got batch size "
             f"{q.shape[0]} with {tokens} queries and {k.shape[2]} keys"
         )
     if torch.compiler.is_compiling() or cu_seqlens.is_meta or isinstance(cu_seqlens, FakeTensor):
@@ -44,17 +47,18 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, k: Tensor, cu_seqlens_k: Ten
 
 
 def row_starts(cu_seqlens: Tensor, tokens: int) -> Tensor:
-    """Returns int32 [tokens]: where the sequence of each token begins. Needs no transfer from the device."""
+    """Returns int32 [tokens]: the first position of each token's sequence. Needs no transfer from the device."""
     position = torch.arange(tokens, dtype=torch.int32, device=cu_seqlens.device)
     begun = torch.searchsorted(cu_seqlens, position, right=True)
-    # never below zero: values go unchecked while a graph is recorded, and kernels read from there on
+    # values are not checked while a CUDA graph is captured; a negative start would let kernels read outside the keys
     return cu_seqlens[begun - 1].clamp_min(0)
 
 
 def key_ranges(cu_seqlens: Tensor, cu_seqlens_k: Tensor | None, tokens: int) -> Tensor:
-    """Returns int32 [1, tokens], the first key each query may see; [2, tokens] with the end of `cu_seqlens_k` too.
+    """Returns which keys each query may see, as int32.
 
-    Needs no transfer from the device.
+    Without `cu_seqlens_k`: [1, tokens], the first visible key. With it: [2, tokens], the first visible key and one past
+    the last. Needs no transfer from the device.
     """
     if cu_seqlens_k is None:
         return row_starts(cu_seqlens, tokens)[None]

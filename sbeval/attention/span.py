@@ -1,10 +1,10 @@
-"""How far back stick-breaking attention looks, without storing its weights.
+"""Measures how far back stick-breaking attention looks, without storing its weights.
 
-Of a query's stick, the keys down to some key take 1 - exp(-spent), where `spent` sums what those keys spend. A share of
-all weight is thus reached where `spent` passes a bound that follows from the remainder: a first walk over the keys
-finds the remainder, a second one visits only the tiles in which some row passes a bound.
+The newest keys, back to any one key, take 1 - exp(-spent) of a query's stick, where `spent` is the sum of the keys'
+softplus(logit). So a share of all weight is reached where `spent` passes a bound that follows from the remainder. A
+first walk over the keys computes the remainder; a second one visits only the tiles in which a row passes its bound.
 
-Shape suffixes: n some of the batch times key/value heads, R rows of a block, J keys of a tile, X shares; the others as
+Shape suffixes: n a range of batch times key/value heads, R rows of a block, J keys of a tile, X shares; the others as
 in `impl.tiles`.
 """
 
@@ -19,11 +19,11 @@ from sbeval.attention.impl.tiles import RowBlock, Tiles, in_threads, log_of_leas
 
 
 class EffectiveSpan(NamedTuple):
-    """How far back queries had to look.
+    """The number of newest keys that hold given shares of each query's attention weight.
 
     Attributes:
         spans: fp32 [B, H, Q, shares] in keys, NaN for a query that gave no weight to any key.
-        remainder: [B, H, Q] in fp32 (fp64 for fp64 inputs): the part of each query's stick no key took.
+        remainder: [B, H, Q] in fp32 (fp64 for fp64 inputs): one minus the sum of each query's weights.
     """
 
     spans: Tensor
@@ -41,11 +41,11 @@ def effective_span(
     cu_seqlens: Tensor | None = None,
     levels: Sequence[float] = (0.5, 0.9, 0.99),
 ) -> EffectiveSpan:
-    """Counts, for each query, the keys from the newest it sees back to where a share of its weight is reached.
+    """Counts, for each query, how many of the newest keys together hold a given share of its attention weight.
 
-    The share is one of the weight the query gave in all, 1 - remainder. The sums are those of
-    `sbeval.stickbreaking_attention`, whose arguments it takes, in fp32 or wider, in O(L) memory on any device. `levels`
-    are the shares, each between 0 and 1.
+    The share is relative to the query's total weight, 1 - remainder. The arguments are those of
+    `sbeval.stickbreaking_attention`. Sums are in fp32 or wider. Needs O(L) memory and runs on any device. `levels` are
+    the shares, each between 0 and 1.
 
     Returns:
         `EffectiveSpan(spans, remainder)`; not differentiable.
@@ -70,7 +70,7 @@ def effective_span(
 
 
 def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Returns spans fp32 [n, R, X] and what was spent in all, fp64 [n, R]."""
+    """Returns spans fp32 [n, R, X] and minus the log of the remainder, fp64 [n, R]."""
     q_nRD = tiles.rows(tiles.q_NSQD, block)
     least = log_of_least_stick(None, q_nRD)
     spent_nR = q_nRD.new_zeros(q_nRD.shape[:2], dtype=torch.float64)
@@ -82,11 +82,11 @@ def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> 
         spent_before.append(spent_nR)
         spent_nR = spent_nR + spent(tiles.logits(q_nRD, block, tile)).sum(-1)
     share_X = torch.tensor(levels, dtype=torch.float64, device=q_nRD.device)
-    # reached to within rounding: two equal weights are half of the weight each
+    # tolerance for rounding: the first of two equal weights must reach a share of one half
     slack = 1 - 4 * torch.finfo(q_nRD.dtype).eps
     bound_nRX = -torch.log1p(share_X * torch.expm1(-spent_nR)[..., None]) * slack
     span_of_share_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)
-    # where, among keys that are stored newest first, the newest key is that each row sees
+    # index of the newest key that each row sees, in keys stored newest first
     last = tiles.q_NSQD.shape[2] - 1 + (0 if tiles.attend_current else 1)
     place_Q = last - torch.arange(block.queries.start, block.queries.stop, device=q_nRD.device)
     newest_R = place_Q.repeat(tiles.q_NSQD.shape[1])

@@ -1,22 +1,24 @@
-"""Which parts of a sequence each of N processes holds, and in which order it asks others for keys.
+"""Zigzag layout of context parallelism: the chunks that each rank holds, and the order in which it requests keys.
 
-A sequence is 2 N chunks of equal length; process r holds chunks r and 2 N - 1 - r.
+For N ranks a sequence is cut into 2 N chunks of equal length; rank r holds chunks r and 2 N - 1 - r.
 """
 
 import itertools
 from typing import NamedTuple
 
 FIRST_PIECE_TOKENS = 4096
-"""Keys in the first, newest piece of a chunk if one chunk asks; each older piece has twice as many."""
+"""Keys in the newest piece of a chunk that one chunk of the requesting rank sees; each older piece is twice as long."""
 
 
 class Piece(NamedTuple):
-    """Adjacent keys of one chunk.
+    """A range of adjacent keys of one chunk, the unit in which keys are transferred.
 
     Attributes:
-        holder: rank of the process that has them.
-        newer: whether they lie in that process's newer chunk.
-        of_both: whether both chunks of the asking process see them; else only its newer chunk.
+        holder: rank that holds the keys.
+        newer: whether they are in the holder's newer chunk.
+        start: first key, counted from the chunk's beginning.
+        stop: one past the last key.
+        of_both: whether both chunks of the requesting rank see the keys; else only its newer chunk.
     """
 
     holder: int
@@ -27,16 +29,16 @@ class Piece(NamedTuple):
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
-    """Returns the older and the newer chunk of a process."""
+    """Returns the indices of a rank's older and newer chunk."""
     return rank, 2 * ranks - 1 - rank
 
 
 def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
-    """Returns all keys that are older than a process's newer chunk, newest first.
+    """Returns the pieces that a rank requests: all keys older than its newer chunk, newest first.
 
-    If chunks have two tokens or more, all processes have equally many pieces. Pieces at the same place in the lists are
-    equal work: a piece that both chunks see has half as many keys. Processes wait for each other at every piece, so
-    unequal pieces would cost time.
+    If chunks have two tokens or more, all ranks have equally many pieces. Pieces at the same index of two ranks' lists
+    are equal work: a piece that both chunks of a rank see has half as many keys. Ranks wait for each other at every
+    piece, so unequal pieces would cost time.
     """
     cuts = [0]
     size = FIRST_PIECE_TOKENS
@@ -46,12 +48,12 @@ def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
         size *= 2
     twice = [chunk_tokens - cut // 2 for cut in (*cuts, *(chunk_tokens + cut for cut in cuts[1:]))]
     once = [chunk_tokens - cut for cut in cuts]
-    asked = []
+    requests = []
     older, newer = chunks_of(rank, ranks)
     for chunk in reversed(range(newer)):
         of_newer = chunk >= ranks
         of_both = chunk < older
         holder = 2 * ranks - 1 - chunk if of_newer else chunk
         bounds = itertools.pairwise(twice if of_both else once)
-        asked += [Piece(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]
-    return asked
+        requests += [Piece(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]
+    return requests

@@ -1,5 +1,7 @@
 """The command `sbeval` and its sub-commands.
 
-- `cli`: which sub-commands are there, and what do they import?
-- `install_plugin`: how does an editable install get the line that registers the model with lm-eval?
+- `cli`: the sub-commands and their options; each imports its package only when it runs
+- `install_plugin`: writes the start-up line that registers the model with lm-eval, for an editable install
+
+`sbeval --help` imports no torch.
 """

@@ -1,4 +1,4 @@
-"""The `sbeval` command: the rooms of the package put together, each imported when its sub-command runs."""
+"""The command `sbeval`: its sub-commands and options. A sub-command imports its package when it runs."""
 
 import functools
 import importlib
@@ -18,29 +18,30 @@ from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, say_next
 from sbeval.processes.signals import AskedToEnd
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-# for commands whose options are somebody else's
+# for sub-commands that pass their options on to another parser
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False}
 
 _Arguments = Annotated[list[str] | None, typer.Argument(metavar="OPTIONS")]
 _SWEPT = typer.Argument(metavar="SWEEP.yaml | CKPT...", help="A sweep file; with --suite, checkpoints.")
 _SUITES = "paper-nlp, paper-mmlu, paper-gsm8k, paper-appendix, paper-length, paper-ruler or long-context."
 _SUITE = typer.Option(help=_SUITES)
-_LENGTHS = typer.Option(metavar="L,L,...", help="With --suite: lengths in place of the suite's own.")
-_MODEL_ARGS = typer.Option(metavar="KEY=VALUE,...", help="With --suite: arguments of every model, as lm_eval's.")
-_METADATA = typer.Option(metavar="JSON", help="With --suite: metadata for the tasks, as lm_eval's.")
-_RUN = typer.Option("--run", metavar="NAME", help="Run this one alone: CHECKPOINT/RUN, or a RUN of all.")
-_RAY = typer.Option(metavar="ADDRESS|local", help="Several at a time, on Ray (the extra sbeval[ray]).")
+_LENGTHS = typer.Option(metavar="L,L,...", help="With --suite: context lengths that replace the suite's own.")
+_MODEL_ARGS = typer.Option(metavar="KEY=VALUE,...", help="With --suite: --model_args of lm_eval, for every checkpoint.")
+_METADATA = typer.Option(metavar="JSON", help="With --suite: --metadata of lm_eval, for the tasks.")
+_RUN = typer.Option("--run", metavar="NAME", help="Run only CHECKPOINT/RUN, or only RUN for all checkpoints.")
+_RAY = typer.Option(metavar="ADDRESS|local", help="Run several runs at a time on Ray (the extra sbeval[ray]).")
 _FOLLOW = typer.Option(metavar="DIR", help="Evaluate a training's checkpoints (DIR/checkpoint-*) as they appear.")
-_KV_EXPAND = typer.Option(help="How grouped heads of dolomite-engine share keys and values.")
-_DTYPE = typer.Option(help="Type of the weights written, such as bfloat16; auto keeps the source's.")
+_KV_EXPAND = typer.Option(help="How query heads map to shared key/value heads in dolomite-engine's checkpoints.")
+_DTYPE = typer.Option(help="Dtype of the written weights, such as bfloat16; auto keeps the source's.")
 _TEXT = typer.Option(help="File or folder to read in place of Python's standard library.")
 _Replace = Annotated[
-    bool, typer.Option("--replace", help="Move what lies in the way to NAME.old-TIME beside it; nothing is deleted.")
+    bool,
+    typer.Option("--replace", help="Move existing files that are in the way to NAME.old-TIME; nothing is deleted."),
 ]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"sbeval {importlib.metadata.version('sbeval')}")
         raise typer.Exit
 
@@ -51,10 +52,10 @@ def _options(version: Annotated[bool, typer.Option("--version", callback=_print_
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def run(arguments: _Arguments = None) -> None:
-    """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
+    """Evaluate a model: `lm_eval run` with the model `sb` and the packaged tasks."""
     if not arguments or {"-h", "--help"} & {*arguments}:
-        of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.harness.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
+        adapter_options = _load("sbeval.model_adapters.options", "AdapterOptions")
+        print(_load("sbeval.harness.run", "help_text")(adapter_options, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
     _load("sbeval.harness.run", "run")(arguments, check_run, find_finished)
 
@@ -63,41 +64,41 @@ def run(arguments: _Arguments = None) -> None:
 def sweep(
     arguments: Annotated[list[str] | None, _SWEPT] = None,
     suite: Annotated[str | None, _SUITE] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="With --suite: folder of all results.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="With --suite: folder for all results.")] = None,
     context_lengths: Annotated[str | None, _LENGTHS] = None,
-    limit: Annotated[float | None, typer.Option(help="With --suite: documents of a task.")] = None,
+    limit: Annotated[float | None, typer.Option(help="With --suite: largest number of documents of a task.")] = None,
     model_args: Annotated[str | None, _MODEL_ARGS] = None,
     metadata: Annotated[str | None, _METADATA] = None,
     only: Annotated[str | None, _RUN] = None,
     ray: Annotated[str | None, _RAY] = None,
     follow: Annotated[str | None, _FOLLOW] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs, and only say what would be run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all runs and print which would start.")] = False,
     replace: _Replace = False,
 ) -> None:
-    """Run a suite over several checkpoints, one results file a run; what is complete is skipped.
+    """Run a suite over several checkpoints, with one results file for each run; complete runs are skipped.
 
-    A run that fails does not end the others: it is named at the end, with exit code 1.
+    If a run fails, the others go on; the failed runs are printed at the end, and the exit code is 1.
     """
     options: dict[str, Any] = {"output": output, "context_lengths": context_lengths, "limit": limit}
     options |= {"model_args": model_args, "metadata": metadata, "follow": follow}
     settings = _load("sbeval.sweep.command", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
-        check_run(_load("sbeval.harness.options", "asked")(config))
+        check_run(_load("sbeval.harness.options", "run_options")(config))
 
     go = functools.partial(
         _load("sbeval.sweep.execute", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
     )
     following = settings.follow is not None
     if following and only is not None:
-        raise UserError.expected("--run or a training to follow", found="both", remedy="leave one out")
+        raise UserError("--run cannot be combined with a training to follow: remove one of them.")
     if _load("sbeval.sweep.follow", "follow")(settings, go, once=dry_run) if following else go(settings):
         raise typer.Exit(1)
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def launch(arguments: _Arguments = None) -> None:
-    """Start run, train or extend in several processes: options of `accelerate launch`, then the command."""
+    """Start run, train or extend in several processes: first options of `accelerate launch`, then the command."""
     _load("sbeval.processes.launch", "launch")(arguments or ["--help"])
 
 
@@ -124,15 +125,19 @@ def report(
     trackio: Annotated[str | None, report_options.TRACKIO] = None,
     replace: _Replace = False,
 ) -> None:
-    """Turn results files into one self-contained page, figures and tables, or compare two models."""
+    """Build a self-contained page, figures and tables from results files, or compare two models."""
     labels = _pairs(label or [], "--label OLD=NEW")
     where = {"hub_results": hub_results, "wandb": wandb, "trackio": trackio}
     if any(where.values()) and (watch or compare):
-        raise UserError("Expected a page built once with what is published, found --watch or --compare: leave it out.")
+        raise UserError(
+            "--watch and --compare cannot be combined with --hub-results, --wandb or --trackio: remove one of them."
+        )
     if compare is not None:
-        unused = {"--watch": watch, "--only": only, "--baseline": baseline, "--title": title, "--paper": paper}
-        if given := [name for name, value in unused.items() if value]:
-            raise UserError(f"Expected a page or a comparison, found --compare with {', '.join(given)}: leave one out.")
+        page_options = {"--watch": watch, "--only": only, "--baseline": baseline, "--title": title, "--paper": paper}
+        if conflicting := [name for name, value in page_options.items() if value]:
+            raise UserError(
+                f"--compare prints a comparison and builds no page: remove it, or remove {', '.join(conflicting)}."
+            )
         chosen = {"fail_if_worse": fail_if_worse, "least_effect": least_effect, "policy": gate}
         if code := _load("sbeval.reports.gate", "judge_command")(compare, paths or [], labels, **chosen):
             raise typer.Exit(code)
@@ -143,19 +148,19 @@ def report(
             option = "--fail-if-worse"
         elif gate is not None:
             option = "--gate"
-        raise UserError.expected(f"--compare A B with {option}", found="it alone", remedy="name the two to compare")
+        raise UserError(f"{option} needs --compare A B: name the two models to compare.")
     if not paths:
-        raise UserError.expected("results files or folders that hold some", found="none", remedy="name at least one")
+        raise UserError("There are no results to show: name at least one results file or folder.")
 
     def build() -> Path:
-        shown: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "within_nats": within}
-        shown |= {"paper": paper, "figures": figure or []}
-        page = _build_report(paths, output, title, labels=labels, replace=replace, **shown)
+        page_options: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "within_nats": within}
+        page_options |= {"paper": paper, "figures": figure or []}
+        page = _build_report(paths, output, title, labels=labels, replace=replace, **page_options)
         if any(where.values()):
             datasets = _pairs(hub_dataset or [], "--hub-dataset TASK=OWNER/NAME")
             chosen = {"labels": labels, "only": only or [], "datasets": datasets, "replace": replace}
             _load("sbeval.reports.publish", "publish")(paths, **where, **chosen)
-        if watch:  # the last line of all others names it
+        if watch:  # without --watch, the last line names the page
             print(f"The page is {page.resolve()}", flush=True)
         return page
 
@@ -168,15 +173,15 @@ def report(
 def _keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
     print("Watching for results files; Ctrl-C ends it.", flush=True)
 
-    def build_or_say_why_not() -> Path | None:
+    def build_or_print_error() -> Path | None:
         try:
             return build()
-        except UserError as error:  # a results file may be half written
+        except UserError as error:  # a results file may be incomplete
             print(error, file=sys.stderr, flush=True)
             return None
 
     try:
-        for _ in _load("sbeval.reports", "watch")(paths, build_or_say_why_not):
+        for _ in _load("sbeval.reports", "watch")(paths, build_or_print_error):
             pass
     except AskedToEnd as ended:
         if ended.signal is not signal.SIGINT:
@@ -186,7 +191,7 @@ def _keep_building(paths: list[Path], build: Callable[[], Path]) -> None:
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def inspect(arguments: _Arguments = None) -> None:
-    """Say what a checkpoint is, what memory it needs and how long tasks take, without loading its weights."""
+    """Print facts about a checkpoint, its memory and the time of tasks, without loading its weights."""
 
     def share(*windows: Any, **options: Any) -> Any:
         return _load("sbeval.model_adapters.score.nested", "share_windows")(*windows, **options)
@@ -207,13 +212,13 @@ def convert(
     dtype: Annotated[str, _DTYPE] = "auto",
     replace: _Replace = False,
 ) -> None:
-    """Write a released checkpoint out in this project's form, its tokenizer beside it."""
+    """Convert a released checkpoint to this project's format, with its tokenizer."""
     _load("sbeval.hub_names", "check_name")(source, "a checkpoint", file="config.json")
     destination = _load("sbeval.hub_names", "local_path")(destination)
     _load("sbeval.model_adapters.open.arguments", "check_dtypes")({"dtype": dtype})
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
-    print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
+    print(f"Converted {source} (format {loaded.format}) to {destination.resolve()}")
     say_next(evaluation_of_folder(destination))
 
 
@@ -224,9 +229,9 @@ def demo(
     text: Annotated[Path | None, _TEXT] = None,
     replace: _Replace = False,
 ) -> None:
-    """Evaluate the two shipped checkpoints past their training length and build the page.
+    """Evaluate the two shipped checkpoints past their training length and build a page.
 
-    A second page, in the folder `extension` beside it, shows stored results from before and after context extension.
+    A second page, in its subfolder `extension`, shows stored results from before and after context extension.
     """
     if text is not None:
         _load("sbeval.tasks.asked", "check_options")((), {"data_path": str(text)})
@@ -237,7 +242,7 @@ def demo(
     with tempfile.TemporaryDirectory() as stored:
         _load("sbeval.demo.extension", "unpack")(Path(stored))
         stored_page = _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
-        print(f"The page of stored results is {stored_page.resolve()}", flush=True)
+        print(f"The page with stored results is {stored_page.resolve()}", flush=True)
     page = _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
     yours = EVALUATE.format("FOLDER").replace("sbeval", _load("sbeval.demo.evaluation", "program")(), 1)
     say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {yours}")
@@ -245,7 +250,7 @@ def demo(
 
 @app.command(context_settings=_PASSED_ON, options_metavar="")
 def train(arguments: _Arguments = None) -> None:
-    """Train a small model from a recipe or on a text of yours, or go on with it."""
+    """Train a small model from a recipe or on your own text, or resume its training."""
     results = _load("sbeval.training.command", "train_command")(arguments or ["--help"])
     if results is not None:
         page = _build_report([results], results.parent / "report", None)
@@ -270,34 +275,38 @@ def install_plugin() -> None:
     print(_load("sbeval.commands.install_plugin", "install")())
 
 
-def check_run(asked: Any) -> bool:
-    """Refuses a run that cannot start, before torch is imported; returns whether lm-eval's own tasks are needed."""
-    _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
-    if not asked.tasks:
-        raise UserError.expected("--tasks with names of tasks", found="none", remedy="`lm_eval ls tasks` lists them")
-    _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
-    if asked.model == "sb":
-        _load("sbeval.model_adapters.open.arguments", "check_early")(asked.model_args, batch_size=asked.batch_size)
-    _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
-    _load("sbeval.tasks.asked", "check_keys")(asked.tasks, asked.metadata.keys() - asked.model_args.keys())
-    return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
+def check_run(run: Any) -> bool:
+    """Checks that a run can start, before torch is imported; returns whether lm-eval's own tasks are needed.
+
+    Raises:
+        UserError: a task, an option or the model cannot be used.
+    """
+    _load("sbeval.tasks.packaged", "check_names")(run.tasks, run.folders)
+    if not run.tasks:
+        raise UserError("--tasks names no task: `lm_eval ls tasks` lists them.")
+    _load("sbeval.tasks.packaged", "check_model")(run.model, run.tasks)
+    if run.model == "sb":
+        _load("sbeval.model_adapters.open.arguments", "check_early")(run.model_args, batch_size=run.batch_size)
+    _load("sbeval.tasks.asked", "check_options")(run.tasks, run.metadata)
+    _load("sbeval.tasks.asked", "check_keys")(run.tasks, run.metadata.keys() - run.model_args.keys())
+    return not _load("sbeval.tasks.packaged", "are_all_here")(run.tasks, run.folders)
 
 
-def find_finished(asked: Any) -> Any:
-    """Returns which finished results in the output folder a run continues, with sentences about them."""
+def find_finished(run: Any) -> Any:
+    """Returns the finished results in the output folder that a run continues, with a sentence about each."""
     return _load("sbeval.tasks.perplexity.continuing", "find_finished")(
-        asked.tasks,
-        model=asked.model,
-        model_args=asked.model_args,
-        metadata=asked.metadata,
-        limit=asked.limit,
-        output_path=asked.output_path,
+        run.tasks,
+        model=run.model,
+        model_args=run.model_args,
+        metadata=run.metadata,
+        limit=run.limit,
+        output_path=run.output_path,
     )
 
 
-def _pairs(given: list[str], option: str) -> dict[str, str]:
+def _pairs(arguments: list[str], option: str) -> dict[str, str]:
     pairs = {}
-    for pair in given:
+    for pair in arguments:
         left, equals, right = pair.partition("=")
         if not (left and equals and right):
             raise UserError.expected(option, found=f"{pair!r}", remedy="write both names with = between them")

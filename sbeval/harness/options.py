@@ -1,4 +1,4 @@
-"""What a run is asked for: lm-eval's options and its `--config` file, and what is wrong with them."""
+"""Reads and checks the options of a run: lm-eval's command line and its `--config` file."""
 
 import argparse
 import contextlib
@@ -33,7 +33,7 @@ def _arguments(value: Any) -> Any:
 
 
 def _has_text_keys(value: Any) -> bool:
-    """Whether a value is a mapping whose keys, at every level, are text: results files hold nothing else."""
+    """Whether a value is a mapping whose keys are text at every level, as in the JSON of results files."""
     return isinstance(value, Mapping) and all(
         isinstance(key, str) and (not isinstance(inner, Mapping) or _has_text_keys(inner))
         for key, inner in value.items()
@@ -42,7 +42,7 @@ def _has_text_keys(value: Any) -> bool:
 
 def _tasks(value: Any) -> Any:
     for entry in value if isinstance(value, list) else [value]:
-        # lm-eval takes a task's own definition too
+        # lm-eval also accepts the definition of a task, a mapping
         if not isinstance(entry.get("task") if isinstance(entry, Mapping) else entry, str):
             raise ValueError
     return value
@@ -58,7 +58,7 @@ _Numbers = Annotated[list[int], Expected("a list of whole numbers of at least 0"
 _Arguments = Annotated[Any, Expected("a mapping whose keys are text, or text such as key=value,key=value", _arguments)]
 
 
-# what is read here of a `--config` file; the rest is lm-eval's to check
+# keys of a `--config` file that are checked here; lm-eval checks the others
 _CONFIGURED = {
     "model": Text,
     "model_args": _Arguments,
@@ -69,21 +69,24 @@ _CONFIGURED = {
 }
 
 
-# lm-eval's modules that look at what a user wrote, and do nothing else that fails
+# lm-eval's functions whose exceptions are about the user's options
 _REFUSES = ("lm_eval._cli.", "lm_eval.evaluator.simple_evaluate", "lm_eval.tasks._", "lm_eval.tasks.manager.")
-# no answers to a user, but for an unknown keyword argument
+# exceptions that are defects and not about options, except for an unknown keyword argument
 _DEFECTS = (OSError, AttributeError, TypeError, KeyError)
 
 
-class Asked(NamedTuple):
-    """What the arguments of a run and its `--config` file ask for, before lm-eval has looked at it.
+class RunOptions(NamedTuple):
+    """The options of a run from the command line and its `--config` file, before lm-eval checks them.
 
     Attributes:
-        tasks: names and patterns of tasks and groups, one by one.
-        metadata: what lm-eval hands to the tasks, the model's arguments among it.
-        folders: of `--include_path`.
-        output_path: where results go, None where they are only printed.
-        limit: most documents of each task, or their share below 1; None is all of them.
+        model: lm-eval's name of the model.
+        model_args: the model's arguments.
+        tasks: names and patterns of tasks and groups.
+        metadata: the metadata that lm-eval passes to tasks, which includes the model's arguments.
+        folders: folders of `--include_path`.
+        batch_size: as the user wrote it.
+        output_path: folder or file for the results, None if they are only printed.
+        limit: largest number of documents of each task, or their share below 1; None means all.
         samples: whether `--samples` chooses the documents.
     """
 
@@ -99,16 +102,19 @@ class Asked(NamedTuple):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses as lm-eval does, and adds what the `--config` file says, and what neither says.
+    """Parses a command line with lm-eval's parser, and adds the `--config` file's options and defaults.
 
-    That is the model `sb`, `--log_samples` where there is an output path, since paired differences need the samples,
-    `max_length` where longer contexts are asked for than the model would take, and batches of the model's own choosing.
+    The defaults are the model `sb`; `--log_samples` with an output path, since paired differences need the samples; and
+    for `sb`, `max_length` if a requested context length is longer than the model's, and the batch size "auto".
+
+    Raises:
+        UserError: an option is unknown, or its value is invalid.
     """
     cli = HarnessCLI()
     options_of_run = cli._subparsers.choices["run"]
     for parser in (cli._parser, options_of_run):
         parser.error = functools.partial(_refuse, options_of_run)
-    with options_told():
+    with option_errors_explained():
         chosen: argparse.Namespace = cli._parser.parse_args(["run", *arguments])
     options = vars(chosen)
     options |= with_configuration(options)
@@ -123,15 +129,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return chosen
 
 
-def asked(said: Mapping[str, Any]) -> Asked:
-    """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
-    read = importlib.import_module("lm_eval.utils").simple_parse_args_string  # whose import --help does without
-    arguments = said.get("model_args") or {}
-    metadata = metadata_of(said)
+def run_options(options: Mapping[str, Any]) -> RunOptions:
+    """Returns the options of a run from a configuration of lm-eval, or from its parsed arguments by name."""
+    read = importlib.import_module("lm_eval.utils").simple_parse_args_string  # a slow import that --help does not need
+    arguments = options.get("model_args") or {}
+    metadata = metadata_of(options)
     model_args = read(arguments) if isinstance(arguments, str) else arguments
-    tasks, folders = said.get("tasks") or [], said.get("include_path") or []
-    return Asked(
-        model=str(said.get("model") or registered.MODEL_NAME),
+    tasks = options.get("tasks") or []
+    folders = options.get("include_path") or []
+    return RunOptions(
+        model=str(options.get("model") or registered.MODEL_NAME),
         model_args=model_args,
         tasks=[
             name
@@ -141,39 +148,45 @@ def asked(said: Mapping[str, Any]) -> Asked:
         ],
         metadata={**model_args, **metadata},
         folders=[str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)],
-        batch_size=said.get("batch_size"),
-        output_path=str(said["output_path"]) if said.get("output_path") else None,
-        limit=said.get("limit"),
-        samples=bool(said.get("samples")),
+        batch_size=options.get("batch_size"),
+        output_path=str(options["output_path"]) if options.get("output_path") else None,
+        limit=options.get("limit"),
+        samples=bool(options.get("samples")),
     )
 
 
-def metadata_of(said: Mapping[str, Any]) -> dict[str, Any]:
+def metadata_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `--metadata` of a configuration of lm-eval as a mapping, without the model's arguments."""
     read = importlib.import_module("lm_eval.utils").simple_parse_args_string
-    given = said.get("metadata") or {}
-    return dict(read(given) if isinstance(given, str) else given)
+    metadata = options.get("metadata") or {}
+    return dict(read(metadata) if isinstance(metadata, str) else metadata)
 
 
 def read_mapping(text: str, name: str) -> dict[str, Any]:
-    """Reads the value of an option such as --model_args as `sbeval run` does: pairs, or a JSON object.
+    """Reads the value of an option such as --model_args: key=value pairs, or a JSON object.
+
+    `name` is the option's name in the error message.
 
     Raises:
-        UserError: it is neither; `name` is the option in the message.
+        UserError: the value is neither.
     """
     try:
         parsed = try_parse_json(text)
         return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
     except ValueError as error:
-        raise UserError(f"Expected {name} as key=value,... or a JSON object, found {text!r} ({error}).") from None
+        raise UserError(
+            f"Expected {name} as key=value,... or a JSON object, found {text!r} ({error}): correct it."
+        ) from None
 
 
 @contextlib.contextmanager
-def options_told() -> Iterator[None]:
-    """Says in one sentence what lm-eval, or a tracker that it starts, finds wrong with its options.
+def option_errors_explained() -> Iterator[None]:
+    """Turns an exception of lm-eval, or of a tracker that it starts, about its options into a `UserError`.
+
+    Other exceptions pass unchanged.
 
     Raises:
-        UserError: that is so; all else that is raised stays what it is.
+        UserError: lm-eval or a tracker rejects an option.
     """
     try:
         yield
@@ -189,30 +202,34 @@ def options_told() -> Iterator[None]:
         refused = places[-1].startswith(_REFUSES) and (unknown_option or not isinstance(error, _DEFECTS))
         if isinstance(error, MemoryError) or not (refused or any(map(reads_options.match, places))):
             raise
-        logging.getLogger("lm_eval.sbeval").debug("lm-eval does not take the options", exc_info=True)
+        logging.getLogger("lm_eval.sbeval").debug("lm-eval rejected the options", exc_info=True)
         option = _option_read(error)
-        expected = f"{option} as lm-eval reads it" if option else "options as lm-eval reads them"
-        raise UserError(f"Expected {expected}, found: {first_line(error)}; correct that.") from error
+        rejected = f"the value of {option}" if option else "the options"
+        raise UserError(f"lm-eval rejected {rejected} ({first_line(error)}): correct that.") from error
 
 
 def _option_read(error: Exception) -> str | None:
-    """Returns the option whose value was read as the error was raised, as the user wrote it: `--metadata`, `-M`."""
+    """Returns the option whose value was parsed when the error was raised, as the user wrote it: `--metadata`, `-M`."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         action = frame.f_locals.get("self")
-        if isinstance(action, argparse.Action) and action.option_strings:  # `run` itself is one without
+        if isinstance(action, argparse.Action) and action.option_strings:  # the sub-command `run` is an action too
             return str(frame.f_locals.get("option_string") or action.option_strings[-1])
     return None
 
 
 def with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with those of their `--config` file, which lm-eval reads again, for what it says to be null."""
-    given = {name: value for name, value in options.items() if value or value == 0}
-    configured = {name: value for name, value in _configured(given.get("config")).items() if value is not None}
-    return {**options, **configured, **given}
+    """Returns the options with those of their `--config` file added.
+
+    Keys that the file sets to null are ignored here; lm-eval reads the file again and applies them.
+    """
+    from_command_line = {name: value for name, value in options.items() if value or value == 0}
+    from_file = _configured(from_command_line.get("config"))
+    from_file = {name: value for name, value in from_file.items() if value is not None}
+    return {**options, **from_file, **from_command_line}
 
 
 def _samples(text: str) -> Mapping[str, Any]:
-    """Reads JSON, or a file of it where lm-eval looks for one: it knows no `~`."""
+    """Reads `--samples`: JSON, or the path of a JSON file, in which lm-eval does not expand `~`."""
     with contextlib.suppress(UserError):
         if isinstance(samples := parse_json(text), Mapping):
             return samples
@@ -220,62 +237,67 @@ def _samples(text: str) -> Mapping[str, Any]:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuses options of lm-eval that it answers with a traceback, for some after the whole evaluation."""
+    """Checks options for which lm-eval would raise a traceback, some of them only after the whole evaluation.
+
+    Raises:
+        UserError: a value is invalid, or two options exclude each other.
+    """
     if options.get("limit") is not None:
         read_value(Limit, options["limit"], name="--limit")
         if options.get("samples"):
-            raise UserError.expected("--samples or --limit", found="both", remedy="leave one out")
+            raise UserError("--samples and --limit exclude each other: remove one of them.")
     samples = options.get("samples") or {}
     if not isinstance(samples, Mapping):
         samples = _samples(str(samples))
     for task, numbers in samples.items():
         read_value(_Numbers, numbers, name=f"--samples of {task}")
     seeds = options.get("seed")
-    seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
+    seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # for Python, numpy, torch and few-shot examples
     for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
         if isinstance(seed, int) and not least <= seed < 2**bits:
             raise UserError.expected(
-                f"a seed of {package} from {least} to {2**bits - 1}", found=shown(seed), remedy="correct --seed"
+                f"a seed for {package} from {least} to {2**bits - 1}", found=shown(seed), remedy="correct --seed"
             )
     local_path(str(options.get("output_path") or ""))
     if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
         raise UserError.expected("--verbosity such as INFO or ERROR", found=shown(level), remedy="correct it")
     if options.get("check_integrity"):
         raise UserError(
-            "Expected a run without --check_integrity, found it: its tests lie beside lm-eval's source, and know none "
-            "of these tasks: leave it out."
+            "--check_integrity runs the tests of lm-eval's source tree, which do not include these tasks: remove it."
         )
     for package in ("wandb", "trackio"):
         if options.get(f"{package}_args") and importlib.util.find_spec(package) is None:
-            raise UserError.expected(f"the package {package} for --{package}_args", found="none", remedy="install it")
+            raise UserError(f"--{package}_args needs the package {package}: run pip install {package}.")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Says what is wrong with the options as everything else is said, with the nearest one that there is."""
-    given = message.rpartition(": ")[2].split()[:1]
-    near = get_close_matches(given[0], parser._option_string_actions, n=1) if given else []
-    advice = f"; did you mean {near[0]}?" if near and near != given else ": `sbeval run --help` lists them."
+    """Raises argparse's error message as a `UserError`, with the most similar option."""
+    wrong_option = message.rpartition(": ")[2].split()[:1]
+    similar = get_close_matches(wrong_option[0], parser._option_string_actions, n=1) if wrong_option else []
+    advice = ": `sbeval run --help` lists them."
+    if similar and similar != wrong_option:
+        advice = f"; did you mean {similar[0]}?"
     raise UserError(f"Expected options of `sbeval run`, found: {message}{advice}")
 
 
 def _make_room(chosen: argparse.Namespace) -> None:
-    """Sets `max_length` to the longest context length asked for by any task, where the model would stop before it."""
-    wanted = asked(vars(chosen))
-    of_one_task = [value for value in wanted.metadata.values() if isinstance(value, Mapping)]
+    """Sets `max_length` to the longest context length of any task, if the model's own maximum is shorter."""
+    requested = run_options(vars(chosen))
+    task_options = [value for value in requested.metadata.values() if isinstance(value, Mapping)]
     lengths: set[int] = set()
-    for options in (wanted.metadata, *of_one_task):
-        with contextlib.suppress(ValueError):  # the task says what is wrong with them
+    for options in (requested.metadata, *task_options):
+        with contextlib.suppress(ValueError):  # the task itself reports invalid lengths
             lengths.update(as_counts(options.get("context_lengths")))
-    if not lengths or "max_length" in wanted.metadata:
+    if not lengths or "max_length" in requested.metadata:
         return
-    if (longest := max(lengths)) > (longest_input_tokens(wanted.model_args.get("pretrained")) or 0):
-        chosen.model_args = {**wanted.model_args, "max_length": longest}
-        logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest context length asked for", longest)
+    if (longest := max(lengths)) > (longest_input_tokens(requested.model_args.get("pretrained")) or 0):
+        chosen.model_args = {**requested.model_args, "max_length": longest}
+        logging.getLogger("lm_eval.sbeval").info("max_length=%d, the longest requested context length", longest)
 
 
 def _configured(file: str | None) -> dict[str, Any]:
-    """Returns what a `--config` file says, nothing where there is none."""
-    # lm-eval's own reader waits for ever on aliases that multiply, and answers a slip with a traceback
+    """Returns the options of a `--config` file, empty if there is no file."""
+    # lm-eval's own reader hangs on YAML aliases that multiply, and answers a mistake with a traceback
     values = {} if file is None else read_yaml(Path(file), "a configuration of lm-eval")
     for name, kind in _CONFIGURED.items():
         if values.get(name) is not None:

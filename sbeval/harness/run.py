@@ -1,4 +1,4 @@
-"""lm-eval's own `run` command in this process, with the model and the task folder already set."""
+"""`sbeval run`: calls lm-eval's own `run` command in this process, with the model `sb` and the packaged tasks."""
 
 import argparse
 import contextlib
@@ -19,7 +19,15 @@ from lm_eval._cli import HarnessCLI
 
 from sbeval import registered
 from sbeval.errors import UserError
-from sbeval.harness.options import Asked, asked, check_options, metadata_of, options_told, parse, with_configuration
+from sbeval.harness.options import (
+    RunOptions,
+    check_options,
+    metadata_of,
+    option_errors_explained,
+    parse,
+    run_options,
+    with_configuration,
+)
 from sbeval.keeping.writing import writing_to
 from sbeval.processes import ranks
 from sbeval.processes.ending import told_in_one_sentence
@@ -31,20 +39,22 @@ from sbeval.settings import Settings, described
 
 def run(
     arguments: Sequence[str],
-    check: Callable[[Asked], bool] | None = None,
-    find_finished: Callable[[Asked], Any] | None = None,
+    check: Callable[[RunOptions], bool] | None = None,
+    find_finished: Callable[[RunOptions], Any] | None = None,
 ) -> None:
     """Runs `lm_eval run` with these arguments, the model `sb` and the packaged tasks.
 
-    `check` is called before torch is imported; it raises a `UserError` for what cannot run, and returns whether
-    lm-eval's own tasks are needed, whose thousands of files take it ten seconds to read. `find_finished` looks for
-    results that the run continues.
+    Args:
+        arguments: the command line after `sbeval run`.
+        check: called before torch is imported. It raises a `UserError` for a run that cannot start, and returns whether
+            lm-eval's own tasks are needed, whose thousands of files take ten seconds to read.
+        find_finished: looks for finished results that the run continues.
 
     Raises:
-        UserError: what the model or the tasks found wrong with the input.
+        UserError: an option, the model or a task cannot be used.
     """
     chosen = parse(arguments)
-    own_tasks_needed = check is None or check(asked(vars(chosen)))
+    own_tasks_needed = check is None or check(run_options(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
     if find_finished is not None:
         continue_finished(chosen, vars(chosen), find_finished)
@@ -56,7 +66,7 @@ def run(
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
             stack.enter_context(registered.packaged_tasks_alone())
-        stack.enter_context(options_told())
+        stack.enter_context(option_errors_explained())
         chosen.func(chosen)
     if output:
         say_next(f"sbeval report {shlex.quote(str(output))}")
@@ -69,14 +79,20 @@ def run(
 def run_plain(
     chosen: argparse.Namespace,
     evaluate: Callable[[], None],
-    check: Callable[[Asked], Any],
-    find_finished: Callable[[Asked], Any],
+    check: Callable[[RunOptions], Any],
+    find_finished: Callable[[RunOptions], Any],
 ) -> None:
-    """Runs what a plain `lm_eval` was asked for; with the model `sb` it refuses and ends as `sbeval run` does.
+    """Runs a plain `lm_eval` command; with the model `sb`, with the checks and the error messages of `sbeval run`.
+
+    Args:
+        chosen: lm-eval's parsed arguments.
+        evaluate: lm-eval's own command.
+        check: as in `run`.
+        find_finished: as in `run`.
 
     Raises:
-        SystemExit: as `told_in_one_sentence` does.
-        UserError: its configuration cannot be read.
+        SystemExit: as in `told_in_one_sentence`.
+        UserError: the `--config` file cannot be read.
     """
     options = vars(chosen)
     try:
@@ -88,17 +104,17 @@ def run_plain(
         return evaluate()
     with told_in_one_sentence():
         check_options(options)
-        check(asked(options))
+        check(run_options(options))
         check_response_cache(options.get("use_cache"))
         continue_finished(chosen, options, find_finished)
-        with options_told():
+        with option_errors_explained():
             evaluate()
 
 
 def continue_finished(
-    chosen: argparse.Namespace, options: Mapping[str, Any], find_finished: Callable[[Asked], Any]
+    chosen: argparse.Namespace, options: Mapping[str, Any], find_finished: Callable[[RunOptions], Any]
 ) -> None:
-    """Lets tasks score the targets of finished results in the output folder, and prints one sentence for each.
+    """Makes tasks score the same targets as finished results in the output folder, and prints a sentence for each.
 
     Args:
         chosen: the parsed arguments; their metadata gets `continues` for each task that has such results.
@@ -106,24 +122,24 @@ def continue_finished(
         find_finished: returns the results file of each task, and the sentences.
 
     Raises:
-        UserError: a task cannot score the targets of its finished results, and would make another curve.
+        UserError: a task cannot score the targets of its finished results, so its numbers would not be one curve.
     """
-    run = asked(options)
+    run = run_options(options)
     if run.output_path is None or run.samples:
         return
-    found = find_finished(run)
-    for sentence in found.sentences:
+    finished = find_finished(run)
+    for sentence in finished.sentences:
         ranks.say(sentence)
-    if found.files:
+    if finished.files:
         metadata = metadata_of(options)
         chosen.metadata = metadata | {
-            task: {**(metadata.get(task) or {}), "continues": str(file)} for task, file in found.files.items()
+            task: {**(metadata.get(task) or {}), "continues": str(file)} for task, file in finished.files.items()
         }
 
 
 @contextlib.contextmanager
 def _compact_tables() -> Iterator[None]:
-    """Within it, lm-eval prints results by context length rather than one row a number."""
+    """Inside this context, lm-eval prints results by context length, not one row for each number."""
     utils: Any = importlib.import_module("lm_eval.utils")
     original = utils.make_table
 
@@ -138,26 +154,26 @@ def _compact_tables() -> Iterator[None]:
 
 
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
-    """Returns the help of `sbeval run`: lm-eval's options, the model's own, and metadata by kind of task and key."""
+    """Returns the help of `sbeval run`: lm-eval's options, the model's arguments, and metadata by kind of task."""
     parser = HarnessCLI()._subparsers.choices["run"]
     parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
     parser.description = (
         "Evaluate: `lm_eval run` with the model sb, the packaged tasks, and samples logged beside an output path."
     )
     parser.epilog = None
-    of_sb = {
-        "model": f"Model name (default: {registered.MODEL_NAME}, which loads what hf loads)",
-        "batch_size": "Batch size: a whole number, or auto (default: what fits the device)",
-        "tasks": "Names of tasks and groups, with commas or spaces between them; `lm-eval ls tasks` and "
-        "`sbeval tasks` say where there are more",
+    our_help = {
+        "model": f"Model name (default: {registered.MODEL_NAME}, which loads every model that hf loads)",
+        "batch_size": "Batch size: a whole number, or auto (default: auto, as large as fits the device)",
+        "tasks": "Names of tasks and groups, separated by commas or spaces; `lm-eval ls tasks` lists them, and "
+        "`sbeval tasks` prints the folder of the packaged ones",
     }
     for action in parser._actions:
-        action.help = of_sb.get(action.dest, action.help)
+        action.help = our_help.get(action.dest, action.help)
     blocks = [parser.format_help().rstrip()]
     width = max(60, shutil.get_terminal_size().columns - 2)
-    of_model = "--model_args of sb, beside pretrained, dtype, max_length and all others of hf"
-    of_tasks = [(f"--metadata of {tasks}", keys) for tasks, keys in metadata]
-    for title, lines in ((of_model, described(adapter_options)), *of_tasks):
+    model_title = "--model_args of sb, in addition to pretrained, dtype, max_length and all others of hf"
+    task_blocks = [(f"--metadata of {tasks}", keys) for tasks, keys in metadata]
+    for title, lines in ((model_title, described(adapter_options)), *task_blocks):
         blocks.append(f"\n{title}:")
         for name, meaning in lines:
             first = f"  {name:<21} " if len(name) < 22 else f"  {name}\n{'':24}"
@@ -166,10 +182,10 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
 
 
 def check_response_cache(name: str | None) -> None:
-    """Refuses to have lm-eval write its responses into a file that holds something else, or where nothing can be.
+    """Checks that lm-eval can write its response cache to the file that `--use_cache` names.
 
     Raises:
-        UserError: the file is no database, or one with other tables, or it cannot be opened or written.
+        UserError: the file is not a database, is a database with other tables, or cannot be opened or written to.
     """
     if not name:
         return
@@ -184,6 +200,6 @@ def check_response_cache(name: str | None) -> None:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:
-        raise UserError(f"Expected a response cache at {file}, found: {error}; {other}.") from error
+        raise UserError(f"{file} cannot be read as a response cache ({error}): {other}.") from error
     if tables - {"unnamed"}:
-        raise UserError.expected(f"a response cache at {file}", found="a database of something else", remedy=other)
+        raise UserError(f"{file} is a database, but not a response cache: {other}.")

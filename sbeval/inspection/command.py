@@ -238,13 +238,13 @@ def inspect(
 def _run_options(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
     """Parses the options as `sbeval run` does."""
     # imports lm-eval, which --help does without
-    from sbeval.harness.options import asked, parse
+    from sbeval.harness.options import parse, run_options
 
     arguments = json.dumps({**model, **_parsed(model_args)})
     options = ["--tasks", tasks, "--model_args", arguments]
     if metadata:
         options += ["--metadata", metadata]
-    return asked(vars(parse(options)))
+    return run_options(vars(parse(options)))
 
 
 def _parsed(model_args: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where something is kept between runs, and tables that are kept there."""
+"""The cache folder for data that is reused between runs, and Arrow tables in it."""
 
 import contextlib
 import os
@@ -11,18 +11,18 @@ from sbeval.keeping.writing import whole_file
 
 
 def cache_folder(content: str) -> Path:
-    """Returns where content of a kind is kept: in `SBEVAL_CACHE`, else in Hugging Face's datasets cache."""
-    if named := os.environ.get("SBEVAL_CACHE"):
-        return local_path(named) / content
-    # as `datasets.config` has it, whose import takes a second
+    """Returns the cache folder for one kind of content: below `SBEVAL_CACHE`, or else Hugging Face's datasets cache."""
+    if folder := os.environ.get("SBEVAL_CACHE"):
+        return local_path(folder) / content
+    # the same rule as in `datasets.config`, whose import takes a second
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     datasets = os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets"
     return Path(os.path.expanduser(datasets)) / "sbeval" / content
 
 
 def read_table(path: Path) -> Any | None:
-    """Returns the Arrow table that `keep_table` wrote, None where there is none that can be read."""
-    import pyarrow as pa  # a third of a second that only readers of tables take
+    """Returns the Arrow table that `keep_table` wrote, None if it is missing or damaged."""
+    import pyarrow as pa  # the import takes a third of a second
 
     try:
         with pa.OSFile(str(path)) as file:
@@ -32,8 +32,8 @@ def read_table(path: Path) -> Any | None:
 
 
 def keep_table(path: Path, table: Any) -> None:
-    """Writes an Arrow table; where the folder cannot be written, nothing is kept and nothing is lost but time."""
-    import pyarrow as pa  # as in `read_table`
+    """Writes an Arrow table to the cache. If the folder cannot be written to, does nothing: the table is made again."""
+    import pyarrow as pa  # the import takes a third of a second
 
     with (
         contextlib.suppress(UserError),

@@ -1,4 +1,4 @@
-"""What a process keeps of files, kept by their content: a file that is rewritten under its old name is read again."""
+"""Caches a function's results in memory by the content of a file, so that a file which is rewritten is read again."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -13,28 +13,28 @@ Value = TypeVar("Value")
 
 
 def content_of(name: str | Path, *, without: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...] | None:
-    """Returns the names and hashes of a file, or of all files below a folder.
+    """Returns the relative names and content hashes of a file, or of all files below a folder.
 
-    Hidden files are left out, and files whose names end with one of `without`. None stands for a name that is neither a
-    file nor a folder, such as a hub id.
+    Hidden files and files whose names end with one of `without` are left out. Returns None if `name` is neither a file
+    nor a folder, such as a hub id.
 
     Raises:
         OSError: a file cannot be read.
     """
-    place = local_path(name)
-    if not place.exists():
+    root = local_path(name)
+    if not root.exists():
         return None
-    files = [place]
-    if place.is_dir():
-        below = sorted(place.rglob("*"))
-        files = [path for path in below if not any(part.startswith(".") for part in path.relative_to(place).parts)]
+    files = [root]
+    if root.is_dir():
+        below = sorted(root.rglob("*"))
+        files = [path for path in below if not any(part.startswith(".") for part in path.relative_to(root).parts)]
     files = [path for path in files if path.is_file() and not path.name.endswith(without)]
-    names = (path.relative_to(place).as_posix() for path in files)
+    names = (path.relative_to(root).as_posix() for path in files)
     return tuple(zip(names, files_sha256(files), strict=True))
 
 
 class KeptByContent(Generic[Arguments, Value]):
-    """A function whose last results are kept by its arguments and by the content of the file that one of them names."""
+    """A function with an LRU cache, whose key is the arguments and the content of the file that one of them names."""
 
     def __init__(
         self, read: Callable[Arguments, Value], maxsize: int, argument: int, content: Callable[[str], Hashable]
@@ -43,27 +43,28 @@ class KeptByContent(Generic[Arguments, Value]):
         self._argument, self._content = argument, content
 
         @functools.lru_cache(maxsize=maxsize)
-        def kept(_: Hashable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        def cached(_: Hashable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
             return read(*args, **kwargs)
 
-        self._kept = kept
+        self._cached = cached
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
-        """Returns the kept result, or a new one where the arguments or the file's content are new."""
+        """Returns the cached result, or calls the function if the arguments or the file's content have changed."""
         name = args[self._argument]
         content = self._content(name) if isinstance(name, str) else None
-        return self._kept(content, *args, **kwargs)  # type: ignore[arg-type]  # callers give what can be hashed
+        return self._cached(content, *args, **kwargs)  # type: ignore[arg-type]  # callers pass hashable arguments
 
     def cache_clear(self) -> None:
-        """Forgets all results."""
-        self._kept.cache_clear()
+        """Removes all cached results."""
+        self._cached.cache_clear()
 
 
 def kept_by_content(
     maxsize: int, *, argument: int = 0, content: Callable[[str], Hashable] = content_of
 ) -> Callable[[Callable[Arguments, Value]], KeptByContent[Arguments, Value]]:
-    """Keeps the last `maxsize` results of a function by its arguments and by the content of a file.
+    """Decorates a function with an LRU cache of `maxsize` results, keyed by its arguments and the content of a file.
 
-    The positional argument of the number `argument` names the file or folder; None or a hub id is kept by its value.
+    The positional argument with index `argument` names the file or folder. If it is None or a hub id, its value is the
+    key.
     """
     return lambda read: KeptByContent(read, maxsize, argument, content)

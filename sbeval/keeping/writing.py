@@ -1,6 +1,7 @@
-"""What stands where something is to be written is never lost.
+"""Atomic writes and locks: nothing that exists at a path is lost when something is written there.
 
-New files are moved into place, old ones aside, and a folder or a file is one process's as long as that lives.
+New files and folders are written under a temporary name and renamed into place. Existing ones are moved aside. A lock
+on a file or folder lasts until its process ends.
 """
 
 import contextlib
@@ -21,38 +22,39 @@ from sbeval.errors import UserError
 
 OTHER_CACHE = "set SBEVAL_CACHE to a folder with space that you may write to"
 LOCK = "running.lock"
-"""File that a process holds in the folder where it is at work."""
+"""Name of the lock file in a folder that a process works in."""
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{12}\.part(ial)?")
 _TWELVE_DIGITS = "[0-9a-f]" * 12
 _SET_ASIDE = re.compile(r".+\.old-\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(-\d+)?")
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is one under which a file or folder is written before it is moved into place."""
+    """Whether a name is the temporary name of a file or folder that is not yet in place."""
     return _UNFINISHED.fullmatch(name) is not None
 
 
 def is_set_aside(name: str) -> bool:
-    """Whether a name is one that `set_aside` gives."""
+    """Whether a name is one that `set_aside` makes, `NAME.old-TIMESTAMP`."""
     return _SET_ASIDE.fullmatch(name) is not None
 
 
 def is_new(path: Path) -> bool:
-    """Whether a path is free, or a folder that is empty or holds unfinished files alone."""
+    """Whether a path does not exist, or is a folder that is empty or holds only temporary files."""
     return not os.path.lexists(path) or (path.is_dir() and all(is_unfinished(entry.name) for entry in path.iterdir()))
 
 
 def set_aside(path: Path, *, reads: Iterable[Path] = ()) -> Path:
-    """Renames a file or folder, in one step, to `NAME.old-TIMESTAMP` beside it, and prints and returns the new path.
+    """Renames a file or folder to `NAME.old-TIMESTAMP` beside it, and prints and returns the new path.
 
     Raises:
-        UserError: it cannot be renamed, or something that the command reads or the current folder lies in it.
+        UserError: it cannot be renamed, or it contains the current folder or one of the paths `reads`, which the
+            command reads.
     """
-    for kept in (Path.cwd(), *reads):
-        if kept.resolve().is_relative_to(path.resolve()):
+    for needed_path in (Path.cwd(), *reads):
+        if needed_path.resolve().is_relative_to(path.resolve()):
             raise UserError(
-                f"Expected to move nothing that is read, nor the current folder, found {kept} in {path}: name another "
-                "place."
+                f"{path} cannot be moved aside, because it contains {needed_path}, which this command reads or runs "
+                "in: name another output folder."
             )
     path = path.resolve() if path.name == ".." else path.absolute()
     aside = _aside(path)
@@ -60,23 +62,23 @@ def set_aside(path: Path, *, reads: Iterable[Path] = ()) -> Path:
         path.rename(aside)
     except OSError as error:
         raise UserError(
-            f"Expected to move {path} to {aside.name}, and could not ({error.strerror}): move it yourself, or name "
-            "another place."
+            f"{path} could not be renamed to {aside.name} ({error.strerror}): move it yourself, or name another output "
+            "folder."
         ) from error
     print(f"what was there is now in {aside}", flush=True)
     return aside
 
 
 def set_files_aside(folder: Path, names: Iterable[str]) -> Path:
-    """Moves files of a folder, in the order of their names, to a new folder `NAME.old-TIMESTAMP` beside it.
+    """Moves files of a folder, in the order of `names`, to a new folder `NAME.old-TIMESTAMP` beside it.
 
-    Everything else in the folder stays where it is. Returns the new folder.
+    Everything else in the folder stays there. Returns the new folder.
 
     Raises:
         UserError: a file cannot be moved.
     """
     aside = _aside(folder.resolve())
-    with told(aside):
+    with write_errors_explained(aside):
         for name in names:
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).rename(aside / name)
@@ -84,44 +86,45 @@ def set_files_aside(folder: Path, names: Iterable[str]) -> Path:
 
 
 def _aside(path: Path) -> Path:
-    """Returns the first free path of those that say when something at `path` was moved there."""
+    """Returns the first free path `NAME.old-TIMESTAMP` or `NAME.old-TIMESTAMP-NUMBER` beside `path`."""
     stem = f"{path.name}.old-{datetime.datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 
 
 @contextlib.contextmanager
-def told(folder: Path, what: str = "files", *, remedy: str = "name another") -> Iterator[None]:
-    """Says in one sentence that a folder cannot be written to: what is kept there, and what to do.
+def write_errors_explained(folder: Path, what: str = "files", *, remedy: str = "name another folder") -> Iterator[None]:
+    """Turns an `OSError` in the block into a `UserError` about writing to `folder`.
+
+    `what` is written there, and `remedy` says what to do; both are parts of the message.
 
     Raises:
-        UserError: the disk is full, or the folder cannot be written.
+        UserError: the disk is full, or the folder cannot be written to.
     """
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"Expected a folder to write to, found that {str(folder)!r} cannot keep {what} "
-            f"({error.strerror or error}): {remedy}."
+            f"The folder {str(folder)!r} cannot be written to, for {what} ({error.strerror or error}): {remedy}."
         ) from error
 
 
 @contextlib.contextmanager
 def writing_to(folder: Path, what: str, *, remedy: str = OTHER_CACHE) -> Iterator[None]:
-    """Makes a folder where it is missing, and says as `told` does that it cannot be written to."""
-    with told(folder, what, remedy=remedy):
+    """Makes a folder if it is missing, and explains write errors in the block as `write_errors_explained` does."""
+    with write_errors_explained(folder, what, remedy=remedy):
         folder.mkdir(parents=True, exist_ok=True)
         yield
 
 
 @contextlib.contextmanager
 def whole_file(path: Path, what: str, *, remedy: str = OTHER_CACHE) -> Iterator[Path]:
-    """Yields a path to write to; the file stands at `path` once the block has ended, and nowhere where it failed.
+    """Writes a file atomically: yields a temporary path, which is renamed to `path` after the block, or deleted.
 
-    Its folder is made where it is missing; `what` and `remedy` are for the error.
+    The folder is made if it is missing. `what` and `remedy` are parts of the error message.
 
     Raises:
-        UserError: the disk is full, or the folder cannot be written.
+        UserError: the disk is full, or the folder cannot be written to.
     """
     with writing_to(path.parent, what, remedy=remedy), unfinished(path) as new:
         yield new
@@ -130,28 +133,29 @@ def whole_file(path: Path, what: str, *, remedy: str = OTHER_CACHE) -> Iterator[
 
 @contextlib.contextmanager
 def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
-    """Yields a new folder; what it holds lies in `folder` once the block has ended, and nothing does if it failed.
+    """Yields a temporary folder, whose contents are moved to `folder` after the block, or deleted if the block fails.
 
-    A folder that does not exist yet appears whole. In another, which stays the same folder, each file appears whole; it
-    takes the place of a file of its name, except where the folder was empty when the block began. `first` is as
-    `move_into` takes it.
+    If `folder` does not exist, the temporary folder is renamed to it. If it exists, each file is moved into it
+    atomically and replaces a file with the same name. If it was empty before the block and is not afterwards, nothing
+    is replaced and an error is raised. `first` is passed to `move_into`.
 
     Raises:
         UserError: the folder cannot be written to.
     """
     folder = folder.resolve()
     with contextlib.ExitStack() as stack:
-        with told(folder):
-            appears = not folder.exists()
+        with write_errors_explained(folder):
+            is_missing = not folder.exists()
             was_new = is_new(folder)
-            parent = folder.parent if appears else folder
+            parent = folder.parent if is_missing else folder
             parent.mkdir(parents=True, exist_ok=True)
-            _remove_left(folder)  # also where the folder itself has appeared since
+            # a killed process may have left temporary files beside the folder, even if the folder exists now
+            _remove_abandoned(folder)
             new = stack.enter_context(unfinished(parent / folder.name))
             new.mkdir()
         yield new
-        with told(folder):
-            if appears:
+        with write_errors_explained(folder):
+            if is_missing:
                 new.rename(folder)
             elif was_new and not is_new(folder):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
@@ -160,14 +164,16 @@ def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
 
 
 def move_into(folder: Path, new: Path, *, first: str | None = None) -> None:
-    """Moves what a new folder holds to another one, each file whole and in place of one of its name.
+    """Moves the contents of the folder `new` into `folder`; files replace files with the same name atomically.
 
-    Names of the pattern `first` are moved before all others of their folder.
+    Files that match the pattern `first` are moved before all others of their folder.
     """
     folder.mkdir(exist_ok=True)
-    for entry in sorted(
-        new.iterdir(), key=lambda entry: (not (first and entry.match(first)), entry.is_dir(), entry.name)
-    ):
+
+    def order(entry: Path) -> tuple[bool, bool, str]:
+        return not (first and entry.match(first)), entry.is_dir(), entry.name
+
+    for entry in sorted(new.iterdir(), key=order):
         if entry.is_dir():
             move_into(folder / entry.name, entry, first=first)
         else:
@@ -176,62 +182,67 @@ def move_into(folder: Path, new: Path, *, first: str | None = None) -> None:
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Yields where a file or a folder can be made, to be renamed to `path`; what is left there is then removed.
+    """Yields a temporary path at which to make a file or folder; the caller renames it to `path`.
 
-    That is the name of `path` in a folder beside it, which is locked as long as its process lives: processes side by
-    side never see half of anything. Folders that killed processes left are removed first, by their locks; on a file
+    The temporary path is in a temporary folder beside `path`, which is locked while this process lives and removed
+    after the block. Temporary folders that killed processes left are removed first: nobody holds their locks. On a file
     system without locks they stay.
     """
-    _remove_left(path)
+    _remove_abandoned(path)
     with contextlib.ExitStack() as stack:
         while True:
-            room = path.with_name(f"{path.name}.{uuid4().hex[:12]}.partial")
-            room.mkdir()
-            stack.callback(shutil.rmtree, room, ignore_errors=True)
-            with contextlib.suppress(FileNotFoundError):  # a process that looks for what was left was faster
-                is_held = stack.enter_context(lock_tried(_lock(room), without_locks=True))
-                if is_held and _lock(room).exists():
+            temporary_folder = path.with_name(f"{path.name}.{uuid4().hex[:12]}.partial")
+            temporary_folder.mkdir()
+            stack.callback(shutil.rmtree, temporary_folder, ignore_errors=True)
+            # another process may remove the folder as abandoned before it is locked; then make another one
+            with contextlib.suppress(FileNotFoundError):
+                is_held = stack.enter_context(lock_tried(_lock(temporary_folder), without_locks=True))
+                if is_held and _lock(temporary_folder).exists():
                     break
-        yield room / path.name
+        yield temporary_folder / path.name
 
 
-def _remove_left(path: Path) -> None:
-    for left in path.parent.glob(f"{glob.escape(path.name)}.{_TWELVE_DIGITS}.part*"):
-        is_room = left.is_dir()  # or a file that an earlier version left
-        with contextlib.suppress(OSError), lock_tried(_lock(left) if is_room else left, without_locks=False) as is_held:
-            if is_held and is_room:
-                shutil.rmtree(left, ignore_errors=True)
+def _remove_abandoned(path: Path) -> None:
+    """Removes temporary files and folders of `path` that no living process holds."""
+    for abandoned in path.parent.glob(f"{glob.escape(path.name)}.{_TWELVE_DIGITS}.part*"):
+        is_folder = abandoned.is_dir()  # earlier versions left files
+        lock = _lock(abandoned) if is_folder else abandoned
+        with contextlib.suppress(OSError), lock_tried(lock, without_locks=False) as is_held:
+            if is_held and is_folder:
+                shutil.rmtree(abandoned, ignore_errors=True)
             elif is_held:
-                left.unlink()
+                abandoned.unlink()
 
 
-def _lock(room: Path) -> Path:
-    return room / ".lock"
+def _lock(folder: Path) -> Path:
+    return folder / ".lock"
 
 
 @contextlib.contextmanager
 def alone_in(path: Path) -> Iterator[None]:
-    """Holds a folder, or a file that is made where it is missing, as long as this process lives and the block runs.
+    """Locks a folder or file while the block runs; the kernel frees the lock if this process dies.
+
+    A missing file is made.
 
     Raises:
-        UserError: another process holds it.
-        OSError: it cannot be opened.
+        UserError: another process holds the lock.
+        OSError: the path cannot be opened.
     """
     with lock_tried(path, without_locks=True) as is_held:
         if not is_held:
             folder = path if path.is_dir() else path.parent
-            raise UserError.expected(
-                f"no other process that writes to {folder}", found="one", remedy="wait for it, or name another folder"
-            )
+            raise UserError(f"Another process is writing to {folder}: wait until it has ended, or name another folder.")
         yield
 
 
 @contextlib.contextmanager
 def lock_tried(path: Path, *, without_locks: bool) -> Iterator[bool]:
-    """Tries to hold what `alone_in` does; yields whether it is held, `without_locks` where a file system has no locks.
+    """Tries to lock a folder or file as `alone_in` does, and yields whether it is locked.
+
+    On a file system without locks it yields `without_locks`.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the path cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -1,8 +1,19 @@
-"""The processes of a command: how they start, how they end together, and what they print last.
+"""The processes of a command: starting several ranks, ending all of them when one fails, errors, and signals.
 
-- `launch`: how does `sbeval launch` start several processes, and which error does it print when one fails?
-- `ranks`: which rank is this process, and how do all ranks end when one fails?
-- `signals`: how does a signal become an exception?
-- `ending`: how does the body of a command end: an error as one sentence, a signal, a closed pipe?
-- `next_step`: which command does a user run next?
+- `launch`: `sbeval launch`, which starts several processes and prints the error of the one that failed
+- `ranks`: this process's rank, and the thread that ends it when another rank fails
+- `signals`: signals as exceptions
+- `ending`: the end of a command: an error as one sentence, a signal, a closed pipe
+- `next_step`: the last line of a command, which names the next command to run
+
+Decisions:
+
+- A key in the launcher's store ends all ranks. lm-eval sets the timeout of collectives to a year, and a rank that waits
+  in a collective runs no signal handler of Python. So each rank has a thread that polls a key of the TCPStore at which
+  the ranks met, and ends the process when the key holds an error message.
+- `sbeval launch` runs accelerate's launcher in its own process, so that it can print that message in place of
+  accelerate's long report about a failed child.
+- `ending.told_in_one_sentence` wraps the body of every command. A signal becomes an exception, so that temporary files
+  are removed. An error of a disk, path, network or memory becomes one sentence, whichever library raised it. A defect
+  of this package keeps its traceback.
 """

@@ -1,4 +1,4 @@
-"""How the body of a command ends: one sentence for a user's mistake, a signal's exit code, silence on a closed pipe."""
+"""The end of a command: one sentence for a user's mistake, a signal's exit code, and no output on a closed pipe."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from sbeval.errors import UserError, first_line, log_visibly, shown, visible, vi
 from sbeval.processes import ranks
 from sbeval.processes.signals import AskedToEnd, raising_when_asked_to_end
 
-# the operating system's words, SQLite's, and those of torch's writer, which a short write surprises at a file's end
+# messages of the operating system, of SQLite, and of torch's file writer after a short write
 _NO_ROOM = (
     "No space left",
     "Disk quota exceeded",
@@ -23,7 +23,7 @@ _NO_ROOM = (
     "inline_container.cc",
     "PytorchStreamWriter failed",
 )
-# of the allocators of the machine and of a GPU, of the loader of a library, and of a thread
+# messages of the memory allocators of CPU and GPU, of the loader of a library, and of the start of a thread
 _NO_MEMORY = (
     " out of memory.",
     "annot allocate memory",
@@ -36,11 +36,14 @@ _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urlli
 
 @contextlib.contextmanager
 def told_in_one_sentence() -> Iterator[None]:
-    """Holds the body of a command.
+    """Runs the body of a command: prints errors as one sentence on standard error and sets the exit code.
+
+    An exception that is a defect of this package is raised again, with its traceback.
 
     Raises:
-        SystemExit: with 1 and a sentence on standard error where a user, a disk or a path was at fault, with 128 and
-            the signal's number where this process was asked to end, with 1 and silence where nobody reads its output.
+        SystemExit: with code 1 and a printed sentence for an error of the user, a disk, a path, the network or memory;
+            with code 128 plus the signal's number if a signal asked the process to end; with code 1 and no output if
+            standard output is a closed pipe.
     """
     try:
         try:
@@ -49,13 +52,13 @@ def told_in_one_sentence() -> Iterator[None]:
                 _check_surroundings()
                 yield
         except AskedToEnd as ended:
-            ranks.fails()
+            ranks.set_failing()
             if not ranks.launched():
                 print(ended, file=sys.stderr)
             raise
         except Exception as error:
             sentence = _sentence(error)
-            if not ranks.told(error, sentence):
+            if not ranks.report_failure(error, sentence):
                 if sentence is None:
                     sys.excepthook = _show_traceback
                     raise
@@ -69,9 +72,9 @@ def told_in_one_sentence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _showing_what_is_visible() -> Iterator[None]:
-    """Within it, nothing that a file of others holds acts on the terminal that standard output or a log goes to."""
+    """Inside this context, control characters from files are printed escaped, so that they cannot act on a terminal."""
     log_visibly()
-    os.environ.setdefault("PYTHON_COLORS", "0")  # argparse's, from Python 3.14 on
+    os.environ.setdefault("PYTHON_COLORS", "0")  # switches off argparse's colours, from Python 3.14 on
     if (stream := sys.stdout) is None:
         yield
         return
@@ -80,10 +83,10 @@ def _showing_what_is_visible() -> Iterator[None]:
 
     def write_visibly(text: str) -> int:
         text = visible_in_colour(text)
-        # what the encoding lacks is shown as on standard error
+        # characters that the encoding lacks are escaped, as Python does on standard error
         return write(text.encode(strict, "backslashreplace").decode(strict) if strict else text)
 
-    with contextlib.suppress(AttributeError):  # of another program's stream, which may be read-only
+    with contextlib.suppress(AttributeError):  # another program's stream may have a read-only attribute
         stream.write = write_visibly  # type: ignore[method-assign]
     try:
         yield
@@ -93,17 +96,17 @@ def _showing_what_is_visible() -> Iterator[None]:
 
 
 def _silence_threads_of_databases() -> None:
-    """Has a thread of sqlitedict end without a word for good: who waits for it raises the same error, and tells it."""
+    """Silences the log and the tracebacks of sqlitedict's threads: the thread that waits for them raises the error."""
     logger = logging.getLogger("sqlitedict")
     hook = threading.excepthook
     logger.setLevel(logging.CRITICAL + 1)
 
-    def others(ended: threading.ExceptHookArgs) -> None:
+    def hook_of_other_threads(ended: threading.ExceptHookArgs) -> None:
         if type(ended.thread).__module__ != logger.name:
             hook(ended)
 
     if hook.__module__ != __name__:
-        threading.excepthook = others
+        threading.excepthook = hook_of_other_threads
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -111,11 +114,12 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 def no_room(error: BaseException | None) -> bool:
-    """Whether an error says that nothing more could be written; libraries wrap the operating system's in their own."""
-    return _says(error, _NO_ROOM)
+    """Whether an error, or one of its causes, says that a disk is full or a quota is reached."""
+    return _has_message(error, _NO_ROOM)
 
 
-def _says(error: BaseException | None, any_of: Sequence[str]) -> bool:
+def _has_message(error: BaseException | None, any_of: Sequence[str]) -> bool:
+    """Whether the message of an error, or of one of its causes, contains one of these texts."""
     while error is not None:
         if any(words in str(error) for words in any_of):
             return True
@@ -124,33 +128,31 @@ def _says(error: BaseException | None, any_of: Sequence[str]) -> bool:
 
 
 def _sentence(error: Exception) -> str | None:
-    """Returns what to tell a user; None for an error that is a mistake of this package, which keeps its traceback."""
+    """Returns the sentence that is printed for an error; None for a defect of this package, which has a traceback."""
     if isinstance(error, UserError):
         return str(error)
     if no_room(error):
         return (
-            f"Expected room for what this command writes, found a full disk ({first_line(error)}): make room and run "
-            "the same command again; what was there before is as it was."
+            f"The disk is full ({first_line(error)}): free some space and run the same command again. Existing files "
+            "were not changed."
         )
-    if isinstance(error, MemoryError) or _says(error, _NO_MEMORY):
+    if isinstance(error, MemoryError) or _has_message(error, _NO_MEMORY):
         return (
-            f"Expected more memory for this command, found none left ({first_line(error)}): raise its limit or end "
-            "other programs, and run the same command again."
+            f"There is not enough memory for this command ({first_line(error)}): raise its limit or end other "
+            "programs, and run the same command again."
         )
     if isinstance(error, BrokenPipeError):
         return None
     if _is_of_the_network(error):
         reason = getattr(error, "strerror", None) or first_line(error)
-        return (
-            f"Expected an answer over the network, found: {reason}: check the name and the network, and try it again."
-        )
+        return f"A network request failed ({reason}): check the name and the network, and run the same command again."
     if isinstance(error, OSError) and error.strerror:
         at = f" at {str(error.filename)!r}" if error.filename is not None else ""
-        return f"Expected files and folders that can be read and written, found: {error.strerror}{at}: correct that."
+        return f"A file or folder cannot be read or written ({error.strerror}{at}): check the path and its permissions."
     if type(error).__module__ == "sqlite3":
         return (
-            f"Expected a database of answers that can be read and written, found: {first_line(error)}: make room, or "
-            "name another file with --use_cache."
+            f"The response cache cannot be read or written ({first_line(error)}): free some space, or name another "
+            "file with --use_cache."
         )
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return _not_utf8(error.object)
@@ -166,10 +168,10 @@ def _check_surroundings() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UserError("Expected to stand in a folder, found that it was deleted: change to another (cd).") from None
+        raise UserError("The current folder was deleted: change to another folder (cd).") from None
     ranks.check_environment()
     if (level := os.environ.get("LOGLEVEL")) is not None:
-        os.environ["LOGLEVEL"] = level.upper()  # torch knows no other
+        os.environ["LOGLEVEL"] = level.upper()  # torch accepts upper case only
         if level.upper() not in logging.getLevelNamesMapping():
             raise UserError(f"Expected a level such as INFO in LOGLEVEL, which torch reads, found {level!r}: unset it.")
     for argument in sys.argv[1:]:
@@ -181,14 +183,14 @@ def _check_surroundings() -> None:
 
 def _not_utf8(text: str) -> str:
     try:
-        name = text.encode(errors="surrogateescape")  # how Python reads a name of a file that is not UTF-8
+        name = text.encode(errors="surrogateescape")  # Python decodes file names that are not UTF-8 with this handler
     except UnicodeEncodeError:
-        return f"Expected text that UTF-8 can hold, found half a surrogate pair in {shown(text)}: correct that text."
-    return f"Expected names of files in UTF-8, found {name[:500]!r}: rename that."
+        return f"Expected text that UTF-8 can encode, found half a surrogate pair in {shown(text)}: correct that text."
+    return f"Expected file names in UTF-8, found {name[:500]!r}: rename that file."
 
 
 def _silence_closed_pipes() -> None:
-    """Lets what Python itself writes at its end go nowhere where nobody reads."""
+    """Redirects a closed pipe to /dev/null, since Python flushes its streams once more at exit."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is None:
             continue

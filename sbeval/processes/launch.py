@@ -1,4 +1,4 @@
-"""`sbeval launch`: a command of sbeval in several processes, on one machine or several, by accelerate's launcher."""
+"""`sbeval launch`: starts a command of sbeval in several processes, on one or more machines, with accelerate."""
 
 import logging
 import os
@@ -20,21 +20,21 @@ _COMMANDS = ("run", "train", "extend")
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Runs options of `accelerate launch`, a command and its own options, in several processes.
+    """Starts several processes. `arguments` are options of `accelerate launch`, a command, and the command's options.
 
     Raises:
-        UserError: what the first process that failed said, or how it ended.
-        AskedToEnd: this process was asked to end.
+        UserError: the error of the first process that failed, or how it ended.
+        AskedToEnd: a signal asked this process to end.
     """
     chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
-    # a checkout in the current folder is not the installed package
+    # without PYTHONSAFEPATH a checkout in the current folder would hide the installed package
     os.environ |= {LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
-    logging.disable(logging.CRITICAL)  # of this process alone: launchers tell of a failure in pages
+    logging.disable(logging.CRITICAL)  # in this process only: launchers log pages about a failure
     try:
         launch_command(chosen)
     except ChildFailedError as error:
         why, on_the_board = _why(error.failures)
-        print(file=sys.stderr)  # behind a progress bar that was cut off
+        print(file=sys.stderr)  # ends the line of an interrupted progress bar
         if (chosen.num_machines or 1) > 1 and not on_the_board:
             tell_machines(chosen.main_process_ip, int(chosen.main_process_port), why)
         raise UserError(why) from None
@@ -44,41 +44,42 @@ def launch(arguments: Sequence[str]) -> None:
         raise SystemExit(error.returncode) from None
     except ConnectionError:
         raise UserError(
-            f"Expected a free port for the processes to meet at, found {chosen.main_process_port} in use: name another "
-            "one with --main_process_port."
+            f"The port {chosen.main_process_port} for the processes is in use: name a free one with "
+            "--main_process_port."
         ) from None
     except (ValueError, RuntimeError, TimeoutError) as error:
-        raise UserError(f"Expected processes to start as the options say, found: {first_line(error)}") from error
+        raise UserError(f"The processes could not be started with these options: {first_line(error)}") from error
 
 
 def _as_module(chosen: Any) -> Any:
-    """Returns accelerate's options with the command as a module of Python."""
+    """Changes accelerate's options so that they run a command of sbeval as a Python module, and returns them."""
     if not chosen.module:
         if chosen.training_script not in _COMMANDS:
             raise UserError(
-                f"Expected {', '.join(_COMMANDS[:-1])} or {_COMMANDS[-1]} behind the launcher's options, found "
+                f"Expected {', '.join(_COMMANDS[:-1])} or {_COMMANDS[-1]} after the launcher's options, found "
                 f"{chosen.training_script!r}: write `sbeval launch --num_processes 2 run ...`."
             )
         chosen.training_script_args = [chosen.training_script, *chosen.training_script_args]
         chosen.training_script = "sbeval"
         chosen.module = True
     if (chosen.num_processes or 1) > 1 and not (chosen.use_fsdp or chosen.use_deepspeed or chosen.use_megatron_lm):
-        chosen.multi_gpu = True  # accelerate's word for several processes, on CPUs too
+        chosen.multi_gpu = True  # accelerate's name for several processes, also on CPUs
     if (chosen.num_machines or 1) == 1 and chosen.main_process_port is None:
         chosen.main_process_port = 0
     return chosen
 
 
 def _why(failures: Any) -> tuple[str, bool]:
-    """Returns what the first process to fail said, or else how it ended; and whether other machines know of it."""
-    # what a process of ours leaves holds a time; torch fills in for one that left nothing
-    if left := [failure.error_file_data for failure in failures.values() if "timestamp" in failure.error_file_data]:
-        first_left = min(left, key=lambda said: said["timestamp"])
-        return str(first_left["message"]), bool(first_left.get("on_the_board"))
+    """Returns the error of the first process that failed, or how it ended; and whether other machines know it."""
+    # an error file that this package wrote has a timestamp; torch makes one without for a process that wrote none
+    error_files = [failure.error_file_data for failure in failures.values()]
+    if ours := [error_file for error_file in error_files if "timestamp" in error_file]:
+        earliest = min(ours, key=lambda error_file: error_file["timestamp"])
+        return str(earliest["message"]), bool(earliest.get("on_the_board"))
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     ended = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
     why = (
-        f"Expected every process to end well, found that rank {rank}, process {first.pid} on {socket.gethostname()}, "
-        f"ended with {ended}: see what it said last, or whether memory ran out."
+        f"Rank {rank}, process {first.pid} on {socket.gethostname()}, ended with {ended}: look at its last output, and "
+        "whether memory ran out."
     )
     return why, False

@@ -12,7 +12,7 @@ from sbeval.processes import ranks
 _said_later = False
 
 EVALUATE = "sbeval run --model_args pretrained={} --tasks sb_stdlib_fixed_target --limit 40 --output_path results"
-"""What a checkpoint just made can be tried with: a task that needs no data of its own."""
+"""Command line that evaluates a new checkpoint, with a task that needs no data."""
 
 
 def evaluation_of(
@@ -23,7 +23,7 @@ def evaluation_of(
     model_args: str | None = None,
     limit: float | None = None,
 ) -> str:
-    """Returns the command line that evaluates a checkpoint, with the given options in place of `EVALUATE`'s.
+    """Returns the command line that evaluates a checkpoint, with these options in place of those of `EVALUATE`.
 
     `model_args` are pairs such as "dtype=bfloat16,max_length=4096", or a JSON object.
     """
@@ -32,31 +32,31 @@ def evaluation_of(
         arguments = json.dumps({"pretrained": checkpoint, **json.loads(model_args)})
     if not tasks:
         return EVALUATE.replace("pretrained={}", shlex.quote(arguments))
-    given = [("--model_args", arguments), ("--tasks", tasks), ("--metadata", metadata)]
-    given.append(("--limit", None if limit is None else f"{limit:g}"))
-    options = [f"{name} {shlex.quote(value)}" for name, value in given if value]
+    values = [("--model_args", arguments), ("--tasks", tasks), ("--metadata", metadata)]
+    values.append(("--limit", None if limit is None else f"{limit:g}"))
+    options = [f"{name} {shlex.quote(value)}" for name, value in values if value]
     return f"sbeval run {' '.join(options)} --output_path results"
 
 
 def evaluation_of_folder(folder: Path) -> str:
-    """Returns what evaluates a checkpoint just written; where it has no tokenizer, a user first saves one."""
+    """Returns the next step after writing a checkpoint: to evaluate it, after saving a tokenizer if it has none."""
     command = EVALUATE.format(shlex.quote(str(folder)))
     return command if has_tokenizer_files(folder) else f"save the files of its tokenizer in {folder}, then {command}"
 
 
 def say_next(step: str) -> None:
-    """Prints, as a command's last line, what to do next; the first of several processes does so alone."""
+    """Prints the next step as a command's last line; only rank 0 prints."""
     if not _said_later:
         ranks.say(f"Next: {step}")
 
 
 @contextlib.contextmanager
 def saying_next_later() -> Iterator[None]:
-    """Within it `say_next` prints nothing: the command goes on, and prints its last line at its own end."""
+    """Inside this context `say_next` prints nothing, for a command that runs another one and goes on after it."""
     global _said_later
-    before = _said_later
+    previous_value = _said_later
     _said_later = True
     try:
         yield
     finally:
-        _said_later = before
+        _said_later = previous_value

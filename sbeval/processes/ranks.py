@@ -1,8 +1,8 @@
-"""Processes of one evaluation, on one machine or several: they end together, and one that does not come is named.
+"""The ranks of one evaluation, on one or more machines: all end when one fails, and a rank that hangs is named.
 
-accelerate gives collectives a year, since ranks of an evaluation may wait long for each other, so neither a rank that
-fails elsewhere nor one that hangs would end the others. Each therefore has a thread that looks at a board, a key of
-the store they meet at: a sentence on it ends all of them.
+The timeout of collectives is a year, since ranks of an evaluation may wait long for each other. So a rank that fails or
+hangs would not end the others. Each rank therefore has a thread that polls the board, a key of the TCPStore at which
+the ranks met. An error message on the board ends all ranks.
 """
 
 import atexit
@@ -23,70 +23,75 @@ from typing import Any
 from sbeval.errors import UserError, first_line, shown
 
 LAUNCHED = "SBEVAL_LAUNCHED"
-"""Set where `sbeval launch` says for all processes what one of them has found wrong."""
+"""Environment variable that `sbeval launch` sets for its processes: the launcher prints their error."""
 WAIT_SECONDS = "SBEVAL_WAIT_SECONDS"
-"""Environment variable: how long processes wait for one that does not come."""
+"""Environment variable: how many seconds ranks wait at a step for a rank that does not arrive."""
 _TRUTHS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 _MEETING = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
 _NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _WAIT_SECONDS = 1800.0
 _LOOK_SECONDS = 0.5
-# until every other process has looked at the board, and left
+# time within which every other rank has polled the board and ended
 _TOLD_SECONDS = 3 * _LOOK_SECONDS
 _LOST_SECONDS = 10.0
 _TO_END_SECONDS = 5.0
 _ENDS_WELL = 0
 _FAILED = "sbeval/failed"
-_GONE = "Expected the first machine's launcher to answer, found it gone: see what it said."
+_GONE = "The launcher of the first machine does not answer any more: look at its last output."
 _watch: "_Watch | None" = None
 _failing = False
 
 
 def several() -> bool:
-    """Whether this process is one of several that were launched together."""
+    """Whether this process is one of several ranks (WORLD_SIZE above 1)."""
     return os.environ.get("WORLD_SIZE", "1").isdecimal() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def is_first_process() -> bool:
-    """Whether this process writes what all processes share."""
+    """Whether this process is rank 0, which prints and writes for all ranks."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def check_environment(*, meeting: bool = False) -> None:
-    """Refuses what was set by hand, or by another program, and does not say which of several processes this is.
+    """Checks the environment variables that tell a process its rank, which may have been set by hand.
 
-    What is set to nothing is unset.
+    Variables that are set to "" are unset.
+
+    Args:
+        meeting: whether the ranks are about to meet, and all variables must be there.
 
     Raises:
-        UserError: a number that is none, or where processes are to meet, one that is missing or out of range.
+        UserError: a value is not a number; or with `meeting`, a variable is missing or out of range.
     """
     remedy = "unset it, or start processes with `sbeval launch`"
-    # one process alone may stand beside a service of Kubernetes that is called master
+    # Kubernetes sets MASTER_PORT to an address if there is a service called master: a single process ignores it
     numbers = (*_NUMBERS, "MASTER_PORT") if several() else _NUMBERS
-    given = {name: os.environ[name] for name in numbers if name in os.environ}
-    for name in [name for name, value in given.items() if not value]:
-        del os.environ[name], given[name]
-    for name, value in given.items():
+    values = {name: os.environ[name] for name in numbers if name in os.environ}
+    for name in [name for name, value in values.items() if not value]:
+        del os.environ[name], values[name]
+    for name, value in values.items():
         if not value.removeprefix("-").isdecimal():
-            raise UserError(f"Expected a whole number in the environment's {name}, found {shown(value)}: {remedy}.")
+            raise UserError(
+                f"Expected a whole number in the environment variable {name}, found {shown(value)}: {remedy}."
+            )
     if (value := os.environ.get("ACCELERATE_USE_CPU", "no")).lower() not in _TRUTHS:
         raise UserError.expected(
-            "true or false in the environment's ACCELERATE_USE_CPU", found=shown(value), remedy="unset it"
+            "true or false in the environment variable ACCELERATE_USE_CPU", found=shown(value), remedy="unset it"
         )
-    # accelerate takes any LOCAL_RANK for one of several processes
-    if meeting and (several() or int(given.get("LOCAL_RANK", -1)) >= 0):
+    # accelerate treats any process with LOCAL_RANK as one of several
+    if meeting and (several() or int(values.get("LOCAL_RANK", -1)) >= 0):
         if missing := [name for name in _MEETING if not os.environ.get(name)]:
-            there = next(name for name in ("WORLD_SIZE", "LOCAL_RANK") if name in given)
-            raise UserError.expected(f"{', '.join(missing)} beside {there}", found="none", remedy=remedy)
-        if not 0 <= int(given["RANK"]) < int(given["WORLD_SIZE"]):
-            below = f"RANK from 0 to below WORLD_SIZE={given['WORLD_SIZE']}"
-            raise UserError.expected(below, found=given["RANK"], remedy=remedy)
+            present = next(name for name in ("WORLD_SIZE", "LOCAL_RANK") if name in values)
+            raise UserError(f"The environment has {present} but not {', '.join(missing)}: {remedy}.")
+        if not 0 <= int(values["RANK"]) < int(values["WORLD_SIZE"]):
+            valid_rank = f"RANK from 0 to below WORLD_SIZE={values['WORLD_SIZE']}"
+            raise UserError.expected(valid_rank, found=values["RANK"], remedy=remedy)
 
 
 def find_processes() -> None:
-    """Makes accelerate join processes launched together on a machine without an accelerator.
+    """Makes accelerate form a process group of the launched processes on a machine without an accelerator.
 
-    Left to itself it takes each of them for the only one there, and every process evaluates everything.
+    By default accelerate would treat each of them as a single process, and every process would evaluate everything.
     """
     check_environment(meeting=True)
     if several() and not importlib.import_module("torch.accelerator").is_available():
@@ -94,13 +99,13 @@ def find_processes() -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line in the first process alone."""
+    """Prints a line on rank 0 only."""
     if is_first_process():
         print(text, flush=True)
 
 
 def watch() -> None:
-    """Starts to look after the other processes, where a launcher started several and keeps a store for them."""
+    """Starts the thread that polls the board, if a launcher started several ranks and has a store for them."""
     global _watch
     if _watch is None and several() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _watch = _Watch()
@@ -108,58 +113,61 @@ def watch() -> None:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Holds a step at which every process waits for the others."""
+    """Marks a block, such as a collective, in which every rank waits for the others; a rank that is late is named."""
     with contextlib.nullcontext() if _watch is None else _watch.waiting():
         yield
 
 
-def fails() -> None:
-    """Notes that this process does not end well: it leaves at once what the others may still wait in."""
+def set_failing() -> None:
+    """Records that this process ends with an error, so that it leaves without waiting in collectives."""
     global _failing
     _failing = True
 
 
-def told(error: BaseException, sentence: str | None) -> bool:
-    """Tells the other processes, and the launcher, that this one fails with an error; a sentence is for users.
+def report_failure(error: BaseException, sentence: str | None) -> bool:
+    """Tells the other ranks and the launcher that this rank fails.
+
+    Args:
+        error: the error.
+        sentence: the message for the user, None for a defect of this package.
 
     Returns:
-        Whether all is said already: by the launcher, or by a process that failed before and took this one with it.
+        Whether the user gets the message from elsewhere: from the launcher, or from a rank that failed before this one.
     """
-    fails()
+    set_failing()
     if not several():
         return False
     if _watch is not None:
         elsewhere = None if isinstance(error, UserError) else _watch.failed_elsewhere(_TO_END_SECONDS)
         if elsewhere is not None:
-            _say(elsewhere)
+            _report(elsewhere)
             return True
-        said = f"{sentence or first_line(error)} ({_name()})"
-        first = _watch.tell(said)
+        message = f"{sentence or first_line(error)} ({_name()})"
+        is_first = _watch.tell(message)
         time.sleep(_TOLD_SECONDS)
-        sentence = sentence and (said if first else None)
-        if sentence is None and not first:
+        sentence = sentence and (message if is_first else None)
+        if sentence is None and not is_first:
             return True
-    return sentence is not None and _leave(sentence)
+    return sentence is not None and _write_error_file(sentence)
 
 
 def launched() -> bool:
-    """Whether `sbeval launch` started this process, and says for all what there is to say."""
+    """Whether `sbeval launch` started this process and prints the error of all ranks."""
     return bool(os.environ.get(LAUNCHED)) and bool(os.environ.get("TORCHELASTIC_ERROR_FILE"))
 
 
 def tell_machines(address: str, port: int, sentence: str) -> None:
-    """Tells the processes of other machines, from a launcher, that one here has failed."""
-    with contextlib.suppress(Exception):  # the first machine's launcher may be gone
+    """Tells the ranks of other machines, from a launcher, that a rank of this machine has failed."""
+    with contextlib.suppress(Exception):  # the store of the first machine's launcher may be gone
         if _board(address, port, _TO_END_SECONDS).compare_set(_FAILED, "", sentence).decode() == sentence:
             time.sleep(_TOLD_SECONDS)
 
 
 @atexit.register
 def _end_threads() -> None:
-    """Ends threads that take Python's lock: one that does while Python ends would end this process with SIGABRT.
+    """Ends the polling thread and gloo's threads: one that takes the GIL while Python exits would raise SIGABRT.
 
-    They are the watch's, in its store, and those of gloo, which may hold the last tensor that was gathered. Where this
-    process fails, a collective may be under way that no other process will join.
+    The process group is not destroyed if this process fails: a collective may be running that no other rank will join.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     failed = _failing or getattr(sys, "last_value", None) is not None
@@ -175,14 +183,14 @@ def _board(address: str, port: int, seconds: float) -> Any:
     return stores.TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def _say(sentence: str) -> None:
-    """Says what is said elsewhere too: to the launcher, or else by one process of this machine."""
-    if not _leave(sentence) and os.environ.get("LOCAL_RANK") == "0":
+def _report(sentence: str) -> None:
+    """Passes an error of another rank to the launcher; without a launcher, local rank 0 prints it."""
+    if not _write_error_file(sentence) and os.environ.get("LOCAL_RANK") == "0":
         print(sentence, file=sys.stderr, flush=True)
 
 
-def _leave(sentence: str) -> bool:
-    """Leaves a sentence for the launcher; False where there is none that would say it."""
+def _write_error_file(sentence: str) -> bool:
+    """Writes an error to the launcher's error file; returns False if `sbeval launch` did not start this process."""
     if not launched():
         return False
     with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w", encoding="utf-8") as error_file:
@@ -196,6 +204,8 @@ def _name() -> str:
 
 
 class _Watch:
+    """The thread that polls the board, and this rank's entries in the store: its name and the step that it reached."""
+
     def __init__(self) -> None:
         self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LOST_SECONDS)
         self._using = threading.Lock()
@@ -206,7 +216,8 @@ class _Watch:
         self._ended, self._wakes = os.pipe()
         os.set_blocking(self._wakes, False)
         if threading.current_thread() is threading.main_thread():
-            # a signal reaches Python's own handlers only where no collective is waited for
+            # Python's signal handlers do not run while the main thread waits in a collective; this descriptor is
+            # written
             signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         self._write(f"sbeval/name/{self._rank}", _name())
         self._looks = threading.Thread(target=self._look, daemon=True)
@@ -222,14 +233,14 @@ class _Watch:
             self._since = None
 
     def tell(self, sentence: str) -> bool:
-        """Writes a sentence on the board; whether it is the first one there."""
-        fails()
+        """Writes an error message on the board, if it is empty; returns whether it was."""
+        set_failing()
         with contextlib.suppress(Exception), self._using:
             return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
         return True
 
     def failed_elsewhere(self, seconds: float) -> str | None:
-        """Returns what another process, whose end is this one's, writes on the board within some seconds."""
+        """Waits up to `seconds` for an error of another rank on the board, which may have caused this rank's error."""
         last = time.monotonic() + seconds
         while time.monotonic() < last:
             try:
@@ -267,27 +278,27 @@ class _Watch:
                 self._end(failed)
             if since is not None and time.monotonic() - since > self._wait_seconds and (late := self._late(step)):
                 sentence = (
-                    f"Expected all processes within {self._wait_seconds:.0f} s of each other, found that "
-                    f"{' and '.join(late)} did not come: see what holds it up, or set {WAIT_SECONDS} to more seconds."
+                    f"Ranks waited {self._wait_seconds:.0f} s for {' and '.join(late)}, which did not come: look at "
+                    f"what delays it, or set {WAIT_SECONDS} to more seconds."
                 )
                 self.tell(sentence)
                 time.sleep(_TOLD_SECONDS)
                 self._end(self._read(_FAILED) or sentence)
 
     def end(self) -> None:
-        """Stops looking, and leaves the store."""
+        """Ends the polling thread."""
         os.write(self._wakes, bytes([_ENDS_WELL]))
         self._looks.join(_LOST_SECONDS)
 
     def _late(self, step: int) -> list[str]:
-        """Returns the names of the processes that have not come to a step."""
+        """Returns the names of the ranks that have not reached a step."""
         late = [rank for rank in range(self._count) if int(self._read(f"sbeval/step/{rank}") or 0) < step]
         return [self._read(f"sbeval/name/{rank}") or f"rank {rank}" for rank in late]
 
     def _end(self, sentence: str) -> None:
-        """Ends this process, whatever it is doing; one of them says why where no launcher does."""
+        """Ends this process at once, whatever it is doing, after reporting the error."""
         with contextlib.suppress(OSError):
-            _say(sentence)
+            _report(sentence)
         os._exit(1)
 
     def _read(self, key: str) -> str | None:
@@ -300,8 +311,8 @@ class _Watch:
 
 
 def _seconds_to_wait() -> float:
-    given = os.environ.get(WAIT_SECONDS)
+    value = os.environ.get(WAIT_SECONDS)
     with contextlib.suppress(ValueError):
-        if given is None or float(given) > 0:
-            return _WAIT_SECONDS if given is None else float(given)
-    raise UserError(f"Expected {WAIT_SECONDS} to be a number of seconds above 0, found {given!r}: correct it.")
+        if value is None or float(value) > 0:
+            return _WAIT_SECONDS if value is None else float(value)
+    raise UserError(f"Expected {WAIT_SECONDS} to be a number of seconds above 0, found {value!r}: correct it.")

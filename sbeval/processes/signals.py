@@ -1,4 +1,4 @@
-"""Signals that end a process become an exception, so that unfinished files are removed on the way out."""
+"""Turns signals that end a process into an exception, so that `finally` blocks remove temporary files."""
 
 import contextlib
 import signal
@@ -11,7 +11,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class AskedToEnd(SystemExit):
-    """This process was asked to end; the exit code is the one a shell gives for the signal."""
+    """A signal asked this process to end; the exit code is 128 plus the signal's number, as in a shell."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -23,21 +23,21 @@ class AskedToEnd(SystemExit):
 
 @contextlib.contextmanager
 def raising_when_asked_to_end() -> Iterator[None]:
-    """Turns signals whose default ends this process at once into `AskedToEnd`; only a main thread can."""
+    """Inside this context, SIGTERM, SIGHUP and SIGINT raise `AskedToEnd`; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def raise_asked_to_end(number: int, frame: FrameType | None) -> None:
         raise AskedToEnd(number)
 
     # a signal that is ignored, as under nohup, stays ignored
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    before = {number: handler for number, handler in before.items() if handler in _DEFAULTS}
-    for number in before:
-        signal.signal(number, asked)
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    handlers = {number: handler for number, handler in handlers.items() if handler in _DEFAULTS}
+    for number in handlers:
+        signal.signal(number, raise_asked_to_end)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

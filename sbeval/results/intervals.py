@@ -1,6 +1,6 @@
-"""Confidence intervals of ratios over clusters: the cluster bootstrap behind all intervals, and how one is shown.
+"""Confidence intervals of ratios by a bootstrap over clusters (source documents), and their text form.
 
-A metric such as NLL a token is a ratio of sums, sum(y) / sum(x) over clusters (source documents), and its uncertainty
+A metric such as NLL per token is a ratio of sums, sum(y) / sum(x) over clusters (source documents). Its uncertainty
 comes from which documents were drawn, not from tokens or windows. Clusters are resampled with replacement, and the
 ratio is studentised by its linearised standard error in every resample (Efron & Tibshirani 1993, section 12.5): this
 keeps coverage near nominal where the percentile interval is too short. Simulated with clusters whose sizes and NLL are
@@ -11,14 +11,14 @@ draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quant
 interval 91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error
 is stable, gain less than a point for wider intervals.
 
-If sizes differ more, no resampling helps: a sample that by chance lacks a large document looks certain. `uneven`
-says when that is so, and whoever shows such an interval says so beside it
-(`research/interval_studies/coverage.py` has what they cover, `uneven_rules.py` what a wider rule does).
+If sizes differ more, no resampling helps: a sample that by chance lacks a large document looks certain. `uneven` says
+when that is so, and such an interval is marked as doubtful wherever it is shown
+(`research/interval_studies/coverage.py` measures the coverage, `uneven_rules.py` that of a wider rule).
 
-Every interval and band takes `RESAMPLES` resamples. `resampled` and `linearised_errors` are the bootstrap itself; the
-bands of a report are built on them too.
+Every interval and band uses `RESAMPLES` resamples. `resampled` and `linearised_errors` are the bootstrap itself; the
+simultaneous bands of a report use them too.
 
-Legend: C clusters, B resamples, K ratios, W denominators a cluster: 1, or one for each ratio.
+Shape suffixes: C clusters, B resamples, K ratios, W denominators of a cluster: 1, or one for each ratio.
 """
 
 import math
@@ -30,20 +30,24 @@ from numpy.typing import ArrayLike, NDArray
 
 MINIMUM_CLUSTERS = 20
 RESAMPLES = 10_000
-"""With these another seed moves an end by about 1 % of the half width (`research/interval_studies/resamples.py`), where
-coverage is short of its name by up to 3 points."""
+"""Number of bootstrap resamples. Another seed then moves an end by about 1 % of the half width, 0.2 points of coverage
+(`research/interval_studies/resamples.py`); the coverage itself is up to 3 points below nominal."""
 UNEVEN_LOG_DEVIATION = 1.0
 """Standard deviation of log sizes above which intervals over documents are doubtful."""
 UNEVEN_COVERAGE = "77 to 95%"
-"""What 95 % intervals and bands over such documents cover (`research/interval_studies/coverage.py`)."""
-_CHUNK_ELEMENTS = 100_000  # fits a core's cache
+"""Actual coverage of 95 % intervals and bands over uneven documents (`research/interval_studies/coverage.py`)."""
+_CHUNK_ELEMENTS = 100_000  # fits into one core's cache
 _MOST_DIGITS = 6
 
 
 class RatioEstimate(NamedTuple):
-    """A ratio of sums, NaN where denominators sum to zero, over clusters with a numerator or a denominator.
+    """A ratio of sums over clusters, with its confidence interval.
 
-    Its interval is None below `MINIMUM_CLUSTERS` clusters.
+    Attributes:
+        estimate: the ratio, NaN if the denominators sum to zero.
+        low: lower end of the interval, None below `MINIMUM_CLUSTERS` clusters.
+        high: upper end of the interval, None below `MINIMUM_CLUSTERS` clusters.
+        clusters: number of clusters whose numerator or denominator is not zero.
     """
 
     estimate: float
@@ -61,16 +65,20 @@ def ratio_interval(
     function of the ratio, such as perplexity, apply the function to both ends. Equal seeds and cluster counts draw the
     same resamples.
 
-    Numerators are [C], one sum a cluster, such as NLL in nats, denominators [C] such as tokens; a cluster of two zeros
-    is left aside. A denominator may be zero alone, such as the words that begin in the middle of a long word: the
-    numerator counts.
+    Args:
+        numerators: [C], one sum for each cluster, such as NLL in nats.
+        denominators: [C], such as tokens. A cluster whose numerator and denominator are zero is left out. One whose
+            denominator alone is zero counts, such as a window of words that lies inside one long word.
+        seed: seed of the bootstrap.
+        confidence: nominal coverage of the interval.
+        resamples: number of bootstrap resamples.
     """
     y_C = np.asarray(numerators, np.float64)
     x_C = np.asarray(denominators, np.float64)
     if y_C.shape != x_C.shape or y_C.ndim != 1:
         raise ValueError(f"expected two vectors of one length, found shapes {y_C.shape} and {x_C.shape}")
-    there = (x_C != 0) | (y_C != 0)
-    y_C, x_C = y_C[there], x_C[there]
+    is_used_C = (x_C != 0) | (y_C != 0)
+    y_C, x_C = y_C[is_used_C], x_C[is_used_C]
     clusters = len(x_C)
     if not x_C.any() or not (np.isfinite(x_C).all() and np.isfinite(y_C).all()):
         return RatioEstimate(float("nan"), None, None, clusters)
@@ -95,10 +103,9 @@ def ratio_interval(
 
 
 def uneven(sizes: ArrayLike) -> bool:
-    """Says whether clusters differ so much in size that intervals over them are doubtful, see `UNEVEN_LOG_DEVIATION`.
+    """Whether clusters differ so much in size that intervals over them are doubtful (`UNEVEN_LOG_DEVIATION`).
 
-    Sizes are [C] such as tokens; clusters of size zero have no part. Where too few are left for an interval, there is
-    none to doubt.
+    `sizes` are [C], such as tokens; clusters of size zero are left out. False if too few remain for an interval.
     """
     x_C = np.asarray(sizes, np.float64)
     x_C = x_C[x_C > 0]
@@ -108,9 +115,9 @@ def uneven(sizes: ArrayLike) -> bool:
 def resampled(
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], clusters: int, *, resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """Computes a statistic of resamples, one value or row each, in chunks that keep memory flat.
+    """Computes a statistic of every bootstrap resample, one value or row each, in chunks that limit memory.
 
-    The statistic is computed from how often each cluster is in each resample, [b, C].
+    `statistic` gets the counts float64 [b, C], how often each cluster is in each of b resamples.
     """
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_ELEMENTS // clusters)
@@ -126,11 +133,11 @@ def resampled(
 def linearised_errors(
     counts_BC: NDArray[np.float64], residuals_CK: NDArray[np.float64], x_CW: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns each resample's shift from the estimate, and its linearised standard error.
+    """Returns each resample's difference from the estimate, and its linearised standard error.
 
     Args:
         counts_BC: how often each cluster is in each resample.
-        residuals_CK: numerators less the estimate times the denominators.
+        residuals_CK: numerators minus the estimate times the denominators.
         x_CW: denominators.
 
     Returns:
@@ -150,23 +157,23 @@ def linearised_errors(
 def change_text(
     estimate: float, low: float = math.nan, high: float = math.nan, *, least: int = 3
 ) -> tuple[str, str, str]:
-    """Writes a difference and the ends of its interval (NaN for none) with signs, all three with the same digits.
+    """Formats a difference and the ends of its interval (NaN for none) with signs, all three with as many decimals.
 
-    An interval is shown with two digits of its width, a difference without one with two of its own; large ones have
-    `least` digits behind the point.
+    The decimals show two significant digits of the interval's width, or of the difference if there is no interval.
+    There are at least `least` decimals.
     """
     digits = decimals(estimate if math.isnan(high - low) else high - low, least=least)
     return f"{estimate:+.{digits}f}", f"{low:+.{digits}f}", f"{high:+.{digits}f}"
 
 
 def with_interval(estimate: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Writes a difference, with its interval in brackets where it has one, such as "+0.120 [+0.100, +0.140]"."""
+    """Formats a difference and its interval, if it has one, such as "+0.120 [+0.100, +0.140]"."""
     text, *ends = change_text(estimate, low, high)
     return text if math.isnan(high - low) else f"{text} [{', '.join(ends)}]"
 
 
 def decimals(size: float, *, least: int) -> int:
-    """Returns the digits behind the point that show two digits of a number of this size, at least `least`."""
+    """Returns the number of decimals that show two significant digits of a number of this size, at least `least`."""
     if not math.isfinite(size) or size == 0:
         return least
     return min(_MOST_DIGITS, max(least, 1 - math.floor(math.log10(abs(size)))))

@@ -1,12 +1,12 @@
-"""What a run records and a report reads: the contract between tasks, adapter and reports.
+"""The records that a run writes into results files and a report reads: the contract of tasks, adapter and reports.
 
 Metric keys are `<metric>@<context length, 7 digits>`, for instance `nll@0016384`, zero-padded because lm-eval sorts
 names as text. lm-eval stores them as `<metric>@<length>,<filter>` in its results files.
 
-Where a fact lives in lm-eval's files:
+Places in lm-eval's files:
 
 - results file, `results.<task>`: the metrics; `<metric>_ci95@...` is [low, high]; `tokens@...` and `clusters@...` are
-  counts; `position_nll` is a list of [first position, last position, NLL in nats, tokens], one a bin, and
+  counts; `position_nll` is a list of [first position, last position, NLL in nats, tokens], one for each bin, and
   `position_nll_ci95` ([low, high] or null) and `position_clusters` are lists over the same bins.
 - results file, `configs.<task>.metadata.sbeval`: a `TaskRecord`.
 - results file, `config.sbeval`: a `ModelRecord`.
@@ -28,15 +28,15 @@ SCHEMA = 1
 HIDDEN = "***"
 _SECRET = r"(?:(?:hf|hub|api|access|auth|use_auth|wandb)[_-])?(?:token|key|secret|password)"
 _ASSIGNED = re.compile(rf"(?i)(?P<name>(?:^|(?<=[\s,{{\"'])|(?<=--)){_SECRET}\"?[=:]\s*)[^,\s}}]+")
-USERINFO = re.compile(r"(?<=://)[^/@\s]+@")  # of an address, a key in it
+USERINFO = re.compile(r"(?<=://)[^/@\s]+@")  # user name and password in an address
 _OPTION = re.compile(rf"(?i)--{_SECRET}")
 
 _KEY = re.compile(r"(?P<metric>[A-Za-z_][A-Za-z0-9_]*?)@(?P<length>[0-9]{1,30})")
 
 IDENTICAL_TARGETS = ("fixed_target", "pairs", "riffled")
-"""Protocols that score the same targets at every length, with only the context differing."""
+"""Protocols that score the same targets at every context length, so that only the context differs."""
 LABEL = "label"
-"""Key of lm-eval's metadata under which a run names its model for reports."""
+"""Key of lm-eval's metadata that holds the model's name in reports."""
 
 
 def metric_key(metric: str, context_length_tokens: int) -> str:
@@ -45,16 +45,22 @@ def metric_key(metric: str, context_length_tokens: int) -> str:
 
 
 def parse_metric_key(key: str) -> tuple[str, int] | None:
-    """Splits a metric key, with or without lm-eval's `,filter` ending; None where it names no context length."""
+    """Splits a metric key, with or without lm-eval's ending `,filter`; None if it has no context length."""
     match = _KEY.fullmatch(key.partition(",")[0])
     return (match["metric"], int(match["length"])) if match else None
 
 
 class ClusterSums(NamedTuple):
-    """What one sample adds to one source document ("cluster") at one context length.
+    """One sample's part of the sums of one source document ("cluster") at one context length.
 
-    `words` and `bytes` are counted on the original text of the scored targets; NaN where a target has no share of its
-    own. Sums of rows with one `cluster` over all samples are that document's sums.
+    A document's sums are the sums of all rows with its `cluster`, over all samples.
+
+    Attributes:
+        cluster: the document.
+        nll_nats: summed NLL of the scored targets, in nats.
+        tokens: number of scored targets.
+        words: words of the targets' original text, NaN if a target's words cannot be told.
+        bytes: bytes of the targets' original text, NaN if a target's bytes cannot be told.
     """
 
     cluster: str
@@ -72,44 +78,47 @@ class _Record:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Builds the record from a results file; fields a newer writer added are left aside."""
+        """Builds the record from a results file. Fields that this version does not know are ignored."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{key: item for key, item in value.items() if key in known})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRecord(_Record):
-    """Facts of one task run, kept in `configs.<task>.metadata.sbeval`.
+    """Facts about one task of a run, stored in `configs.<task>.metadata.sbeval`.
 
     Attributes:
         schema: version of this contract.
         family: "perplexity", "ruler", "recall" or "span".
         corpus: name of the text source, None for generated text without one.
         corpus_sha256: hash of the corpus text as used.
-        corpus_detail: what else identifies the corpus, such as the interpreter's version for the standard library; and
-            what was changed in its text as it was read, such as a byte order mark left out.
+        corpus_detail: further facts that identify the corpus, such as the interpreter's version for the standard
+            library, and changes to its text as it was read, such as a removed byte order mark.
         protocol: "rolling", "stream", "sliding", "fixed_target", "position", or the generator's name.
-        context: "document" or "stream": where a window's left context may come from, None where neither limits it.
-        separator: token text between joined documents, None where nothing is joined.
+        context: "document" or "stream": where a window's left context may come from, None if neither limits it.
+        separator: token text between joined documents, None if nothing is joined.
         bos: "text", "window" or "hf".
         lengths: context lengths scored, in tokens, ascending.
         dropped_lengths: default lengths left out because corpus or model is shorter, ascending.
-        targets_per_window: scored targets a window where the protocol fixes it, else None.
-        room_tokens: left context that every target of `fixed_target` was chosen to have, else None.
-        targets_sha256: hash of which tokens of the text were scored; equal where two runs scored the same targets.
-        strides: per length (as text), new targets a window where windows overlap, else None.
-        longppl: evaluator, context lengths and thresholds behind LongPPL's key tokens, None without LongPPL.
-        own_document_share: per length (as text), the share of targets whose whole left context is their own document.
-        seen_documents: names of documents scored that the model was trained on, as far as they are long enough to tell;
-            None where its training left no record.
-        uneven_documents: whether the documents scored differ so much in size that intervals are doubtful, else None.
+        targets_per_window: scored targets of a window if the protocol fixes their number, else None.
+        room_tokens: with `fixed_target`, the smallest left context of the chosen targets, in tokens; else None.
+        targets_sha256: hash of the positions of the scored tokens; two runs with equal hashes scored the same targets.
+        strides: for each length (as text), new targets of a window if windows overlap, else None.
+        longppl: evaluator, context lengths and thresholds that chose LongPPL's key tokens, None without LongPPL.
+        own_document_share: for each length (as text), the share of targets whose whole left context is their own
+            document.
+        seen_documents: names of scored documents that the model was trained on; short documents cannot be recognised.
+            None if its training left no record.
+        uneven_documents: true if the scored documents differ so much in size that intervals are doubtful, else None.
         tokenizer_sha256: hash of the tokenizer.
         seed: seed of sampling and of the bootstrap.
         lm_eval_version: the lm-eval that ran the task; for RULER also the source of the wording.
-        scripts: "nvidia" where RULER's prompts are filled and worded as NVIDIA's scripts do, else None.
-        answer_prefix: whether answers were begun for the model, None where tasks ask nothing or did not record it.
-        added_tokens: of `rolling`, which scores them as lm-eval does: the tokenizer's `prefix` and `suffix` (BOS, EOS)
-            around every document, behind the BOS that is fed first; None where it adds nothing.
+        scripts: "nvidia" if RULER's prompts are filled and worded as in NVIDIA's scripts, else None.
+        answer_prefix: whether the prompt contains the beginning of the answer; None if the task generates no answers or
+            did not record it.
+        added_tokens: only with `rolling`, which scores these tokens as lm-eval does: the `prefix` and `suffix` (BOS,
+            EOS) that the tokenizer adds around every document, after the BOS that is always the first input; None if it
+            adds nothing.
     """
 
     schema: int = SCHEMA
@@ -141,53 +150,57 @@ class TaskRecord(_Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRecord(_Record):
-    """Facts of the evaluated model, kept in `config.sbeval` by the adapter's `get_model_info()`.
+    """Facts about the evaluated model, stored in `config.sbeval` by the adapter's `get_model_info()`.
 
     Attributes:
         schema: version of this contract.
         name: short display name: the last part of the checkpoint's path or hub id.
-        format: checkpoint format found, such as "sbeval" or "huggingface:llama".
+        format: format of the checkpoint, such as "sbeval" or "huggingface:llama".
         checkpoint_sha256: hash over the weights' files, None for a hub id.
         inputs: parts of the checkpoint, its adapters and its tokenizer by name ("config.json", "peft: weights"), each
-            with the beginning of its content's hash or its revision; empty where a run did not record them.
-        training_length_tokens: the original training length, None where unknown.
-        declared_length_tokens: the longest context that the checkpoint's configuration declares, None where unknown.
-        extended_from: name, hash and length of the parent before context extension, else None.
-        attention: "stickbreaking", "rope", "nope", "alibi", "fire", "forgetting", or the foreign model's type.
+            with the beginning of its content hash or its revision; empty if the run did not record them.
+        training_length_tokens: the original training length, None if unknown.
+        declared_length_tokens: the longest context that the checkpoint's configuration declares, None if unknown.
+        extended_from: name, hash and length of the parent checkpoint before context extension, else None.
+        attention: "stickbreaking", "rope", "nope", "alibi", "fire", "forgetting", or the model type of another project.
         sliding_window: window in tokens, None for full attention.
-        remainder: what the unbroken part of a stick adds, as the model's configuration names it; None where unknown.
-        head_norm: whether heads are normalised before the output map, None where unknown.
+        remainder: what the remainder of stick-breaking attention adds to the output, as the model's configuration names
+            it; None if unknown.
+        head_norm: whether heads are normalised before the output projection, None if unknown.
         backend: lm-eval's model that answered, with a server's address ("hf", "local-completions at http://..."); None
-            where it was `sb`.
-        recipe: name of the training recipe, None where the checkpoint does not keep it.
+            if it was `sb`.
+        recipe: name of the training recipe, None if the checkpoint does not record it.
         training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
-        kernels: what computed attention: "triton", "blockwise", "reference", "sdpa", ...
-        rope_scaling: scaling in force in transformers' form, by type of layer where layers that do not see the whole
-            text are scaled, else None.
-        extrapolation: what attended beyond the training length: `method` and its numbers in tokens by name, else None.
-        skip_threshold: stick below which older keys were skipped, None when nothing was skipped.
-        unread: tensors of the checkpoint or its adapter that the model did not read, the numbers of layers joined
+        kernels: implementation of attention: "triton", "blockwise", "reference", "sdpa", ...
+        rope_scaling: the RoPE scaling in force, in transformers' form; by type of layer if layers with a sliding window
+            are scaled too; else None.
+        extrapolation: the method of attention beyond the training length: `method` and its parameters in tokens by
+            name, else None.
+        skip_threshold: remaining stick below which older keys were skipped, None if nothing was skipped.
+        unread: tensors of the checkpoint or its adapter that the model did not load, with the numbers of layers joined
             ("model.layers.2-3.mlp.up_proj.weight"): `allowed` by the user, and `declared` by the model's class, such as
-            layers of multi-token prediction; None where it read all of them, or a run did not record it.
+            layers of multi-token prediction; None if it loaded all of them, or the run did not record it.
         dtype: parameter dtype such as "bfloat16".
         parameters: number of parameters.
-        max_length: longest input in tokens the run allowed.
-        command: command line of the run, secrets replaced; None where the model was not loaded by a command.
+        max_length: longest input in tokens that the run allowed.
+        command: command line of the run, with secrets replaced; None if the model was not loaded by a command.
         versions: package name to version.
         gpu: device name, None on a CPU.
-        peak_memory_bytes: most device memory allocated over the run, None on a CPU.
+        peak_memory_bytes: peak of allocated device memory over the run, None on a CPU.
         tokens_per_second: input tokens per second of model time over the run.
-        generated: how many `answers` the first process gave, how many of them were `cut` at their budget; whether
-            prompts were `chat`; tokens of thinking, and before how many answers it was cut at its budget or the text
-            ended in it. Answers of a response cache count too, but for those that an earlier version kept.
-        thinking_tokens: most tokens of thinking before each answer, None where models were not made to think.
-        self_test: what some tokens showed before the first answer, and the run's own batches since: ways to run the
-            model with their `checks`, which are used, and a `sentence`; `untested` says why there are none. None for
-            this family's models and for those with an encoder.
-        added_tokens: what the tokenizer adds to a text: a `prefix` and a `suffix`, such as BOS and EOS. A `sentence`
-            says where the model reads them. None where the tokenizer adds nothing.
-        prepared: how the loaded model was changed: names of the changes that were `kept`, and `notes`, a sentence for
-            each that moved the model's logits and was undone. None where a run did not record it.
+        generated: number of `answers` of rank 0, and how many of them were `cut` at their budget; whether prompts were
+            `chat`; tokens of thinking, and how many answers had their thinking cut at its budget or ended inside it.
+            Answers from a response cache count too, except those that an earlier version stored.
+        thinking_tokens: largest number of thinking tokens before each answer, None if thinking was not switched on.
+        self_test: result of the check whether batches, padding and caches change the model's logits, on a few tokens
+            before the first answer and on the run's own batches since: the ways to run the model with their `checks`,
+            which of them are used, and a `sentence`; `untested` says why there are none. None for this project's models
+            and for those with an encoder.
+        added_tokens: tokens that the tokenizer adds to a text: a `prefix` and a `suffix`, such as BOS and EOS. A
+            `sentence` says where the model reads them. None if the tokenizer adds nothing.
+        prepared: changes to the loaded model, such as fused kernels: names of the changes that were `kept`, and
+            `notes`, a sentence for each change that altered the model's logits and was undone. None if the run did not
+            record it.
     """
 
     schema: int = SCHEMA
@@ -226,13 +239,13 @@ class ModelRecord(_Record):
 
 
 def recorded_command(arguments: Sequence[str] | None = None) -> str:
-    """Returns a command line, by default this process's, in the shell's writing, with secrets replaced by `***`."""
+    """Returns a command line, by default this process's, quoted for a shell, with secrets replaced by `***`."""
     program, *rest = sys.argv if arguments is None else arguments
     path = Path(program)
     command = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name or "python"]
     hide_next = False
     for argument in rest:
-        shown = USERINFO.sub("", _ASSIGNED.sub(rf"\g<name>{HIDDEN}", argument))
-        command.append(HIDDEN if hide_next else shown)
+        without_secrets = USERINFO.sub("", _ASSIGNED.sub(rf"\g<name>{HIDDEN}", argument))
+        command.append(HIDDEN if hide_next else without_secrets)
         hide_next = _OPTION.fullmatch(argument) is not None
     return " ".join(word if word == HIDDEN else shlex.quote(word) for word in command)

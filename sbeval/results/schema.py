@@ -1,6 +1,6 @@
 """The fields of the records as a table and as a JSON schema, both made from `records.py`.
 
-`python -m sbeval.results.schema` prints the schema, which lies in docs/reference/results.schema.json.
+`python -m sbeval.results.schema` prints the schema; docs/reference/results.schema.json holds its output.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 
 class RecordField(NamedTuple):
-    """One field: its name, its type as Python writes it, and what its record's docstring says of it."""
+    """One field of a record: its name, its type as Python writes it, and its meaning from the record's docstring."""
 
     name: str
     kind: str
@@ -27,16 +27,17 @@ class RecordField(NamedTuple):
 
 
 def fields_of(record: type[TaskRecord] | type[ModelRecord]) -> list[RecordField]:
-    """Returns the fields of a record in their order."""
-    # `inspect.getdoc` takes the common indent away, so entries of a section are indented by four
+    """Returns the fields of a record in the order of their definition."""
+    # `inspect.getdoc` removes the common indent, so entries of a section are indented by four
     meanings = {name: " ".join(text.split()) for name, text in _ENTRY.findall(inspect.getdoc(record) or "")}
-    return [RecordField(field.name, _written(field.type), meanings[field.name]) for field in dataclasses.fields(record)]
+    fields = dataclasses.fields(record)
+    return [RecordField(field.name, _type_text(field.type), meanings[field.name]) for field in fields]
 
 
 def results_schema() -> dict[str, Any]:
-    """Returns the JSON schema of what sbeval adds to lm-eval's results files.
+    """Returns the JSON schema of the fields that sbeval adds to lm-eval's results files.
 
-    Fields and tasks of others are allowed everywhere, as readers keep what they do not know.
+    Other fields and tasks are allowed everywhere, since readers keep fields that they do not know.
     """
     definitions = {}
     for record in FIELDS_OF:
@@ -45,20 +46,20 @@ def results_schema() -> dict[str, Any]:
         for field in fields_of(record):
             schema["properties"][field.name] |= {"description": field.meaning}
         definitions[record.__name__] = schema
-    of_task = {"properties": {"metadata": {"properties": {"sbeval": {"$ref": "#/$defs/TaskRecord"}}}}}
+    task_schema = {"properties": {"metadata": {"properties": {"sbeval": {"$ref": "#/$defs/TaskRecord"}}}}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "What sbeval adds to a results file of lm-eval",
         "type": "object",
         "properties": {
             "config": {"type": "object", "properties": {"sbeval": {"$ref": "#/$defs/ModelRecord"}}},
-            "configs": {"type": "object", "additionalProperties": {"type": "object", **of_task}},
+            "configs": {"type": "object", "additionalProperties": {"type": "object", **task_schema}},
         },
         "$defs": definitions,
     }
 
 
-def _written(kind: Any) -> str:
+def _type_text(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not getattr(kind, "__args__", ()) else str(kind)
 
 

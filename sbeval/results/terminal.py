@@ -1,4 +1,4 @@
-"""What a run prints of its results: tables by context length in place of lm-eval's one row a number."""
+"""The tables of results that a run prints: rows by context length, not one row for each number as in lm-eval."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +13,18 @@ _EXACT = "exact_match"
 _NONE = "-"
 
 
-def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]], str], column: str = "results") -> str:
-    """Returns the tables of a run: NLL a row each length, scores a row each task, and lm-eval's table of the rest.
+def compact_table(
+    results: Mapping[str, Any], lm_eval_table: Callable[[dict[str, Any]], str], column: str = "results"
+) -> str:
+    """Returns the printed tables of a run.
 
-    `others` makes that for results without context lengths. The column is "results", or "groups"; groups stand among
-    the results too, and are not shown twice.
+    NLL has a row for each context length, scores have a row for each task. Results without context lengths are in
+    lm-eval's own table.
+
+    Args:
+        results: the results of lm-eval.
+        lm_eval_table: makes lm-eval's table from results.
+        column: "results", or "groups". Groups that are also among the results are not shown twice.
     """
     rows: Mapping[str, Mapping[str, Any]] = results[column]
     if column == "groups":
@@ -27,14 +34,14 @@ def compact_table(results: Mapping[str, Any], others: Callable[[dict[str, Any]],
     tables = []
     names = list(nll)
     for start in range(0, len(names), _TASKS_ABREAST):
-        abreast = names[start : start + _TASKS_ABREAST]
-        tables.append(_nll_table({name: (nll[name], _by_length(rows[name], "nll_ci95")) for name in abreast}))
+        side_by_side = names[start : start + _TASKS_ABREAST]
+        tables.append(_nll_table({name: (nll[name], _by_length(rows[name], "nll_ci95")) for name in side_by_side}))
     if scores:
-        tables.append(_score_table({words: values for shares in scores.values() for words, values in shares.items()}))
-    others_of = {name: row for name, row in rows.items() if name not in nll and name not in scores}
-    # a group without a number of its own has a name alone; numbers have that of their filter behind a comma
-    if rest := {name: row for name, row in others_of.items() if any("," in key for key in row)}:
-        tables.append(others({**results, column: rest}))
+        tables.append(_score_table({title: values for shares in scores.values() for title, values in shares.items()}))
+    without_lengths = {name: row for name, row in rows.items() if name not in nll and name not in scores}
+    # numbers have keys "metric,filter"; a group without numbers has none
+    if rest := {name: row for name, row in without_lengths.items() if any("," in key for key in row)}:
+        tables.append(lm_eval_table({**results, column: rest}))
     return "\n\n".join(tables)
 
 
@@ -46,7 +53,7 @@ def _by_length(row: Mapping[str, Any], metric: str) -> dict[int, Any]:
 
 
 def _scores(name: str, row: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
-    """Returns a task's scores, or its shares of exact answers by what is asked for: words of a row to values."""
+    """Returns a task's scores or shares of exact answers: from a row's title to values by context length."""
     metrics = dict.fromkeys(parsed[0] for key in row if (parsed := parse_metric_key(key)))
     return {
         name
@@ -68,7 +75,7 @@ def _nll_table(tasks: Mapping[str, tuple[Mapping[int, Any], Mapping[int, Any]]])
         lines.append([f"{length:,}", *cells])
     text = f"NLL in nats per token [95% interval], lower is better\n{_aligned(lines)}"
     if any(ends.get(length) is None for values, ends in tasks.values() for length in values):
-        text += f"\nno interval: it takes {MINIMUM_CLUSTERS} documents"
+        text += f"\nno interval: it needs {MINIMUM_CLUSTERS} documents"
     return text
 
 
@@ -80,7 +87,7 @@ def _score_table(tasks: Mapping[str, Mapping[int, Any]]) -> str:
 
 
 def _digits(intervals: Iterable[Any]) -> int:
-    """Returns the digits behind the point that show two of the narrowest interval's width, at least three."""
+    """Returns the decimals that show two significant digits of the narrowest interval's width, at least three."""
     widths = [float(ends[1]) - float(ends[0]) for ends in intervals if _is_interval(ends)]
     return max((decimals(width, least=_LEAST_DIGITS) for width in widths), default=_LEAST_DIGITS)
 
@@ -100,7 +107,7 @@ def _number(value: Any, digits: int = _LEAST_DIGITS) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], left: int = 0) -> str:
-    """Returns lines whose columns stand below each other, the first `left` of them flush left."""
+    """Returns the lines as text with aligned columns: the first `left` columns flush left, the rest flush right."""
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
 
     def row(cells: Iterable[str]) -> str:

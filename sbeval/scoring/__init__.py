@@ -1,13 +1,21 @@
-"""Log-probabilities of chosen tokens, the requests tasks ask for them with, and how far back attention looks.
+"""Log-probabilities of target tokens, the request types with which tasks ask for them, and spans of attention.
 
-- `requests`: what do tasks ask of a model, and how do sequences travel?
-- `scorer`: how are tokens scored without [length, vocabulary] logits, and without waiting for a device?
-- `body`: which part of a model computes hidden states, and how is it run apart?
-- `context_parallel`: how do several processes score one window?
-- `logprob_kernel`: how is that one pass over the logits on a GPU?
-- `non_finite`: what if a model's logits are no numbers, and what do lm-eval's tasks record then?
-- `returned`: which answers of a server that scores prompts can be right?
-- `guarded`: how does every model of lm-eval that asks a server compare its answers with that?
-- `rounding`: how far do logits lie apart, and how far does rounding alone move them?
-- `spans`: how far back does every head look?
+- `requests`: the adapter's request types and their responses, and the file format of token sequences
+- `scorer`: log-probabilities without [length, vocabulary] logits, and without waiting for the GPU
+- `body`: the part of a model that computes hidden states, run separately from its head
+- `context_parallel`: several ranks score one window
+- `logprob_kernel`: log-probabilities and argmax in one pass over the logits, a Triton kernel
+- `non_finite`: NaN and infinite logits: detecting them, and recording null in lm-eval's tasks
+- `returned`: checks of the log-probabilities and texts that a server or an engine returns
+- `guarded`: installs these checks in lm-eval's models that call a server or an engine
+- `rounding`: differences between logits, and the differences that rounding explains
+- `spans`: how far back every attention head looks
+
+Decisions:
+
+- A perplexity request names a token range of a corpus on disk; it does not carry the tokens. Prompts of 65,536 tokens
+  would otherwise be copied into every document, sample file and cache key. The name contains the hashes of text and
+  tokenizer, so a cached response cannot belong to another text.
+- Log-probabilities are fp32 and summed in fp64: a half-precision sum over thousands of tokens changes a perplexity
+  visibly. The head runs over chunks of positions, so memory does not grow with length times vocabulary.
 """

@@ -1,7 +1,7 @@
-"""Models of lm-eval that ask a server or an engine: every answer is checked before lm-eval reads it.
+"""Checks the answers of servers and engines before lm-eval's model classes parse them.
 
-lm-eval reads an answer in a method of the model's class. `guard` puts a method of the same name on the model, which
-checks the answer and calls the class's. What lm-eval raises as it reads an answer becomes one sentence too.
+lm-eval parses an answer in a method of the model's class. `guard` monkey-patches that method on the model object with
+one that checks the answer first. Exceptions that lm-eval raises while parsing become a one-sentence error too.
 """
 
 import contextlib
@@ -14,31 +14,31 @@ from lm_eval.api.registry import model_registry
 
 from sbeval.errors import UserError, first_line, shown
 from sbeval.results.records import USERINFO
-from sbeval.scoring.returned import Asked, WrongAnswerError, check_echo, check_scores, check_texts
+from sbeval.scoring.returned import ECHO_REMEDY, PromptBatch, WrongAnswerError, check_echo, check_scores, check_texts
 
 SCORE_READERS = ("parse_logprobs", "_parse_logprobs")
-"""lm-eval's methods that read log-probabilities, of servers and of engines."""
+"""lm-eval's methods that parse log-probabilities: the first for servers, the second for engines such as vLLM."""
 TEXT_READER = "parse_generations"
 _COMPLETIONS = "LocalCompletionsAPI"
 _BODIES_OF_OPENAI = (_COMPLETIONS, "LocalChatCompletion")
 _prompts: contextvars.ContextVar[int | None] = contextvars.ContextVar("prompts", default=None)
-"""How many prompts the request holds that is being awaited."""
+"""Number of prompts in the request that this asyncio task awaits."""
 
 
 def guard(lm: Any) -> None:
-    """Has every answer that a model reads checked; a second call does nothing."""
+    """Monkey-patches a model of lm-eval to check every answer before it parses it; idempotent."""
     for name in SCORE_READERS:
         if hasattr(lm, name) and name not in vars(lm):
             setattr(lm, name, functools.partial(_read_scores, lm, getattr(lm, name), _definer(lm, name)))
     if hasattr(lm, TEXT_READER) and _definer(lm, TEXT_READER) in _BODIES_OF_OPENAI and TEXT_READER not in vars(lm):
         setattr(lm, TEXT_READER, functools.partial(_read_texts, lm, getattr(lm, TEXT_READER)))
-        lm.amodel_call = functools.partial(_awaited, lm.amodel_call)
+        lm.amodel_call = functools.partial(_count_prompts_and_call, lm.amodel_call)
 
 
 def guard_gguf(kind: type[Any]) -> None:
-    """Checks every answer that lm-eval's model `gguf` reads, before it reads it.
+    """Monkey-patches lm-eval's model class `gguf` to check every answer before it parses it.
 
-    That model passes over an answer without log-probabilities, and gives the next answer to the request.
+    That class skips an answer without log-probabilities, and would then use the next answer for the request.
     """
     original = kind.gguf_completion
 
@@ -47,10 +47,10 @@ def guard_gguf(kind: type[Any]) -> None:
         backend = backend_name(self, "gguf")
         try:
             body = original(self, context, continuation, **rest)
-        except RuntimeError as error:  # after its last try; the log holds the server's own reason
-            remedy = "start the server, or use one that scores prompts (echo), as vLLM's does and llama.cpp's does not"
+        except RuntimeError as error:  # raised after the last retry; the server's own reason is in the log
+            remedy = f"start the server, or {ECHO_REMEDY}"
             raise WrongAnswerError(f"Expected an answer from {backend}, found none ({error}): {remedy}.") from error
-        with _one_sentence(backend, body):
+        with _parse_errors_as_user_errors(backend, body):
             if continuation is not None:
                 check_echo(body, context + continuation, len(context), backend)
             else:
@@ -61,11 +61,11 @@ def guard_gguf(kind: type[Any]) -> None:
 
 
 def backend_name(lm: Any, name: str | None = None) -> str:
-    """Returns lm-eval's name of a model, with the address of a server, without a key in it.
+    """Returns lm-eval's name of the model and its server's address, without user name and password.
 
-    lm-eval knows some models by several names; `name` is the one to use, None the first.
+    lm-eval registers some models under several names; `name` is the one to use, None the first.
     """
-    names: list[str] = [of for of, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
+    names: list[str] = [known for known, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
     address = USERINFO.sub("", str(getattr(lm, "base_url", None) or ""))
     return (name or names[0]) + (f" at {address}" if address else "")
 
@@ -77,7 +77,7 @@ def _definer(lm: Any, method: str) -> str:
 def _read_scores(lm: Any, read: Callable[..., Any], definer: str, *, outputs: Any, tokens: Any, **rest: Any) -> Any:
     prompts = tokens if isinstance(tokens[0], list | tuple) else [tokens]
     scored_from = rest.get("ctxlens") or [rest.get("ctxlen", 1)] * len(prompts)
-    asked = Asked(
+    batch = PromptBatch(
         backend=backend_name(lm),
         prompts=prompts,
         scored_from=scored_from,
@@ -85,8 +85,8 @@ def _read_scores(lm: Any, read: Callable[..., Any], definer: str, *, outputs: An
         bos=getattr(lm, "prefix_token_id", None),
         of_completions=definer == _COMPLETIONS,
     )
-    with _one_sentence(asked.backend, outputs, prompts):
-        check_scores(outputs, asked)
+    with _parse_errors_as_user_errors(batch.backend, outputs, prompts):
+        check_scores(outputs, batch)
         return read(outputs=outputs, tokens=tokens, **rest)
 
 
@@ -94,23 +94,25 @@ def _read_texts(lm: Any, read: Callable[..., Any], *, outputs: Any, **rest: Any)
     contexts = rest.get("contexts")
     prompts = _prompts.get() if contexts is None else len(contexts)
     backend = backend_name(lm)
-    with _one_sentence(backend, outputs):
+    with _parse_errors_as_user_errors(backend, outputs):
         check_texts(outputs, prompts, backend)
         return read(outputs=outputs, **rest)
 
 
 @contextlib.contextmanager
-def _one_sentence(backend: str, outputs: Any, prompts: Sequence[Sequence[int]] = ()) -> Iterator[None]:
+def _parse_errors_as_user_errors(backend: str, outputs: Any, prompts: Sequence[Sequence[int]] = ()) -> Iterator[None]:
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # whatever a field of another type leads to
+    except Exception as error:  # a field of an unexpected type can raise anything
         reason = f"{type(error).__name__} ({first_line(error)}) in {shown(outputs)}"
         prompt = prompts[0] if len(prompts) == 1 else None
-        raise WrongAnswerError(f"Expected an answer that can be read from {backend}, found {reason}", prompt) from error
+        raise WrongAnswerError(
+            f"Expected an answer of {backend} that lm-eval can read, found {reason}", prompt
+        ) from error
 
 
-def _awaited(call: Callable[..., Any], *args: Any, messages: Sequence[Any], **rest: Any) -> Any:
-    _prompts.set(len(messages))  # of this task of asyncio alone
+def _count_prompts_and_call(call: Callable[..., Any], *args: Any, messages: Sequence[Any], **rest: Any) -> Any:
+    _prompts.set(len(messages))  # a context variable: set only for this asyncio task
     return call(*args, messages=messages, **rest)

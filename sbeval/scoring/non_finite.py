@@ -1,12 +1,12 @@
-"""Logits that leave no token a probability: noticed on the device, named, and recorded as null where the user asks.
+"""NaN and infinite logits: detects them on the device, raises an error, or records null with `non_finite=null`.
 
-A position's logits are such where they hold NaN or infinity, or minus infinity alone. Minus infinity for some tokens is
-a probability of zero: models mask parts of their vocabulary with it.
+A position's logits are invalid if they contain NaN or plus infinity, or if all are minus infinity. Minus infinity for
+some tokens is a probability of zero: models mask parts of their vocabulary with it.
 
-With `non_finite=null`, metrics of lm-eval's own tasks are NaN where an answer is missing. NaN among the scores of
-choices makes the first of them the most probable, and an empty text is a wrong answer. So a task's metrics are computed
-as always, then replaced by NaN for documents with a missing answer, and so are the means over them. Tasks of this
-project do this themselves, length by length.
+With `non_finite=null`, an invalid answer must make metrics of lm-eval's own tasks NaN. Left to lm-eval, NaN among the
+scores of multiple choices would make the first choice the most probable, and an empty text would count as a wrong
+answer. So a task's metrics are computed as usual, then replaced by NaN for documents with an invalid answer, and so are
+the means over documents. Tasks of this project do this themselves, separately for each length.
 
 Shape suffixes: B rows, N scored positions, V vocabulary.
 """
@@ -29,63 +29,66 @@ REMEDY = (
 )
 _SUMMED = {**dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32), torch.float64: torch.float64}
 NEVER = 2**62
-"""Stands for no step at all among numbers of tokens."""
+"""Value of `FiniteWatch.first_B` for a row whose logits have always been valid."""
 
 
 class NonFiniteError(UserError):
-    """A model gave NaN or infinity where a number is needed, in this row of a batch."""
+    """The model computed NaN or infinity. `found` says where, without the remedy; `row` is the row of the batch."""
 
     def __init__(self, found: str, row: int = 0, request: str = "") -> None:
         super().__init__(f"{found}{request and f' in {request}'}: {REMEDY}.")
         self.found, self.row = found, row
 
     def of(self, request: str) -> Self:
-        """Returns the same error with the request's name in it."""
+        """Returns the same error, whose message also names the request."""
         return type(self)(self.found, self.row, request)
 
 
 def non_finite_weights(model: nn.Module) -> list[str]:
     """Returns the names of the parameters that hold NaN or infinity.
 
-    Attention may turn an infinite key into finite logits, so that no answer shows it. One sum a parameter is taken,
-    which is not finite where a value is not; weights on no device and of whole numbers are not looked at.
+    They must be searched for: attention may turn an infinite key into finite logits, so that no answer shows it. Each
+    parameter is summed first, since the sum is not finite if a value is not. Meta tensors and integers are skipped.
     """
-    found = []
+    names = []
     for name, weight in model.named_parameters():
         if weight.is_meta or weight.dtype not in _SUMMED:
             continue
         if not weight.sum(dtype=_SUMMED[weight.dtype]).isfinite() and not weight.isfinite().all():
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def check_finite(logprobs_N: Tensor, row_N: Tensor, position_N: Tensor) -> None:
-    """Checks float32 log-probabilities on the CPU: rows of a batch, and positions whose outputs predict the tokens.
+    """Checks that log-probabilities, float32 [N] on the CPU, are finite.
+
+    `row_N` and `position_N` are each target's row in the batch and the position whose output predicts it.
 
     Raises:
-        NonFiniteError: one is not finite; it names the first.
+        NonFiniteError: a log-probability is not finite. The message names the first.
     """
     finite = np.isfinite(logprobs_N.numpy())
     if finite.all():
         return
-    wrong = np.flatnonzero(~finite)
-    first = int(wrong[0])
+    non_finite = np.flatnonzero(~finite)
+    first = int(non_finite[0])
     length = int(position_N[row_N == row_N[first]].max()) + 1
     raise NonFiniteError(
         f"Expected finite log-probabilities, found {float(logprobs_N[first])} for the token after position "
-        f"{int(position_N[first])} of an input of {length} tokens ({len(wrong)} of {len(logprobs_N)} scored tokens)",
+        f"{int(position_N[first])} of an input of {length} tokens "
+        f"({len(non_finite)} of {len(logprobs_N)} scored tokens)",
         int(row_N[first]),
     )
 
 
 class NoText(str):
-    """Stands for the text of an answer whose logits are no numbers; read as text it is empty. `error` says where."""
+    """The empty text in place of an answer whose logits were NaN or infinite; `error` says at which token."""
 
     error: NonFiniteError
     facts: Mapping[str, Any]
 
     def __new__(cls, found: str, row: int = 0) -> Self:
-        """Keeps the sentence."""
+        """Makes the empty text; `found` and `row` are the arguments of its `NonFiniteError`."""
         self = super().__new__(cls, "")
         self.error = NonFiniteError(found, row)
         self.facts = {}
@@ -96,93 +99,97 @@ class NoText(str):
 
 
 class FiniteWatch(LogitsProcessor):
-    """Notices each row's first step with logits that are no numbers; nothing waits for the device before
-    `first_tokens`.
+    """Records, on the device, each row's first decode step with invalid logits; only `first_tokens` waits for the GPU.
 
-    As a logits processor it hands logits on, with zeros in place of those from which nothing can be drawn. A decoding
-    loop of another kind calls `note` once a step, which a CUDA graph can hold.
+    As a logits processor it returns the logits, with zeros in rows where they are invalid, so that sampling does not
+    fail. Other decoding loops call `note` once a step, which a CUDA graph can capture.
 
     Args:
-        rows: number of rows, beams counted.
+        rows: number of rows, including beams.
+        device: device of the logits.
 
     Attributes:
-        first_B: int64, how many tokens stood before each row's first such step, or `NEVER`.
+        first_B: int64 [B], the number of tokens before each row's first invalid step, or `NEVER`.
     """
 
     def __init__(self, rows: int, device: torch.device | str) -> None:
         self.first_B = torch.full((rows,), NEVER, dtype=torch.int64, device=device)
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments with which transformers generates under this watch.
+        """Returns the arguments for transformers' `generate` that install this logits processor.
 
-        A checkpoint's generation config may ask for numbers in the place of invalid ones, before anyone looks.
+        `remove_invalid_values` is switched off: a checkpoint's generation config may set it, and it would replace
+        invalid logits before this processor sees them.
         """
         return {"logits_processor": LogitsProcessorList([self]), "remove_invalid_values": False}
 
     def note(self, logits_BV: Tensor, tokens: Tensor | int, of_B: Tensor | None = None) -> Tensor:
-        """Looks at the logits of one step, of all rows or those marked: bool [B], whether they are no numbers.
+        """Records one step; returns bool [B], whether each row's logits are invalid.
 
-        `tokens` are how many every row holds before this step, padding included; a number or int64 [] or [B].
+        Args:
+            logits_BV: logits of this step.
+            tokens: tokens of every row before this step, including padding; a number or int64 [] or [B].
+            of_B: bool [B], the rows to check; None checks all.
         """
-        none_B = logits_BV.amax(-1).isfinite().logical_not_()
+        invalid_B = logits_BV.amax(-1).isfinite().logical_not_()
         if of_B is not None:
-            none_B &= of_B
-        self.first_B.copy_(torch.where(none_B, self.first_B.clamp(max=tokens), self.first_B))
-        return none_B
+            invalid_B &= of_B
+        self.first_B.copy_(torch.where(invalid_B, self.first_B.clamp(max=tokens), self.first_B))
+        return invalid_B
 
     def begin(self, rows_N: Tensor) -> None:
-        """Forgets these rows, in which other texts begin."""
+        """Resets these rows, because other texts begin in them."""
         self.first_B[rows_N] = NEVER
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Looks at scores [B, V] before the token after `input_ids` is chosen."""
+        """Records the step that chooses the token after `input_ids`; `scores` [B, V] are its logits."""
         if len(scores) != len(self.first_B):  # beams, or several answers to a prompt
             self.first_B = self.first_B.repeat_interleave(len(scores) // len(self.first_B))
-        none_B = self.note(scores, input_ids.shape[1])
-        return scores.masked_fill(none_B[:, None], 0.0)
+        invalid_B = self.note(scores, input_ids.shape[1])
+        return scores.masked_fill(invalid_B[:, None], 0.0)
 
     def first_tokens(self, prompts: int) -> list[int | None]:
-        """Returns, for each prompt, how many tokens stood before the first step whose logits are no numbers."""
+        """Returns for each prompt the number of tokens before its first step with invalid logits, or None."""
         first = self.first_B.view(prompts, -1).amin(1).tolist()
         return [None if tokens == NEVER else tokens for tokens in first]
 
 
 class Null(float):
-    """NaN that stands for a metric of a document without an answer."""
+    """NaN as the metric of a document with an invalid answer; other NaN may come from the metric itself."""
 
 
 class _NullAnswers(list[Any]):
-    """Several answers to one request, one of which is missing."""
+    """Several answers to one request, at least one of which is invalid."""
 
 
 def record_nulls(task_class: type[Any]) -> None:
-    """Makes lm-eval's tasks record NaN for documents without an answer; a second call does nothing."""
+    """Monkey-patches lm-eval's task class to record NaN for documents with an invalid answer; idempotent."""
     original = task_class.apply_filters
     if hasattr(original, "records_nulls"):
         return
 
     @functools.wraps(original)
     def apply_filters(task: Any) -> Any:
-        found = original(task)
+        filtered = original(task)
         if _mark_answers(task) and not getattr(task, "reads_null", False):
-            task.process_results = _null_for_null(task.process_results)
+            task.process_results = _with_null_metrics(task.process_results)
         if not getattr(task, "reads_null", False):
-            task.aggregation = functools.partial(_null_among_null, task.aggregation)
-        return found
+            task.aggregation = functools.partial(_null_aware_aggregation, task.aggregation)
+        return filtered
 
     apply_filters.records_nulls = True  # type: ignore[attr-defined]
     task_class.apply_filters = apply_filters
 
 
 def is_null(answer: Any) -> bool:
-    """Returns whether an answer, or the score of one, is missing."""
+    """Whether an answer is invalid: a `NoText`, or a score that is NaN."""
     if isinstance(answer, tuple) and answer:
         return is_null(answer[0])
     return isinstance(answer, NoText | _NullAnswers) or (isinstance(answer, float) and math.isnan(answer))
 
 
 def _mark_answers(task: Any) -> bool:
-    """Marks filtered answers whose request has none, since filters make plain texts; returns whether there are any."""
+    """Puts the marks of invalid answers back, which lm-eval's filters lose; returns whether there are any."""
     marked = [instance for instance in task.instances if any(map(is_null, instance.resps))]
     for instance in marked:
         for name, filtered in instance.filtered_resps.items():
@@ -193,31 +200,33 @@ def _mark_answers(task: Any) -> bool:
     return bool(marked)
 
 
-def _null_for_null(process: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
+def _with_null_metrics(process: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
     @functools.wraps(process)
     def process_results(document: Any, results: Sequence[Any]) -> Mapping[str, Any]:
         if not any(map(is_null, results)):
             return process(document, results)
+        # metrics of a stand-in are computed only for their names
         return dict.fromkeys(process(document, [_stand_in(answer) for answer in results]), Null(math.nan))
 
     return process_results
 
 
 def _stand_in(answer: Any) -> Any:
-    """Returns an answer of the same kind that metrics can be computed from."""
+    """Returns an answer of the same type from which metrics can be computed."""
     if isinstance(answer, tuple) and is_null(answer):
         return (0.0, *answer[1:])
     return 0.0 if isinstance(answer, float) and is_null(answer) else answer
 
 
-def _null_among_null(aggregation: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def _null_aware_aggregation(aggregation: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     return {name: _NullAware(function) for name, function in aggregation().items()}
 
 
 class _NullAware:
-    """An aggregation that is NaN where a document's metric is missing.
+    """An aggregation function that returns NaN if a document's metric is `Null`.
 
-    It equals the function it calls until it has met such a metric: lm-eval looks the standard error up by function.
+    It compares equal to the wrapped function until it has met such a metric, because lm-eval looks up the function's
+    standard error in a dictionary.
     """
 
     def __init__(self, function: Callable[[Sequence[Any]], Any]) -> None:

@@ -1,17 +1,18 @@
-"""The adapter's own request types, as tasks write them and the adapter reads them.
+"""The adapter's own lm-eval request types: their arguments, responses, and the file that holds token sequences.
 
-`token_logprobs`: a window of context length L is exactly L model inputs: one lead-in token, then its first L - 1
-targets; it scores its last `scored` targets. Texts and token lists never travel in a request: `key` names a token range
-that `sbeval.corpora.resolve_tokens` turns into tokens on both sides.
+`token_logprobs`: log-probabilities of a window of text. A window of context length L is exactly L model inputs: one
+lead-in token, then the first L - 1 targets. Its last `scored` targets are scored. Requests hold neither texts nor token
+lists: `key` names a token range, which task and adapter look up with `sbeval.corpora.resolve_tokens`.
 
-`target_logprobs`, for answers inside a sequence: a request names (position, target) pairs: the log-probability of each
-target at the output of its position, given the inputs up to there. Targets need not be the next tokens. Sequences do
-not travel in a request: they are written to one file for many, and `key` names the file and the row.
+`target_logprobs`: log-probabilities of answers inside a sequence. A request names (position, target) pairs; each target
+is scored at the output of its position, given the inputs up to there. Targets need not be the next tokens of the
+sequence. Many sequences are written to one file, and `key` names the file and the row.
 
 `attention_span`: how far back every layer and head looks.
 
-An `Instance` of the first two also has a function `cuts`, for models that tell sums alone: with which of its scored
-targets, counted from 0, does another sum begin? (Of `target_logprobs` also with each that is not the token read next.)
+An `Instance` of the first two types also has a function `cuts`, for models that return only sums of log-probabilities.
+It returns the scored targets, counted from 0, at which a new sum begins. (With `target_logprobs` a new sum also begins
+at every target that is not the sequence's next token.)
 
 Shape suffixes: L input length, T targets.
 """
@@ -35,27 +36,27 @@ TARGET_LOGPROBS = "target_logprobs"
 ATTENTION_SPAN = "attention_span"
 
 NonFinite = Literal["error", "null"]
-"""What becomes of a request where the model's logits are no numbers."""
+"""What happens to a request whose logits are NaN or infinite: an error, or null in the results."""
 
-# Response caches hold answers pickled under the modules that these classes were once in.
-for _former in ("sbeval.token_logprobs", "sbeval.target_logprobs"):
-    sys.modules.setdefault(_former, sys.modules[__name__])
+# response caches of older versions hold answers pickled under these module names
+for _former_module in ("sbeval.token_logprobs", "sbeval.target_logprobs"):
+    sys.modules.setdefault(_former_module, sys.modules[__name__])
 
 
 class Answer(str):
-    """A generated answer with the facts known of it, which a response cache keeps with the text."""
+    """A generated answer, a `str` with `facts` about its generation, which a response cache stores with the text."""
 
     facts: Mapping[str, Any]
 
     def __new__(cls, text: str, **facts: Any) -> Self:
-        """Keeps both."""
+        """Makes the answer with the text and its facts."""
         self = super().__new__(cls, text)
         self.facts = facts
         return self
 
 
 class TokenLogprobsRequest(NamedTuple):
-    """Arguments of one request; a plain tuple, as lm-eval expects.
+    """Arguments of one `token_logprobs` request; a plain tuple, as lm-eval expects.
 
     Attributes:
         key: names the L target tokens of the window (`sbeval.corpora.token_key`).
@@ -71,9 +72,9 @@ class TokenLogprobsRequest(NamedTuple):
 
 
 class TokenLogprobs(float):
-    """Sum of a window's log-probabilities in nats, carrying each of them in `logprobs` (float32 [scored]).
+    """The sum of a window's log-probabilities in nats; `logprobs`, float32 [scored], holds each of them.
 
-    A float, so that logged samples hold one number a request instead of 65,536.
+    It is a float, so that logged samples hold one number for each request instead of 65,536.
     """
 
     logprobs: NDArray[np.float32]
@@ -89,16 +90,16 @@ class TokenLogprobs(float):
 
 
 class AttentionSpanRequest(NamedTuple):
-    """Arguments of one request; a plain tuple, as lm-eval expects.
+    """Arguments of one `attention_span` request; a plain tuple, as lm-eval expects.
 
     The response is a list with one row for each layer and head: [layer, head, span at 50 %, at 90 %, at 99 %, remaining
-    stick, weight on the first token, entropy], spans in keys and entropy in nats, each the mean over the queries; spans
-    and entropy are None where a head gave no weight to any key.
+    stick, weight on the first token, entropy]. Spans are in keys and the entropy in nats; each value is the mean over
+    the queries. Spans and entropy are None if a head gave no weight to any key.
 
     Attributes:
         key: names the L inputs (`sbeval.corpora.token_key`).
         context_length: L.
-        queries: how many of the last positions are looked at.
+        queries: number of last positions over whose queries the means are taken.
     """
 
     key: str
@@ -107,7 +108,7 @@ class AttentionSpanRequest(NamedTuple):
 
 
 class TargetSequence(NamedTuple):
-    """Model inputs, integers [L], and [T] positions in them whose outputs predict the [T] targets."""
+    """Model inputs, integers [L], the positions [T] whose outputs are scored, and their target tokens [T]."""
 
     inputs_L: NDArray[np.int64]
     positions_T: NDArray[np.int64]
@@ -115,23 +116,27 @@ class TargetSequence(NamedTuple):
 
 
 class TargetLogprobsRequest(NamedTuple):
-    """Arguments of one request: the key of a sequence (`keep_sequences`), and L, its number of model inputs."""
+    """Arguments of one `target_logprobs` request: a sequence's key (`keep_sequences`) and L, its number of inputs."""
 
     key: str
     inputs: int
 
 
 class TargetLogprobs(float):
-    """Sum of the targets' log-probabilities in nats, carrying each, float32 [T], and bool [T], if it is the largest.
+    """The sum of the targets' log-probabilities in nats.
 
-    A float, so that logged samples hold one number a request.
+    It is a float, so that logged samples hold one number for each request.
+
+    Attributes:
+        logprobs: float32 [T], each target's log-probability.
+        greedy: bool [T], whether each target is the most probable token.
     """
 
     logprobs: NDArray[np.float32]
     greedy: NDArray[np.bool_]
 
     def __new__(cls, logprobs: NDArray[np.float32], greedy: NDArray[np.bool_]) -> "TargetLogprobs":
-        """Sums in double precision."""
+        """Sums `logprobs` in fp64."""
         self = super().__new__(cls, float(logprobs.sum(dtype=np.float64)))
         self.logprobs, self.greedy = logprobs, greedy
         return self
@@ -141,21 +146,21 @@ class TargetLogprobs(float):
 
 
 def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRequest]:
-    """Writes sequences to one file, named by its content, and returns a request for each.
+    """Writes sequences to one file in the cache folder, named by its content hash, and returns a request for each.
 
     Raises:
         UserError: the folder cannot be written.
     """
     arrays: dict[str, Any] = {
-        name: np.concatenate([np.asarray(sequence[place], dtype=np.int32) for sequence in sequences])
-        for place, name in enumerate(("inputs", "positions", "targets"))
+        name: np.concatenate([np.asarray(sequence[field], dtype=np.int32) for sequence in sequences])
+        for field, name in enumerate(("inputs", "positions", "targets"))
     }
-    for name, place in (("input_counts", 0), ("target_counts", 2)):
-        arrays[name] = np.array([len(sequence[place]) for sequence in sequences], dtype=np.int64)
+    for name, field in (("input_counts", 0), ("target_counts", 2)):
+        arrays[name] = np.array([len(sequence[field]) for sequence in sequences], dtype=np.int64)
     digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()[:32]
     path = _path(digest)
     if not path.exists():
-        with whole_file(path, "token sequences") as part, part.open("wb") as file:
+        with whole_file(path, "token sequences") as temporary_path, temporary_path.open("wb") as file:
             np.savez(file, **arrays)
     return [
         TargetLogprobsRequest(f"{digest}:{row}", int(count))
@@ -164,31 +169,31 @@ def keep_sequences(sequences: Sequence[TargetSequence]) -> list[TargetLogprobsRe
 
 
 def resolve_sequence(key: str) -> TargetSequence:
-    """Returns the sequence a request names.
+    """Returns the sequence that a request's key names.
 
     Raises:
-        UserError: it is not on this machine.
+        UserError: the file with the sequence is not in this machine's cache folder.
     """
     digest, _, row = key.partition(":")
-    parts, input_ends, target_ends = _open(str(_path(digest)))
+    arrays, input_ends, target_ends = _open(str(_path(digest)))
     inputs = slice(input_ends[int(row)], input_ends[int(row) + 1])
     targets = slice(target_ends[int(row)], target_ends[int(row) + 1])
-    places = {"inputs": inputs, "positions": targets, "targets": targets}
-    return TargetSequence(*(parts[name][place].astype(np.int64) for name, place in places.items()))
+    slices = {"inputs": inputs, "positions": targets, "targets": targets}
+    return TargetSequence(*(arrays[name][rows].astype(np.int64) for name, rows in slices.items()))
 
 
 @functools.lru_cache(maxsize=8)
 def _open(path: str) -> tuple[dict[str, NDArray[np.int32]], list[int], list[int]]:
     try:
         with np.load(path) as file:
-            parts = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise UserError(
-            f"Expected token sequences in {path!r}, found none: set SBEVAL_CACHE to the same folder for every process, "
-            "or run the task again."
+            f"The task's token sequences are missing: there is no file {path!r}. Set SBEVAL_CACHE to the same folder "
+            "for every process, or run the task again."
         ) from None
-    ends = ([0, *np.cumsum(parts[name]).tolist()] for name in ("input_counts", "target_counts"))
-    return parts, next(ends), next(ends)
+    input_ends, target_ends = ([0, *np.cumsum(arrays[name]).tolist()] for name in ("input_counts", "target_counts"))
+    return arrays, input_ends, target_ends
 
 
 def _path(digest: str) -> Path:

@@ -1,18 +1,18 @@
-"""A right answer of a server or an engine that scores the tokens of prompts, stated once; all else is refused.
+"""Checks of the prompt log-probabilities and generated texts that a server or an engine returns.
 
-lm-eval adds up whatever comes back. A list that is shifted, an answer to another prompt or a log-probability above zero
-would be a wrong number, and no error. So `check_scores` compares every answer with the protocol before lm-eval reads
-it:
+lm-eval adds up whatever comes back. A shifted list, an answer to another prompt or a log-probability above zero would
+give a wrong number without an error. So `check_scores` checks every answer before lm-eval reads it:
 
-- A body holds as many choices as prompts were sent, and each index once.
-- A choice has one entry for each token of its prompt. Only the first token, which nothing precedes, has no number.
-- A log-probability is finite, and at most rounding above zero. They are not all exactly zero.
-- The best alternative is at least as probable as the token. Two numbers for one token are equal.
-- Tokens or texts that the server repeats are those of the prompt.
+- A response body holds as many choices as prompts were sent, and each index once.
+- A choice has one entry for each token of its prompt. Only the first token has no log-probability, since nothing
+  precedes it.
+- A log-probability is finite and not above zero, except for rounding. Not all of them are exactly zero.
+- The most probable alternative is at least as probable as the token. Two values for one token are equal.
+- Tokens or texts that the server echoes are those of the prompt.
 
-`check_echo` does the same for a prompt that was sent as text, and `check_texts` for generated texts. Three shapes are
-known: completions of OpenAI's API, SGLang's own, and vLLM's in this process. lm-eval reads an answer of another shape
-as it is.
+`check_echo` does the same for a prompt that was sent as text, and `check_texts` for generated texts. Three formats are
+known: OpenAI's completions API, SGLang's own API, and the outputs of vLLM in this process. An answer in another format
+is not checked.
 """
 
 import functools
@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 from sbeval.errors import UserError, shown
 
 ROUNDING_NATS = 0.01
-"""By which a log-probability may exceed 0."""
+"""How far a log-probability may exceed 0, in nats, because of rounding."""
 LEAST_NATS = -9900.0
-"""From here down a number stands for minus infinity: OpenAI's API and vLLM write -9999, in bf16 -9984."""
+"""Log-probabilities down from this value mean minus infinity: OpenAI's API and vLLM write -9999, in bf16 -9984."""
 _LEAST_ZEROS = 4
-_ECHO = "use a server that scores prompts (echo), as vLLM's does and llama.cpp's does not"
-_SAME_NATS = 1e-4  # a server may round the numbers of the alternatives apart from those of the prompt
+ECHO_REMEDY = "use a server that scores prompts with echo=True, as vLLM does and llama.cpp does not"
+"""What to do about a server that returns no log-probabilities of prompts."""
+_SAME_NATS = 1e-4  # a server may round log-probabilities of alternatives and of the prompt differently
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _SPACES = " \t\r\n▁ĠĊ"
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
@@ -37,7 +38,7 @@ _BYTES = re.compile(r"bytes:|<0x[\dA-F]{2}>")
 
 
 class WrongAnswerError(UserError):
-    """A server's answer that cannot be right; `prompt` are the tokens that it answers, where one prompt is at fault."""
+    """A server's answer that cannot be right. `prompt` holds the tokens of the prompt with the fault, if it is one."""
 
     def __init__(self, message: str, prompt: Sequence[int] | None = None) -> None:
         super().__init__(message)
@@ -45,19 +46,19 @@ class WrongAnswerError(UserError):
 
 
 class OtherPromptError(WrongAnswerError):
-    """An answer that repeats other tokens than those of its prompt."""
+    """An answer that echoes tokens which differ from its prompt's."""
 
 
-class Asked(NamedTuple):
+class PromptBatch(NamedTuple):
     """The prompts of one call, and the server or engine that scores them.
 
     Attributes:
         backend: lm-eval's name of the model, with the address of a server.
         prompts: the tokens of each prompt.
-        scored_from: for each prompt, how many tokens stand before those whose log-probabilities are added up.
-        tokenizer: the prompts' tokenizer, None where there is none.
-        bos: the token that lm-eval puts before a text, None where there is none.
-        of_completions: whether only the shape of OpenAI's completions can be read.
+        scored_from: for each prompt, the index of the first token whose log-probability lm-eval sums.
+        tokenizer: the prompts' tokenizer, or None.
+        bos: the BOS token that lm-eval puts before a text, or None.
+        of_completions: whether lm-eval can parse only OpenAI's completions format.
     """
 
     backend: str
@@ -69,14 +70,14 @@ class Asked(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """An answer to one prompt; each list has an entry for each token of the prompt.
+    """The answer to one prompt, in one format for all servers; each list has an entry for each token of the prompt.
 
     Attributes:
         logprobs: log-probability of each token, None for the first.
-        best: log-probabilities of the most probable tokens by token, None for the first.
-        tokens: ids or texts of the tokens, None where they are not told.
-        text: the prompt's text, and what was generated behind it.
-        read: how many tokens were read, None where that is not told.
+        best: for each token, log-probabilities of the most probable tokens, by token; None for the first.
+        tokens: ids or texts of the tokens, None if the server does not return them.
+        text: the prompt's text followed by the generated text, if the server returns it.
+        read: the number of prompt tokens that the server reports, None if it reports none.
     """
 
     logprobs: Sequence[Any]
@@ -86,76 +87,80 @@ class _Answer(NamedTuple):
     read: int | None
 
 
-def check_scores(outputs: Any, asked: Asked) -> None:
-    """Refuses an answer with log-probabilities that cannot be right; see the module's docstring.
+def check_scores(outputs: Any, batch: PromptBatch) -> None:
+    """Checks the log-probabilities that a server or engine returned, as the module's docstring lists.
 
     Raises:
-        WrongAnswerError: naming what was expected and found, and the remedy.
+        WrongAnswerError: an answer cannot be right. The message says why and what to change.
     """
-    answers = _answers(outputs, asked)
+    answers = _answers(outputs, batch)
     if answers is None:
         return
-    for answer, prompt, scored_from in zip(answers, asked.prompts, asked.scored_from, strict=True):
-        if reason := _miscounted(answer, prompt, asked):
-            said = f"Expected {asked.backend} to read and score the {len(prompt)} tokens of a prompt, found {reason}"
-            raise WrongAnswerError(said, prompt)
-        said = f"Expected {asked.backend} to tell the log-probabilities of the {len(prompt)} tokens of a prompt"
-        if reason := _unlike(answer, prompt, asked.tokenizer):
-            raise OtherPromptError(f"{said}, found {reason}", prompt)
-        if reason := _impossible(answer, scored_from, asked.tokenizer):
-            raise WrongAnswerError(f"{said}, found {reason}", prompt)
+    for answer, prompt, scored_from in zip(answers, batch.prompts, batch.scored_from, strict=True):
+        if reason := _miscounted(answer, prompt, batch):
+            message = f"Expected {batch.backend} to score the {len(prompt)} tokens of a prompt, found {reason}"
+            raise WrongAnswerError(message, prompt)
+        expectation = (
+            f"Expected {batch.backend} to return the log-probabilities of the {len(prompt)} tokens of a prompt"
+        )
+        if reason := _echo_difference(answer, prompt, batch.tokenizer):
+            raise OtherPromptError(f"{expectation}, found {reason}", prompt)
+        if reason := _impossible(answer, scored_from, batch.tokenizer):
+            raise WrongAnswerError(f"{expectation}, found {reason}", prompt)
 
 
 def check_echo(output: Any, prompt: str, scored_from: int, backend: str) -> None:
-    """Refuses an answer with log-probabilities that cannot be right to a text, as lm-eval's model `gguf` sends it.
+    """Checks the log-probabilities of a prompt that was sent as text, as lm-eval's model `gguf` sends it.
 
-    No tokenizer is known there: that the whole text was read is seen by the places of its tokens (`text_offset`).
+    There is no tokenizer: whether the server read the whole text follows from the tokens' offsets (`text_offset`).
 
     Args:
         output: body of the server's answer.
         prompt: the text with its continuation.
-        scored_from: characters before the continuation.
+        scored_from: number of characters before the continuation.
         backend: lm-eval's name of the model, with the address of a server.
 
     Raises:
-        WrongAnswerError: naming what was expected and found, and the remedy.
+        WrongAnswerError: the answer cannot be right. The message says why and what to change.
     """
-    asked = Asked(backend, [[]], [0], of_completions=True)
-    said = f"Expected {backend} to tell the log-probabilities of the tokens of a prompt"
+    batch = PromptBatch(backend, [[]], [0], of_completions=True)
+    expectation = f"Expected {backend} to return the log-probabilities of the tokens of a prompt"
     choices = _choices(output, backend, 1)
-    told = None if choices is None else choices[0].get("logprobs")
-    if choices is None or not isinstance(told, Mapping):
-        raise WrongAnswerError(f"{said}, found {shown(output)}; {_ECHO}")
-    columns = [told.get(name) for name in ("text_offset", "tokens", "token_logprobs", "top_logprobs")]
+    record = None if choices is None else choices[0].get("logprobs")
+    if choices is None or not isinstance(record, Mapping):
+        raise WrongAnswerError(f"{expectation}, found {shown(output)}: {ECHO_REMEDY}")
+    columns = [record.get(name) for name in ("text_offset", "tokens", "token_logprobs", "top_logprobs")]
     if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) > 2 for column in columns):
-        raise WrongAnswerError(f"{said}, found {shown(told)}; {_ECHO}")
+        raise WrongAnswerError(f"{expectation}, found {shown(record)}: {ECHO_REMEDY}")
     offsets = columns[0] or []
     if not all(_is_number(offset) for offset in offsets) or offsets != sorted(offsets):
-        raise WrongAnswerError(f"{said}, found places that are not in order ({shown(offsets)})")
+        raise WrongAnswerError(f"{expectation}, found offsets (text_offset) that do not increase ({shown(offsets)})")
     if offsets[-1] < len(prompt):
-        found = f"those of {offsets[-1]} of its {len(prompt)} characters"
-        raise WrongAnswerError(f"{said}, found {found}; start it with room for longer ones")
-    first = next(place for place, offset in enumerate(offsets) if offset >= min(scored_from, offsets[-1]))
-    if reason := _impossible(_of_completions(choices[0], None, asked), first, None):
-        raise WrongAnswerError(f"{said}, found {reason}")
+        raise WrongAnswerError(
+            f"{expectation}, found those of {offsets[-1]} of its {len(prompt)} characters: start the server with a "
+            "longer maximum length"
+        )
+    first = next(index for index, offset in enumerate(offsets) if offset >= min(scored_from, offsets[-1]))
+    if reason := _impossible(_of_completions(choices[0], None, batch), first, None):
+        raise WrongAnswerError(f"{expectation}, found {reason}")
 
 
 def check_texts(outputs: Any, prompts: int | None, backend: str) -> None:
-    """Refuses generated texts that are not one for each prompt, in bodies as OpenAI's API has them.
+    """Checks that response bodies of OpenAI's API hold one generated text for each prompt.
 
-    A choice without a text is lm-eval's matter, which says so: a model that thinks may run out of tokens.
+    A choice whose text is None passes: a reasoning model may run out of tokens, and lm-eval reports that itself.
 
     Args:
         outputs: bodies of the server's answers.
-        prompts: how many prompts were sent; None where nobody knows.
+        prompts: number of prompts that were sent; None if it is not known.
         backend: lm-eval's name of the model, with the address of a server.
 
     Raises:
-        WrongAnswerError: naming what was expected and found.
+        WrongAnswerError: the answers are too few, too many, or not texts.
     """
     for body in outputs if isinstance(outputs, list) else [outputs]:
         if (choices := _choices(body, backend, prompts)) is None:
-            raise WrongAnswerError(f"Expected generated texts (choices) from {backend}, found {shown(body)}")
+            raise WrongAnswerError(f"Expected generated texts (`choices`) from {backend}, found {shown(body)}")
         for choice in choices:
             if choice.get("finish_reason") == "content_filter":
                 continue
@@ -166,73 +171,77 @@ def check_texts(outputs: Any, prompts: int | None, backend: str) -> None:
 
 
 def prompt_tokens(outputs: Any) -> int | None:
-    """Returns how many tokens a server says that it read of one prompt, None where it does not say."""
+    """Returns the number of tokens of one prompt that a server reports in `usage`, None if it reports none."""
     body = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
     usage = body.get("usage") if isinstance(body, Mapping) else None
     return _count(usage.get("prompt_tokens")) if isinstance(usage, Mapping) else None
 
 
-def _answers(outputs: Any, asked: Asked) -> list[_Answer] | None:
-    """Returns the answers in the order of the prompts, None for a shape that is not known."""
-    several = outputs if isinstance(outputs, list) else [outputs]
-    if all(hasattr(output, "prompt_logprobs") for output in several):
-        _check_count(len(several), asked)
-        return [_of_engine(output, prompt) for output, prompt in zip(several, asked.prompts, strict=True)]
-    if all(isinstance(output, Mapping) and "meta_info" in output for output in several):
-        _check_count(len(several), asked)
-        return [_of_sglang(output["meta_info"], asked) for output in several]
-    if not asked.of_completions and not all(isinstance(output, Mapping) and "choices" in output for output in several):
+def _answers(outputs: Any, batch: PromptBatch) -> list[_Answer] | None:
+    """Returns the answers in the order of the prompts, None for an unknown format."""
+    bodies = outputs if isinstance(outputs, list) else [outputs]
+    if all(hasattr(output, "prompt_logprobs") for output in bodies):
+        _check_count(len(bodies), batch)
+        return [_of_engine(output, prompt) for output, prompt in zip(bodies, batch.prompts, strict=True)]
+    if all(isinstance(output, Mapping) and "meta_info" in output for output in bodies):
+        _check_count(len(bodies), batch)
+        return [_of_sglang(output["meta_info"], batch) for output in bodies]
+    if not batch.of_completions and not all(isinstance(output, Mapping) and "choices" in output for output in bodies):
         return None
-    if len(several) != 1 or (choices := _choices(several[0], asked.backend, len(asked.prompts))) is None:
-        raise WrongAnswerError(f"Expected choices with log-probabilities from {asked.backend}, found {shown(outputs)}")
-    # of several prompts a server tells how many tokens all have
-    read = prompt_tokens(several[0]) if len(choices) == 1 else None
-    return [_of_completions(choice, read, asked) for choice in choices]
+    choices = _choices(bodies[0], batch.backend, len(batch.prompts)) if len(bodies) == 1 else None
+    if choices is None:
+        raise WrongAnswerError(f"Expected choices with log-probabilities from {batch.backend}, found {shown(outputs)}")
+    # for several prompts, a server reports only the total number of tokens
+    read = prompt_tokens(bodies[0]) if len(choices) == 1 else None
+    return [_of_completions(choice, read, batch) for choice in choices]
 
 
-def _check_count(answers: int, asked: Asked) -> None:
-    if answers != len(asked.prompts):
-        raise WrongAnswerError(f"Expected {len(asked.prompts)} answers from {asked.backend}, found {answers}")
+def _check_count(answers: int, batch: PromptBatch) -> None:
+    if answers != len(batch.prompts):
+        raise WrongAnswerError(f"Expected {len(batch.prompts)} answers from {batch.backend}, found {answers}")
 
 
 def _choices(body: Any, backend: str, prompts: int | None) -> list[Mapping[str, Any]] | None:
-    """Returns the choices of a body by index; None where it holds none."""
+    """Returns the choices of a response body in the order of their indices, None if it has no list of choices."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not all(isinstance(choice, Mapping) for choice in choices):
         return None
     expected = len(choices) if prompts is None else prompts
     if len(choices) != expected:
         raise WrongAnswerError(f"Expected {expected} answers from {backend}, found {len(choices)}")
-    places = {choice["index"]: choice for choice in choices if _count(choice.get("index")) is not None}
-    if {*places} != {*range(expected)}:
-        found = shown([choice.get("index") for choice in choices])
+    by_index = {choice["index"]: choice for choice in choices if _count(choice.get("index")) is not None}
+    if {*by_index} != {*range(expected)}:
+        indices = shown([choice.get("index") for choice in choices])
         raise WrongAnswerError(
-            f"Expected each index from 0 to {expected - 1} once in an answer from {backend}, found {found}"
+            f"Expected each index from 0 to {expected - 1} once in an answer from {backend}, found {indices}"
         )
-    return [places[index] for index in range(expected)]
+    return [by_index[index] for index in range(expected)]
 
 
-def _of_completions(choice: Mapping[str, Any], read: int | None, asked: Asked) -> _Answer:
-    """Reads a choice of `/v1/completions` with `echo`: behind the prompt it holds one generated token."""
-    told = choice.get("logprobs")
-    told = told if isinstance(told, Mapping) else {}
+def _of_completions(choice: Mapping[str, Any], read: int | None, batch: PromptBatch) -> _Answer:
+    """Reads a choice of `/v1/completions` with `echo`. Its last entry is the one token generated after the prompt."""
+    record = choice.get("logprobs")
+    columns: Mapping[str, Any] = record if isinstance(record, Mapping) else {}
     logprobs, best, tokens = (
-        column if isinstance(column := told.get(name), list) else None
+        columns[name] if isinstance(columns.get(name), list) else None
         for name in ("token_logprobs", "top_logprobs", "tokens")
     )
     ids = choice.get("prompt_token_ids")
-    repeated: list[Any] | None = None
+    echoed: list[Any] | None = None
     if isinstance(ids, list):
-        repeated = ids
+        echoed = ids
     elif tokens:
-        repeated = tokens[:-1]
-    return _Answer((logprobs or [])[:-1], best and best[:-1], repeated, choice.get("text"), read)
+        echoed = tokens[:-1]
+    return _Answer((logprobs or [])[:-1], best and best[:-1], echoed, choice.get("text"), read)
 
 
-def _of_sglang(meta: Any, asked: Asked) -> _Answer:
+def _of_sglang(meta: Any, batch: PromptBatch) -> _Answer:
     rows, top = (meta.get(name) for name in ("input_token_logprobs", "input_top_logprobs"))
     if not isinstance(rows, list) or not all(isinstance(row, list | tuple) and len(row) > 1 for row in rows):
-        raise WrongAnswerError(f"Expected rows of log-probability and token from {asked.backend}, found {shown(rows)}")
+        raise WrongAnswerError(
+            f"Expected a list of log-probability and token pairs (`input_token_logprobs`) from {batch.backend}, found "
+            f"{shown(rows)}"
+        )
     logprobs, ids = [row[0] for row in rows], [row[1] for row in rows]
     best: list[Any] | None = None
     if isinstance(top, list):
@@ -242,103 +251,111 @@ def _of_sglang(meta: Any, asked: Asked) -> _Answer:
 
 
 def _of_engine(output: Any, prompt: Sequence[int]) -> _Answer:
-    """Reads what vLLM returns in this process: for each token of the prompt log-probabilities by token."""
+    """Reads an output of vLLM in this process: for each token of the prompt, log-probabilities by token id."""
     rows = output.prompt_logprobs or []
     by_token = [row and {token: getattr(of, "logprob", of) for token, of in row.items()} for row in rows]
-    own = [row and row.get(token) for token, row in zip(prompt, by_token, strict=False)]
+    prompt_logprobs = [row and row.get(token) for token, row in zip(prompt, by_token, strict=False)]
+    prompt_logprobs += [None] * (len(by_token) - len(prompt_logprobs))
     ids = getattr(output, "prompt_token_ids", None)
-    own += [None] * (len(by_token) - len(own))
-    return _Answer(own, by_token, ids, None, None if ids is None else len(ids))
+    return _Answer(prompt_logprobs, by_token, ids, None, None if ids is None else len(ids))
 
 
-def _miscounted(answer: _Answer, prompt: Sequence[int], asked: Asked) -> str:
-    """Returns why an answer is to other tokens than were sent, or to some of them; nothing where it is to all."""
+def _miscounted(answer: _Answer, prompt: Sequence[int], batch: PromptBatch) -> str:
+    """Returns how the number of scored tokens differs from the prompt's, with a remedy; "" if they are equal."""
     count = len(prompt)
     entries = answer.logprobs
     scored = min(1, len(entries)) + sum(value is not None for value in entries[1:])
     read = scored if answer.read is None else answer.read
     if read == count + 1:
         first = answer.tokens[0] if answer.tokens else None
-        return f"that it puts one of its own before them ({first!r}); have it add no special tokens"
-    if read == count - 1 and prompt[0] == asked.bos:
-        return f"that it leaves out the first, BOS ({prompt[0]}); have it take prompts as they are"
+        return f"that it puts a token of its own before them ({first!r}): configure it to add no special tokens"
+    if read == count - 1 and prompt[0] == batch.bos:
+        return f"that it drops the first, BOS ({prompt[0]}): configure it to use prompts unchanged"
     if read > count:
-        return f"that it read {read}; send it tokens, not text (tokenized_requests=True)"
+        return f"that it read {read}: send token ids, not text (tokenized_requests=True)"
     if read < count and not (answer.read is None and scored < count <= len(entries)) and scored:
-        return f"that it read {read}, since it cuts prompts; start it with room for longer ones"
+        return f"that it read {read}, so it truncates prompts: start it with a longer maximum length"
     if scored != count or len(entries) != count:
-        remedy = "tells all of them (echo), as vLLM's does and llama.cpp's does not"
+        remedy = "returns all of them with echo=True, as vLLM does and llama.cpp does not"
         if scored > count or len(entries) > count:
-            remedy = "generates one more, as it is asked to"
-        return f"log-probabilities of {scored}; use a server that {remedy}"
+            remedy = "generates one token after the prompt, as max_tokens=1 requests"
+        return f"log-probabilities of {scored}: use a server that {remedy}"
     return ""
 
 
-def _unlike(answer: _Answer, prompt: Sequence[int], tokenizer: Any) -> str:
-    """Returns where the tokens or the text that came back differ from the prompt's; nothing where they do not."""
+def _echo_difference(answer: _Answer, prompt: Sequence[int], tokenizer: Any) -> str:
+    """Returns where the echoed tokens or text differ from the prompt; "" if they are equal."""
     tokens = answer.tokens
     if tokens is not None and len(tokens) != len(prompt):
-        return f"the names of {len(tokens)} tokens"
-    remedy = "it answers another prompt, or has another tokenizer"
-    forms = _forms(tokenizer)
-    for place, (token, name) in enumerate(zip(prompt, tokens or (), strict=bool(tokens))):
-        told = _TOKEN_ID.fullmatch(name) if isinstance(name, str) else None
-        number = int(told[1]) if told else _count(name)
-        if number is not None:
-            differs = number != token
+        return f"{len(tokens)} echoed tokens"
+    cause = "it answers another prompt, or uses another tokenizer"
+    token_texts = _token_texts(tokenizer)
+    for position, (token, name) in enumerate(zip(prompt, tokens or (), strict=bool(tokens))):
+        id_match = _TOKEN_ID.fullmatch(name) if isinstance(name, str) else None
+        echoed_id = int(id_match[1]) if id_match else _count(name)
+        if echoed_id is not None:
+            differs = echoed_id != token
         else:
-            differs = isinstance(name, str) and forms is not None and not forms.fits(token, name)
+            differs = isinstance(name, str) and token_texts is not None and not token_texts.fits(token, name)
         if differs:
-            return f"the token {shown(name)} in place of {forms.name(token) if forms else token} at {place}; {remedy}"
-    if forms and not any(isinstance(name, str | int) for name in tokens or ()) and forms.is_other(prompt, answer.text):
-        return f"the text {shown(answer.text)}; {remedy}"
+            expected = token_texts.name(token) if token_texts else token
+            return f"the token {shown(name)} in place of {expected} at position {position}: {cause}"
+    has_tokens = any(isinstance(name, str | int) for name in tokens or ())
+    if token_texts and not has_tokens and token_texts.is_other(prompt, answer.text):
+        return f"the text {shown(answer.text)}: {cause}"
     return ""
 
 
 def _impossible(answer: _Answer, scored_from: int, tokenizer: Any) -> str:
-    """Returns which number no model gives; nothing where every one can be."""
+    """Returns which log-probability no model can give; "" if all are possible."""
     logprobs, best = answer.logprobs, answer.best
     if logprobs and logprobs[0] is not None:
-        return f"one of the first ({shown(logprobs[0])}), which nothing precedes; its list may be shifted"
-    for place, value in enumerate(logprobs[1:], 1):
+        return f"{shown(logprobs[0])} for the first token, which has no log-probability: the list may be shifted"
+    for position, value in enumerate(logprobs[1:], 1):
         if not _is_number(value) or math.isnan(value) or value > ROUNDING_NATS:
             above = " above 0" if _is_number(value) and value > 0 else ""
-            return f"a log-probability{above} of {shown(value)} for the token at {place}"
-        if value <= LEAST_NATS and place >= scored_from:
+            return f"a log-probability{above} of {shown(value)} for the token at position {position}"
+        if value <= LEAST_NATS and position >= scored_from:
             return (
-                f"{shown(value)} for the token at {place}, which stands for minus infinity; run the model in float32 "
-                "and check its weights"
+                f"{shown(value)} for the token at position {position}, which stands for minus infinity: run the model "
+                "in float32 and check its weights"
             )
     if len(logprobs) > _LEAST_ZEROS and not any(logprobs[1:]):
-        return f"that all are exactly 0, which is no model's answer; {_ECHO}"
+        return f"that all are exactly 0, which no model computes: {ECHO_REMEDY}"
     if best is None or len(best) != len(logprobs):
-        found = "none" if best is None else str(len(best))
-        return f"{found} of the most probable tokens (top_logprobs) for {len(logprobs)} tokens"
+        entries = "none" if best is None else str(len(best))
+        return f"{entries} of the most probable tokens (top_logprobs) for {len(logprobs)} tokens"
     names = answer.tokens or [None] * len(logprobs)
-    for place, (value, alternatives, name) in enumerate(zip(logprobs, best, names, strict=True)):
-        if place == 0:
+    for position, (value, alternatives, name) in enumerate(zip(logprobs, best, names, strict=True)):
+        if position == 0:
             continue
         if not isinstance(alternatives, Mapping) or not alternatives or not all(map(_is_number, alternatives.values())):
-            return f"{shown(alternatives)} as the most probable tokens at {place}"
-        most = max(alternatives.values())
-        if not all(of <= ROUNDING_NATS for of in alternatives.values()):
-            return f"a log-probability above 0 among the most probable tokens at {place} ({shown(alternatives)})"
+            return f"{shown(alternatives)} as the most probable tokens at position {position}"
+        highest = max(alternatives.values())
+        if not all(logprob <= ROUNDING_NATS for logprob in alternatives.values()):
+            return f"a log-probability above 0 for a probable token at position {position} ({shown(alternatives)})"
         if math.fsum(map(math.exp, alternatives.values())) > 1 + ROUNDING_NATS:
-            return f"probabilities that add up to more than 1 at {place} ({shown(alternatives)})"
-        if most < value - _SAME_NATS:
-            return f"{shown(most)} for the most probable token at {place}, below {value} of the prompt's own"
-        if most < -math.log(_vocabulary(tokenizer)):
-            return f"{shown(most)} for the most probable token at {place}, fewer than the vocabulary admits"
-        repeated = alternatives.get(name, value) if isinstance(name, Hashable) else value
-        if repeated != value and (repeated < value or _is_of_one_token(tokenizer, name)):
-            return f"two log-probabilities of the token at {place} ({value} and {repeated})"
+            return f"probabilities that add up to more than 1 at position {position} ({shown(alternatives)})"
+        if highest < value - _SAME_NATS:
+            return (
+                f"{shown(highest)} for the most probable token at position {position}, below {value} for the prompt's "
+                "token"
+            )
+        if highest < -math.log(_vocabulary(tokenizer)):
+            return (
+                f"{shown(highest)} for the most probable token at position {position}, lower than one over the size of "
+                "the vocabulary"
+            )
+        listed = alternatives.get(name, value) if isinstance(name, Hashable) else value
+        if listed != value and (listed < value or _is_of_one_token(tokenizer, name)):
+            return f"two log-probabilities of the token at position {position} ({value} and {listed})"
     return ""
 
 
-class _Forms:
-    """The texts that servers write for a token: as the vocabulary has it, or decoded; without spaces around it.
+class _TokenTexts:
+    """The texts that servers write for a token: the vocabulary's entry or the decoded text, stripped of spaces.
 
-    A part of a character, white space, and special tokens are written in too many ways, so any text fits them.
+    Parts of a character, white space and special tokens are written in too many ways, so any text fits them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -365,27 +382,30 @@ class _Forms:
         return shown(str(self._tokenizer.decode([token])))
 
     def is_other(self, prompt: Sequence[int], text: Any) -> bool:
-        """Whether a text as long as the prompt's begins otherwise; white space is not compared."""
+        """Whether an echoed text, at least as long as the prompt's, begins differently; ignores white space."""
         if not isinstance(text, str):
             return False
-        given = "".join(text.split())
-        written = {self._tokenizer.decode([*prompt])}
+        echoed = "".join(text.split())
+        decoded = {self._tokenizer.decode([*prompt])}
         if self._special:
-            written.add(self._tokenizer.decode([*prompt], skip_special_tokens=True))
-        bare = ["".join(of.split()) for of in written]
-        is_echo = len(given) >= min(map(len, bare)) and min(map(len, bare)) > 0
-        return is_echo and not any(given.startswith(of) for of in bare) and not any(_UNKNOWN in of for of in bare)
+            decoded.add(self._tokenizer.decode([*prompt], skip_special_tokens=True))
+        prompts = ["".join(prompt_text.split()) for prompt_text in decoded]
+        shortest = min(map(len, prompts))
+        if shortest == 0 or len(echoed) < shortest:
+            return False
+        fits = any(echoed.startswith(prompt_text) for prompt_text in prompts)
+        return not fits and not any(_UNKNOWN in prompt_text for prompt_text in prompts)
 
 
 @functools.lru_cache(maxsize=4)
-def _forms_of(tokenizer: Any) -> _Forms:
-    return _Forms(tokenizer)
+def _token_texts_of(tokenizer: Any) -> _TokenTexts:
+    return _TokenTexts(tokenizer)
 
 
-def _forms(tokenizer: Any) -> _Forms | None:
-    """Returns the texts of a tokenizer's tokens; None where it is a server's, which would be asked for each."""
+def _token_texts(tokenizer: Any) -> _TokenTexts | None:
+    """Returns the texts of a local tokenizer's tokens; None for a server's tokenizer, which needs a call for each."""
     local = any(hasattr(tokenizer, name) for name in ("convert_ids_to_tokens", "decode_single_token_bytes"))
-    return _forms_of(tokenizer) if local else None
+    return _token_texts_of(tokenizer) if local else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -399,16 +419,19 @@ def _tokens_by_text(tokenizer: Any) -> Mapping[str, set[int]]:
 
 
 def _is_of_one_token(tokenizer: Any, name: Any) -> bool:
-    """Whether a name stands for one token: alternatives that are named by text tell two of one text only once."""
+    """Whether a name in a server's answer means exactly one token.
+
+    Two tokens with the same text share one entry in alternatives that are named by text.
+    """
     if not isinstance(name, str) or _TOKEN_ID.fullmatch(name):
         return True
-    if _UNKNOWN in name or not all(hasattr(tokenizer, of) for of in ("convert_ids_to_tokens", "batch_decode")):
+    if _UNKNOWN in name or not all(hasattr(tokenizer, method) for method in ("convert_ids_to_tokens", "batch_decode")):
         return False
     return len(_tokens_by_text(tokenizer).get(name, ())) == 1
 
 
 def _vocabulary(tokenizer: Any) -> int:
-    """Returns more tokens than a model with this tokenizer has, by a wide margin: matrices are padded."""
+    """Returns a generous upper bound on the size of the model's vocabulary, which may be padded."""
     size = getattr(tokenizer, "n_vocab", None) or (len(tokenizer) if hasattr(tokenizer, "__len__") else 0)
     return 8 * size or 2**30
 

@@ -1,4 +1,4 @@
-"""How far logits lie apart, and how far a model's own rounding moves them.
+"""Relative differences between logits, and how large a difference rounding alone explains.
 
 Shape suffixes: L positions, V vocabulary.
 """
@@ -15,10 +15,10 @@ _LEAST_EPS = 4.0
 
 
 def shares_apart(found_LV: Tensor, expected_LV: Tensor) -> Tensor:
-    """Returns the difference at each position, float64 [L], as a share of the spread of the expected logits there.
+    """Returns the relative difference of two models' logits at each position, float64 [L].
 
-    Infinity stands where NaN is found. Logits that are expected to be infinite, such as those of masked tokens, are
-    left out.
+    It is the norm of the difference, divided by the norm of the expected logits minus their mean. It is infinite where
+    `found_LV` holds NaN. Tokens whose expected logit is infinite, such as masked tokens, are left out.
     """
     expected_LV, found_LV = expected_LV.double(), found_LV.double().to(expected_LV.device)
     numbers_LV = expected_LV.isfinite()
@@ -32,9 +32,10 @@ def shares_apart(found_LV: Tensor, expected_LV: Tensor) -> Tensor:
 
 
 def least(dtype: torch.dtype, device: torch.device) -> float:
-    """Returns a difference that rounding explains in every model, as a share of the logits' spread.
+    """Returns the relative difference (see `shares_apart`) that rounding can explain in any model with this dtype.
 
-    A model whose logits hardly show its rounding may still add in another order.
+    A lower bound for tolerances that are measured with `rounded_anew`: even if random rounding hardly changes a model's
+    logits, another order of summation may.
     """
     eps = torch.finfo(dtype).eps
     if device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
@@ -44,23 +45,23 @@ def least(dtype: torch.dtype, device: torch.device) -> float:
 
 @contextlib.contextmanager
 def rounded_anew(model: nn.Module, *, seed: int, times: float) -> Iterator[None]:
-    """Within it the output of every module without submodules is rounded once more, at random, up or down.
+    """Inside this context, random rounding errors are added to the output of every module without submodules.
 
-    The error is at most `times` the largest error of rounding to the output's dtype.
+    Each error is at most `times` the largest error of rounding to the output's dtype. `seed` fixes the random numbers.
     """
     device: Any = model.device
     generator = torch.Generator(device).manual_seed(seed)
 
-    def moved(module: nn.Module, inputs: Any, output: Any) -> Any:
+    def add_rounding(module: nn.Module, inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return output
-        far = times * torch.finfo(output.dtype).eps / 2
-        share = torch.empty(output.shape, dtype=torch.float32, device=device)
-        share.uniform_(1 - far, 1 + far, generator=generator)
-        return (output * share.to(output.device)).to(output.dtype)
+        largest_error = times * torch.finfo(output.dtype).eps / 2
+        factor = torch.empty(output.shape, dtype=torch.float32, device=device)
+        factor.uniform_(1 - largest_error, 1 + largest_error, generator=generator)
+        return (output * factor.to(output.device)).to(output.dtype)
 
     leaves = (module for module in model.modules() if not list(module.children()))
-    hooks = [module.register_forward_hook(moved) for module in leaves]
+    hooks = [module.register_forward_hook(add_rounding) for module in leaves]
     try:
         yield
     finally:

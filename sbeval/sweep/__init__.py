@@ -1,11 +1,27 @@
 """`sbeval sweep`: one suite of lm-eval runs over several checkpoints and context lengths.
 
-- `command`: what do a sweep file and the command line ask for?
-- `suites`: which sets of runs have a name?
-- `definition`: what does a sweep consist of, and which folder and settings does each run get?
-- `results`: does a folder hold the results of its run, whole?
-- `execute`: what runs, and what failed?
-- `attempt`: how does one run end, and what it started with it?
-- `ray_engine`: how do several run at a time?
-- `follow`: which checkpoints has a training left?
+- `command`: reads a sweep file, or the command line's suite and checkpoints
+- `suites`: the named sets of runs
+- `definition`: the settings of a sweep, and the folder and the configuration of each run
+- `results`: whether a run's folder holds complete results for the run's settings
+- `execute`: goes through the runs, prints progress, and returns the failures
+- `attempt`: one run as a process, which ends with everything that it started
+- `ray_engine`: several runs at a time, on a Ray cluster
+- `follow`: checkpoints that a training writes while the sweep waits for them
+
+Decisions:
+
+- A sweep is a list of `sbeval run --config` commands, each a process of its own: only the end of a process is certain
+  to free GPU memory. `run.yaml` and `inputs.json` beside a run's results hold its settings and inputs, so whether a run
+  is complete follows from files. A results file alone is not enough: lm-eval writes it before the samples, and only
+  logs a warning if writing the samples fails.
+- There is no scheduler. Runs go one after another, or are Ray tasks; a job array (Slurm) names its runs with `--run`.
+  All three call `attempt`. How a run ended is a returned `Outcome`, not an exception: Ray repeats a task that raises,
+  so it repeats only runs whose node was lost. All state is in the output folder, so the driver may die.
+- A whole sweep locks its output folder, and each attempt the folder of its run, with file locks (filelock). The kernel
+  frees a lock when its process dies. So named runs of one sweep can run at the same time, and no run is two processes'.
+- A run replaces only what its own interrupted attempt left: a folder whose `run.yaml` and `inputs.json` have the same
+  settings and inputs, with at most one results file. That is moved aside, neither continued nor deleted. Any other
+  folder is refused: a refusal costs a minute, a lost result a night. A record and a log without results are
+  overwritten, so that ten failed starts do not leave ten folders.
 """

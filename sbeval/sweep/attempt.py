@@ -1,4 +1,4 @@
-"""One run, tried once in its folder, as a process that ends with all it started when this one is ended or killed."""
+"""One attempt at a run: a child process in the run's folder that ends, with its own children, when this one ends."""
 
 import contextlib
 import ctypes
@@ -24,21 +24,26 @@ from sbeval.sweep.definition import PlannedRun
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 
 Child = subprocess.Popen[bytes]
-# torch's launcher gives its own workers 30 seconds
+# torchrun gives its workers 30 seconds to end
 SECONDS_TO_END = 40.0
 _PR_SET_PDEATHSIG = 1
 _C_LIBRARY = ctypes.CDLL(None)
 _LOG_TAIL_BYTES = 65_536
 _ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt|Exit)\b")
-# said by a launcher about the process whose own error stands above
+# a user's error: what is wrong, a colon, and what to do
+_USER_ERROR_LINE = re.compile(r"Expected |[A-Z\"'/-].*: [a-z].*\.$")
+# a launcher's lines about a failed worker, whose own error is printed above them
 _LAUNCHER_LINE = re.compile(r"subprocess\.CalledProcessError|torch\.distributed\.elastic")
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Outcome(NamedTuple):
-    """How an attempt at a run ended, and why it has no results.
+    """How an attempt at a run ended.
 
-    It is "complete" where another process had run it, and "interrupted" where it was asked to end.
+    Attributes:
+        state: "done"; "complete" if another process had already run it; "failed"; or "interrupted" by a signal.
+        reason: why there are no results, if it failed or was interrupted.
+        seconds: duration of the attempt.
     """
 
     state: Literal["done", "complete", "failed", "interrupted"]
@@ -54,10 +59,14 @@ def attempt(
     variables: Mapping[str, str] | None = None,
     lock_seconds: float = 0.0,
 ) -> Outcome:
-    """Runs one run with a launcher or this Python, if nobody else is at it and nothing is in its way.
+    """Runs one run, unless it is complete, another process runs it, or its folder holds something else.
 
-    With `replace` whatever else its folder holds is moved aside. `variables` are added to the environment, and another
-    process that is at it is waited for up to `lock_seconds`.
+    Args:
+        run: the run.
+        launcher: command in front of `-m sbeval run`; None is this Python.
+        replace: whether to move aside other contents of the run's folder.
+        variables: environment variables that are added.
+        lock_seconds: how long to wait for another process that runs the run.
     """
     began = time.monotonic()
     try:
@@ -65,50 +74,49 @@ def attempt(
     except UserError as error:
         outcome = Outcome("failed", str(error))
     except OSError as error:
-        reason = f"Expected to write to {run.folder}, found: {error.strerror}: mend that, or use another output folder"
+        reason = f"{run.folder} cannot be written to ({error.strerror}): change that, or use another output folder"
         outcome = Outcome("failed", reason)
     return outcome._replace(seconds=time.monotonic() - began)
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Holds a folder, made where it is missing, as long as the block runs and this process lives.
+    """Locks a folder while the block runs; makes it if it is missing. The kernel frees the lock if this process dies.
 
     Raises:
-        UserError: another process holds it, and still does after so many seconds.
-        OSError: it cannot be written to.
+        UserError: another process still holds the lock after `seconds`.
+        OSError: the folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     try:
-        held = FileLock(path).acquire(timeout=seconds)
+        lock = FileLock(path).acquire(timeout=seconds)
     except Timeout:
         raise UserError(
-            f"Expected no other sweep at work in {folder}, found one: wait until it has ended, or use another output "
-            "folder."
+            f"Another sweep is running in {folder}: wait until it has ended, or use another output folder."
         ) from None
-    with held:
-        made = path.stat()
+    with lock:
+        lock_stat = path.stat()
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                if os.path.samestat(made, path.stat()):  # the folder may have been moved aside, with the lock in it
+                if os.path.samestat(lock_stat, path.stat()):  # the folder and its lock file may have been moved aside
                     path.unlink()
 
 
 def command(run: PlannedRun, launcher: Sequence[str] | None) -> list[str]:
-    """Returns the command of a run.
+    """Returns the command line of a run.
 
-    Python gets -P, since the current folder may be a checkout, whose `sbeval` is not the installed one.
+    Python gets -P: it would otherwise import `sbeval` from the current folder, which may be another checkout.
     """
     start = [sys.executable, "-P"] if launcher is None else list(launcher)
     return [*start, "-m", "sbeval", "run", "--config", str(run.config_file)]
 
 
 def refusal(obstacle: str) -> str:
-    """Returns why a run is not run, from what `in_the_way` named."""
-    return f"{obstacle}: move that away, use another output folder, or have it moved aside with --replace"
+    """Returns the reason for not starting a run; `obstacle` is a result of `in_the_way`."""
+    return f"{obstacle}: move it away, use another output folder, or let --replace move it aside"
 
 
 def _outcome(
@@ -117,22 +125,22 @@ def _outcome(
     if replace and os.path.lexists(run.folder) and not run.folder.is_dir():
         set_aside(run.folder, reads=_reads(run.config))
     with alone_in(run.folder, lock_seconds):
-        # again, since another sweep may have been at it a moment ago
+        # checked again inside the lock: another sweep may just have finished this run
         if what_is_missing(run) is None and other_settings(run) is None:
             return Outcome("complete")
         obstacle = in_the_way(run)
         if obstacle is not None and not replace:
             return Outcome("failed", refusal(obstacle))
         if obstacle is None and not holds_results(run.folder):
-            return _run_alone(run, launcher, variables)
+            return _run_locked(run, launcher, variables)
         aside = set_aside(run.folder, reads=_reads(run.config))
         (aside / LOCK).unlink()
         with alone_in(run.folder):
-            return _run_alone(run, launcher, variables)
+            return _run_locked(run, launcher, variables)
 
 
 def _reads(config: Any) -> list[Path]:
-    """Returns the files and folders that a run's settings name, however deep in them."""
+    """Returns the existing files and folders that a run's settings name, at any depth of nesting."""
     if isinstance(config, dict):
         return [path for key, value in config.items() if key != "output_path" for path in _reads(value)]
     if isinstance(config, list | tuple):
@@ -140,15 +148,15 @@ def _reads(config: Any) -> list[Path]:
     return [Path(config)] if isinstance(config, str) and os.path.lexists(config) else []
 
 
-def _run_alone(run: PlannedRun, launcher: Sequence[str] | None, variables: Mapping[str, str]) -> Outcome:
+def _run_locked(run: PlannedRun, launcher: Sequence[str] | None, variables: Mapping[str, str]) -> Outcome:
     def record(file: Path, text: str) -> None:
         with whole_file(file, "the record of a run", remedy="use another output folder") as unfinished:
             unfinished.write_text(text, encoding="utf-8")
 
     record(run.config_file, yaml.safe_dump(json.loads(json.dumps(run.config)), sort_keys=False))
     record(run.inputs_file, inputs_record(run))
-    if run.log_file.exists() and not run.log_file.is_file():  # a FIFO would be waited for
-        raise UserError(f"Expected to write the log of a run at {run.log_file}, found no file: move that away.")
+    if run.log_file.exists() and not run.log_file.is_file():  # opening a FIFO would block
+        raise UserError(f"A run's log is written to {run.log_file}, which is not a regular file: move it away.")
     started = command(run, launcher)
     if run.gpus == 0:
         variables = {**variables, "CUDA_VISIBLE_DEVICES": ""}
@@ -161,24 +169,24 @@ def _run_alone(run: PlannedRun, launcher: Sequence[str] | None, variables: Mappi
             return Outcome("failed", f"the command {started[0]!r} does not start ({error.strerror})")
     if code == 0:
         if (missing := what_is_missing(run)) is not None:
-            return Outcome("failed", f"it ended well, but {missing}")
-        now = inputs_record(run)  # once: what is compared is what is written
+            return Outcome("failed", f"it ended with exit code 0, but {missing}")
+        now = inputs_record(run)  # one call, so that the compared and the written record are the same
         if (changed := other_settings(run, now)) is not None:
-            return Outcome("failed", f"it ended well, but what it depends on changed while it ran ({changed})")
+            return Outcome("failed", f"it ended with exit code 0, but its inputs changed while it ran ({changed})")
         record(run.inputs_file, now)
         return Outcome("done")
     ended = f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-    asked = any(code in (-number, 128 + number) for number in _ASKED_TO_END)
-    return Outcome("interrupted" if asked else "failed", f"{ended}: {_last_error(run)}")
+    was_asked_to_end = any(code in (-number, 128 + number) for number in _ASKED_TO_END)
+    return Outcome("interrupted" if was_asked_to_end else "failed", f"{ended}: {_last_error(run)}")
 
 
 def _last_error(run: PlannedRun) -> str:
-    """Returns the line of a log that says what went wrong: the last one of an exception, else the last."""
+    """Returns the last line of the log that is an exception's or a user's error, or else its last line."""
     with run.log_file.open("rb") as log:
         log.seek(max(0, run.log_file.stat().st_size - _LOG_TAIL_BYTES))
         text = log.read().decode("utf-8", "replace")
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and not _LAUNCHER_LINE.match(line)]
-    errors = [line for line in lines if _ERROR_LINE.match(line) or line.startswith("Expected ")]
+    errors = [line for line in lines if _ERROR_LINE.match(line) or _USER_ERROR_LINE.match(line)]
     return (errors or lines or ["it printed nothing"])[-1]
 
 
@@ -190,7 +198,7 @@ def _signal_name(number: int) -> str:
 
 
 def _run_to_end(command: Sequence[str], log: IO[Any], variables: Mapping[str, str]) -> int:
-    """Returns a command's exit code, negative for the signal that ended it; it ends before this process does."""
+    """Runs a command and returns its exit code, negative for a signal. If this process is asked to end, so is it."""
     with raising_when_asked_to_end():
         child = start(command, log, variables)
         try:
@@ -201,12 +209,14 @@ def _run_to_end(command: Sequence[str], log: IO[Any], variables: Mapping[str, st
 
 
 def start(command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | None = None) -> Child:
-    """Starts a command that leads a process group of its own, with its output in a log.
+    """Starts a command in its own process group, with stdout and stderr in a log.
+
+    On Linux the kernel sends it SIGTERM when this process dies.
 
     Raises:
         OSError: the command does not start.
     """
-    # unbuffered, so that the log ends with what was said last
+    # unbuffered, so that the last lines reach the log even if the process is killed
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
     return subprocess.Popen(
         command,
@@ -219,14 +229,14 @@ def start(command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | N
 
 
 def _ends_with_its_parent() -> None:
-    """Makes the kernel ask this process to end when the thread that started it has ended, and can no longer do so."""
+    """Asks the kernel to send this process SIGTERM when its parent thread ends (PR_SET_PDEATHSIG)."""
     _C_LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end(children: Sequence[Child]) -> None:
-    """Asks process groups to end, since a launcher's workers would otherwise keep the GPU, and waits until they have.
+    """Sends SIGTERM to the children's process groups and waits for them; SIGKILL after `SECONDS_TO_END` seconds.
 
-    What is left after `SECONDS_TO_END` seconds is killed.
+    The whole group gets the signal, since a launcher's workers would otherwise keep the GPU.
     """
     try:
         for child in children:

@@ -1,4 +1,4 @@
-"""What follows `sbeval sweep` on the command line: a sweep file, or a suite over checkpoints."""
+"""Reads the settings of a sweep from a sweep file, or from the command line's suite and checkpoints."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,39 +19,45 @@ def sweep_from_command(
     *,
     suite: str | None,
     follow: str | None = None,
-    **of_suite: Any,
+    **suite_options: Any,
 ) -> Sweep:
-    """Returns the sweep of a file, or that of a suite over checkpoints with the options `of_suite`, None if not given.
+    """Returns the sweep that the command line describes: a sweep file, or a suite and checkpoints.
+
+    Args:
+        arguments: one sweep file, or checkpoints if there is a suite.
+        suite: name of a suite, or None.
+        follow: folder of a training whose checkpoints are evaluated as they appear, or None.
+        **suite_options: fields of `Sweep` for a suite, and `context_lengths`; None for an option that was not passed.
 
     Raises:
-        UserError: arguments that do not belong together, or a value that cannot be.
+        UserError: the arguments do not belong together, or a value is invalid.
     """
-    given = {name: value for name, value in of_suite.items() if value is not None}
+    options = {name: value for name, value in suite_options.items() if value is not None}
     if suite is None:
-        return _from_file(arguments, list(given), follow)
+        return _from_file(arguments, list(options), follow)
     if not arguments and follow is None:
-        raise UserError.expected(f"checkpoints behind --suite {suite}", found="none", remedy="name at least one")
-    lengths = given.pop("context_lengths", None)
+        raise UserError(f"--suite {suite} needs checkpoints: name at least one after it.")
+    lengths = options.pop("context_lengths", None)
     if lengths is not None:
         lengths = read_value(_LengthsOption, lengths, name="--context-lengths")
     checkpoints = tuple(SweepCheckpoint(pretrained=path) for path in arguments)
-    given["output"] = given.get("output") or f"results/{suite}"
-    if mappings := [name for name in ("model_args", "metadata") if name in given]:
-        from sbeval.harness.options import read_mapping  # it is lm-eval, which takes seconds
+    options["output"] = options.get("output") or f"results/{suite}"
+    if mappings := [name for name in ("model_args", "metadata") if name in options]:
+        from sbeval.harness.options import read_mapping  # imports lm-eval, which takes seconds
 
-        given |= {name: read_mapping(given[name], f"--{name.replace('_', '-')}") for name in mappings}
-    return Sweep(checkpoints=checkpoints, follow=follow, runs=suite_runs(suite, lengths), **given)
+        options |= {name: read_mapping(options[name], f"--{name.replace('_', '-')}") for name in mappings}
+    return Sweep(checkpoints=checkpoints, follow=follow, runs=suite_runs(suite, lengths), **options)
 
 
 def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     """Reads a sweep file.
 
-    Its keys are the fields of `Sweep`; `suite` names a set of runs (`context_lengths` beside it chooses their lengths),
-    `runs` lists further ones, and a checkpoint may be written as its path alone. `follow` is a training's folder in
-    place of the file's own.
+    Its keys are the fields of `Sweep`, and two more: `suite` names a set of runs, to which `runs` are added, and
+    `context_lengths` chooses the lengths of the suite or of runs without lengths. A checkpoint may be written as its
+    path. `follow`, if not None, replaces the file's.
 
     Raises:
-        UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
+        UserError: the file is missing or not YAML, a key is unknown or missing, or a value is invalid.
     """
     values = read_yaml(path, "a sweep file")
     source = path.name
@@ -73,21 +79,21 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     return Sweep.read(values, place="the sweep", source=source)
 
 
-def _listed(kind: type[_Entry], listed: Any, what: str, title: str, source: str) -> list[_Entry]:
-    """Reads a list of runs or checkpoints; messages name an entry by its title, if it has one."""
-    if listed is None:
+def _listed(kind: type[_Entry], value: Any, what: str, title: str, source: str) -> list[_Entry]:
+    """Reads a list of runs or checkpoints. Messages name an entry by its key `title`, if it has that key."""
+    if value is None:
         return []
-    if not isinstance(listed, list):
+    if not isinstance(value, list):
         raise UserError(
-            f"Expected {what}s of the sweep as a list (lines that begin with `- `), found {shown(listed)}: correct it "
+            f"Expected {what}s of the sweep as a list (lines that begin with `- `), found {shown(value)}: correct it "
             f"in {source}."
         )
     entries = []
-    for entry in listed:
+    for entry in value:
         name = entry.get(title) if isinstance(entry, dict) else None
         place = f"a {what}" if name is None else f"{what} {name!r}"
-        of_path = isinstance(entry, str) and kind is SweepCheckpoint
-        entries.append(kind.read({title: entry} if of_path else entry, place=place, source=source))
+        is_path = isinstance(entry, str) and kind is SweepCheckpoint
+        entries.append(kind.read({title: entry} if is_path else entry, place=place, source=source))
     return entries
 
 
@@ -99,5 +105,5 @@ def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | N
         )
     if options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise UserError(f"Expected {names} with --suite only, found {arguments[0]}: write it into that file.")
+        raise UserError(f"Use {names} with --suite only: with a sweep file, write the option into {arguments[0]}.")
     return load_sweep(Path(arguments[0]), follow)

@@ -1,4 +1,4 @@
-"""What a sweep consists of: its checkpoints, the runs that each goes through, and folder and settings of each run."""
+"""The settings of a sweep (checkpoints and runs), and the folder and lm-eval configuration of each planned run."""
 
 import dataclasses
 import os
@@ -19,71 +19,72 @@ _UNSAFE_CHARACTERS = re.compile(r"[^\w.+-]+")
 
 
 class SweepCheckpoint(Settings):
-    """One model of a sweep, evaluated in one way."""
+    """One checkpoint of a sweep, with its label and its model arguments."""
 
     pretrained: Text = Field(description="Checkpoint folder or hub id.")
     label: Name | None = Field(
         default=None,
-        description="Name of its folder of results, by default the last part of `pretrained`, and of the model in "
-        "reports. Two entries of one checkpoint, such as with and without RoPE scaling, need labels of their own.",
+        description="Name of the folder for its results and of the model in reports, by default the last part of "
+        "`pretrained`. Two entries with the same checkpoint, such as with and without RoPE scaling, need different "
+        "labels.",
     )
     model: Text = Field(default="sb", description="lm-eval's name of the model.")
     model_args: Options = Field(
-        default={}, description="Further arguments of the model; they win over those of a run and of the sweep."
+        default={}, description="Further model arguments; they override those of a run and of the sweep."
     )
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         if "pretrained" in self.model_args:
-            raise UserError.expected(
-                f"pretrained of {self.pretrained!r} once", found="it in its model_args too", remedy="take that out"
+            raise UserError(
+                f"The checkpoint {self.pretrained!r} also has pretrained in its model_args: remove it there."
             )
         return self
 
     @property
     def folder_name(self) -> str:
-        """The label, or the checkpoint's name, as a folder can be called."""
+        """The label, or else the checkpoint's name, with characters that are safe in a folder's name."""
         return folder_name(self.label or self.pretrained.rstrip("/").rpartition("/")[2])
 
 
 class SweepRun(Settings):
-    """One lm-eval run that every checkpoint of a sweep goes through."""
+    """One lm-eval run of a sweep, which evaluates every checkpoint."""
 
-    name: Name = Field(description="Name of its folder of results.")
+    name: Name = Field(description="Name of the folder for its results.")
     tasks: Names = Field(description="lm-eval's names of tasks and groups.")
     context_lengths: Lengths | None = Field(
-        default=None, description="Lengths in tokens for tasks that take them; None leaves the tasks' own."
+        default=None, description="Lengths in tokens for tasks that take them; None leaves the tasks' defaults."
     )
     lengths_apart: Flag = Field(
         default=False,
-        description="Whether each length is a run of its own. What one run scores at several lengths is paired; "
-        "lengths apart lose less time when the longest one fails.",
+        description="Whether each length is a run of its own. Lengths that one run scores are paired, which gives "
+        "narrower intervals; separate runs lose less time when the longest one fails.",
     )
     num_fewshot: WholeNumber | None = Field(
-        default=None, description="Examples in the prompt; None leaves the tasks' own."
+        default=None, description="Examples in the prompt; None leaves the tasks' defaults."
     )
     limit: Limit | None = Field(
-        default=None, description="Documents of a task, as a number or a share below 1; None takes all."
+        default=None, description="Documents of a task, as a number or a share below 1; None means all."
     )
     gpus: WholeNumber | None = Field(
         default=None,
-        description="GPUs of each such run with --ray, by default one where there are any. Without --ray a run has all "
-        "of them, and with 0 none.",
+        description="GPUs of the run with --ray, by default one if the cluster has any. Without --ray a run sees all "
+        "GPUs, or none with 0.",
     )
-    model_args: Options = Field(default={}, description="Arguments of the model; they win over those of the sweep.")
-    metadata: Options = Field(default={}, description="Further metadata for the tasks; it wins over that of the sweep.")
+    model_args: Options = Field(default={}, description="Model arguments; they override those of the sweep.")
+    metadata: Options = Field(default={}, description="Further metadata for the tasks; it overrides the sweep's.")
 
     @model_validator(mode="after")
     def _lengths_to_part(self) -> Self:
         if self.lengths_apart and self.context_lengths is None:
-            raise UserError.expected(
-                f"context_lengths in run {self.name!r} beside lengths_apart", found="none", remedy="list them"
+            raise UserError(
+                f"Run {self.name!r} has lengths_apart but no context_lengths: list the lengths in context_lengths."
             )
         return self
 
     @property
     def parts(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Folder and context lengths of each run that this one is."""
+        """Folder name and context lengths of each lm-eval run: one for each length with `lengths_apart`, else one."""
         if self.lengths_apart and self.context_lengths is not None:
             return [(folder_name(f"{self.name}-{length}"), (length,)) for length in self.context_lengths]
         return [(folder_name(self.name), self.context_lengths)]
@@ -94,21 +95,22 @@ def _batch_size(value: Any) -> int | str:
 
 
 class Sweep(Settings):
-    """A sweep."""
+    """The settings of a sweep, as a sweep file holds them."""
 
     checkpoints: tuple[SweepCheckpoint, ...] = Field(default=(), description="The models.")
     follow: Text | None = Field(
         default=None,
         description="Folder of a training whose checkpoints (`checkpoint-STEP`) are evaluated as they appear.",
     )
-    runs: tuple[SweepRun, ...] = Field(default=(), description="What each of them goes through.")
+    runs: tuple[SweepRun, ...] = Field(default=(), description="The lm-eval runs that evaluate each checkpoint.")
     output: Text = Field(
-        default="results", description="Folder of all results, one folder a checkpoint and in it one folder a run."
+        default="results",
+        description="Folder for all results: one folder for each checkpoint, and in it one folder for each run.",
     )
-    model_args: Options = Field(default={}, description="Arguments of every model.")
+    model_args: Options = Field(default={}, description="Model arguments for every checkpoint.")
     metadata: Options = Field(default={}, description="Metadata for the tasks of every run.")
     limit: Limit | None = Field(
-        default=None, description="Documents of a task for every run that does not say so itself."
+        default=None, description="Documents of a task, for every run without a limit of its own."
     )
     batch_size: Annotated[int | str, Expected("a whole number of at least 1, or auto", _batch_size)] | None = Field(
         default=None, description="lm-eval's; None is its default."
@@ -123,29 +125,38 @@ class Sweep(Settings):
     @model_validator(mode="after")
     def _something_to_run(self) -> Self:
         if not self.checkpoints and self.follow is None:
-            raise UserError.expected("checkpoints to evaluate", found="none", remedy="name at least one")
+            raise UserError("The sweep has no checkpoints to evaluate: name at least one.")
         if not self.runs:
-            raise UserError.expected("a suite or runs", found="neither", remedy="name a suite or list runs")
+            raise UserError("The sweep has neither a suite nor runs: name a suite or list runs.")
         _check_distinct([checkpoint.folder_name for checkpoint in self.checkpoints], "checkpoints", "label")
         _check_distinct([name for run in self.runs for name, _ in run.parts], "runs", "name")
         return self
 
 
 def folder_name(name: str) -> str:
-    """Returns a name as one folder can be called."""
+    """Returns the name with characters that are safe in a folder's name."""
     return _UNSAFE_CHARACTERS.sub("_", name).strip("._") or "unnamed"
 
 
 def _check_distinct(names: list[str], what: str, field: Literal["label", "name"]) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
-            f"Expected {what} whose folders differ, found {', '.join(twice)} more than once: give each its own {field}."
+            f"Expected {what} with different folders, found {', '.join(duplicates)} more than once: give each its own "
+            f"{field}."
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One lm-eval run of a sweep: a folder of its checkpoint's, and the `config` that lm-eval reads with `--config`."""
+    """One lm-eval run of a sweep for one checkpoint.
+
+    Attributes:
+        label: name of the checkpoint's folder.
+        name: name of the run's folder, inside the checkpoint's.
+        folder: the run's folder.
+        config: the configuration that lm-eval reads with `--config`.
+        gpus: GPUs of the run with Ray; None means one if there are any.
+    """
 
     label: str
     name: str
@@ -155,17 +166,17 @@ class PlannedRun:
 
     @property
     def config_file(self) -> Path:
-        """The file of `config`."""
+        """Path of the file that holds `config`."""
         return self.folder / "run.yaml"
 
     @property
     def inputs_file(self) -> Path:
-        """The file of what the run depends on, as it was when the run began."""
+        """Path of the record of the run's settings and inputs (hashes of files, commits of hub ids)."""
         return self.folder / "inputs.json"
 
     @property
     def log_file(self) -> Path:
-        """What the run printed."""
+        """Path of the log with everything that the run printed."""
         return self.folder / "log.txt"
 
     def __str__(self) -> str:
@@ -173,7 +184,7 @@ class PlannedRun:
 
 
 def plan(sweep: Sweep) -> list[PlannedRun]:
-    """Returns every run of every checkpoint, one checkpoint after another."""
+    """Returns the planned runs of a sweep: all runs of the first checkpoint, then all runs of the next."""
     return [
         _planned(sweep, checkpoint, run, name, lengths)
         for checkpoint in sweep.checkpoints
@@ -205,10 +216,10 @@ def _planned(
 
 
 def check_checkpoint(config: Mapping[str, Any]) -> None:
-    """Refuses a run's checkpoint that is not there; what may be a hub id is asked of the hub when the run starts.
+    """Checks that a run's checkpoint exists. A name that may be a hub id passes; the hub is asked when the run starts.
 
     Raises:
-        UserError: naming it.
+        UserError: there is no such folder, it has no config.json, or it holds an adapter.
     """
     name = str(config["model_args"]["pretrained"])
     if config["model"] not in ("sb", "hf"):
@@ -217,9 +228,9 @@ def check_checkpoint(config: Mapping[str, Any]) -> None:
     if folder.exists():
         refuse_adapter(folder)
         if not (folder / "config.json").is_file():
-            raise UserError(f"Expected a checkpoint's folder with its config.json at {name}, found none: correct that.")
+            raise UserError(f"The checkpoint {name} has no config.json: name a folder that holds a checkpoint.")
         return
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     if looks_like_path(name) or (offline and hub_commit(name, "models") is None):
-        elsewhere = ", and the hub's cache has none" if offline else ""
+        elsewhere = ", and the hub's cache has no such model" if offline else ""
         raise UserError(f"Expected a checkpoint at {name}, found no such folder{elsewhere}: correct the name.")

@@ -1,4 +1,4 @@
-"""Runs a sweep: one process a run, so that one that crashes or runs out of memory does not end the others."""
+"""Executes a sweep: each run is a process of its own, so a run that crashes or runs out of memory ends no other run."""
 
 import contextlib
 import shlex
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
-from sbeval.keeping.writing import LOCK, told
+from sbeval.keeping.writing import LOCK, write_errors_explained
 from sbeval.processes.next_step import say_next
 from sbeval.sweep.attempt import Outcome, alone_in, attempt, refusal
 from sbeval.sweep.definition import PlannedRun, Sweep, check_checkpoint, plan
@@ -17,7 +17,7 @@ from sbeval.sweep.results import in_the_way, other_settings, what_is_missing
 
 
 class Failure(NamedTuple):
-    """A run without results, and why."""
+    """A run that has no results, and the reason."""
 
     run: PlannedRun
     reason: str
@@ -32,15 +32,21 @@ def run_sweep(
     replace: bool = False,
     ray: str | None = None,
 ) -> list[Failure]:
-    """Runs what is not there yet and complete, goes on after a failed run, and prints what it does.
+    """Runs every run that has no complete results yet, goes on after failures, and prints progress.
 
-    `only` names a run as it is printed, or one that every checkpoint goes through. A dry run prints what would be run
-    and calls `check` with each configuration, which raises a `UserError` for one that cannot start. With `replace` what
-    else a run's folder holds is moved aside. `ray` is the address of a cluster that runs several at a time, or "local".
-    Returns the failed runs.
+    Args:
+        sweep: the sweep.
+        only: a run as it is printed ("checkpoint/run"), or the name of a run, for all checkpoints; None means all.
+        dry_run: whether to print only which runs would start.
+        check: with `dry_run`, called with each configuration; raises a `UserError` if the run could not start.
+        replace: whether to move aside other contents of a run's folder.
+        ray: address of a Ray cluster that runs several runs at a time, or "local"; None runs one after another.
+
+    Returns:
+        The failed runs.
 
     Raises:
-        UserError: no such run, another sweep is at work in the folder, or a cluster that cannot be.
+        UserError: there is no such run, another sweep uses the output folder, or the cluster cannot be used.
     """
     planned = plan(sweep)
     runs = [run for run in planned if only in (None, str(run), run.name)]
@@ -52,88 +58,100 @@ def run_sweep(
     complete = 0
     to_run = []
 
-    def say(run: PlannedRun, text: str) -> None:
+    def print_progress(run: PlannedRun, text: str) -> None:
         print(f"[{numbers[str(run)]}/{len(runs)}] {run}: {text}", flush=True)
 
     for run in runs:
-        there, reason, missing = _look_at(run, check if dry_run else None, replace=replace)
-        if there:
+        is_complete, reason, missing = _state_of(run, check if dry_run else None, replace=replace)
+        if is_complete:
             complete += 1
-            say(run, "complete")
+            print_progress(run, "complete")
         elif reason is not None:
             failures.append(Failure(run=run, reason=reason))
-            say(run, f"not run: {reason}")
+            print_progress(run, f"not run: {reason}")
         else:
             to_run.append(run)
             if dry_run:
-                say(run, f"to run{f' ({missing})' if missing is not None and run.folder.is_dir() else ''}")
+                why = f" ({missing})" if missing is not None and run.folder.is_dir() else ""
+                print_progress(run, f"to run{why}")
     states: Counter[str] = Counter()
     if to_run and not dry_run:
-        with _no_other_sweep(sweep, to_run, whole=only is None, look=ray is None):
-            for run, outcome in _outcomes(sweep, to_run, say, replace=replace, ray=ray):
+        with _no_other_sweep(sweep, to_run, lock_output=only is None, check_runs=ray is None):
+            for run, outcome in _outcomes(sweep, to_run, print_progress, replace=replace, ray=ray):
                 states[outcome.state] += 1
                 failed = outcome.state in ("failed", "interrupted")
-                say(run, f"{'failed' if failed else outcome.state} after {outcome.seconds:.0f} s")
+                print_progress(run, f"{'failed' if failed else outcome.state} after {outcome.seconds:.0f} s")
                 if failed:
                     failures.append(Failure(run=run, reason=outcome.reason))
     complete += states["complete"]
     failures.sort(key=lambda failure: numbers[str(failure.run)])
-    _summary(sweep, len(runs), states["done"], complete, failures, dry_run=dry_run)
+    _print_summary(sweep, len(runs), states["done"], complete, failures, dry_run=dry_run)
     return failures
 
 
-def _look_at(
+def _state_of(
     run: PlannedRun, check: Callable[[dict[str, Any]], None] | None, *, replace: bool
 ) -> tuple[bool, str | None, str | None]:
-    """Returns whether a run is complete, why it cannot run, and what its folder lacks."""
+    """Returns whether a run is complete, why it cannot run (or None), and what its results lack (or None)."""
     missing = None
     try:
         missing = what_is_missing(run)
-        there = missing is None and other_settings(run) is None
-        obstacle = None if there or replace else in_the_way(run)
+        is_complete = missing is None and other_settings(run) is None
+        obstacle = None if is_complete or replace else in_the_way(run)
         reason = None if obstacle is None else refusal(obstacle)
-        if check is not None and not there and reason is None:
+        if check is not None and not is_complete and reason is None:
             check_checkpoint(run.config)
             check(run.config)
     except UserError as error:
         return False, str(error), missing
     except OSError as error:
         return False, f"its folder {run.folder} cannot be read ({error.strerror}): check its permissions", missing
-    return there, reason, missing
+    return is_complete, reason, missing
 
 
 @contextlib.contextmanager
-def _no_other_sweep(sweep: Sweep, runs: Sequence[PlannedRun], *, whole: bool, look: bool) -> Iterator[None]:
-    """Keeps two sweeps out of one folder: a whole one holds it while the block runs.
+def _no_other_sweep(sweep: Sweep, runs: Sequence[PlannedRun], *, lock_output: bool, check_runs: bool) -> Iterator[None]:
+    """Makes sure that no other sweep runs the same runs.
 
-    Named runs may meet there, since each run has a lock of its own (`attempt`); whether somebody is at one of them is
-    said first with `look`. A cluster's nodes wait for each other instead.
+    With `lock_output`, for a whole sweep, the output folder is locked while the block runs. Sweeps of named runs may
+    share it, since `attempt` locks each run's folder. With `check_runs`, a run that another process is running raises
+    at once; on a cluster, attempts wait for each other instead.
+
+    Raises:
+        UserError: another sweep holds the output folder or a run's folder.
     """
     with contextlib.ExitStack() as stack:
-        if whole:
-            with told(local_path(sweep.output)):
+        if lock_output:
+            with write_errors_explained(local_path(sweep.output)):
                 stack.enter_context(alone_in(local_path(sweep.output)))
         for run in runs:
-            if look and (run.folder / LOCK).is_file():
-                with contextlib.suppress(OSError), alone_in(run.folder):  # what cannot be locked fails its run
+            if check_runs and (run.folder / LOCK).is_file():
+                with contextlib.suppress(OSError), alone_in(run.folder):  # a folder without access fails in `attempt`
                     pass
         yield
 
 
 def _outcomes(
-    sweep: Sweep, runs: Sequence[PlannedRun], say: Callable[[PlannedRun, str], None], *, replace: bool, ray: str | None
+    sweep: Sweep,
+    runs: Sequence[PlannedRun],
+    print_progress: Callable[[PlannedRun, str], None],
+    *,
+    replace: bool,
+    ray: str | None,
 ) -> Iterator[tuple[PlannedRun, Outcome]]:
     if ray is not None:
-        from sbeval.sweep.ray_engine import run_on_cluster  # the extra is imported where it is asked for
+        from sbeval.sweep.ray_engine import run_on_cluster  # Ray is an optional dependency
 
-        yield from run_on_cluster(ray, sweep, runs, say, replace=replace)
+        yield from run_on_cluster(ray, sweep, runs, print_progress, replace=replace)
         return
     for run in runs:
-        say(run, f"running, log in {run.log_file}")
+        print_progress(run, f"running, log in {run.log_file}")
         yield run, attempt(run, sweep.launcher, replace=replace)
 
 
-def _summary(sweep: Sweep, total: int, done: int, complete: int, failures: Sequence[Failure], *, dry_run: bool) -> None:
+def _print_summary(
+    sweep: Sweep, total: int, done: int, complete: int, failures: Sequence[Failure], *, dry_run: bool
+) -> None:
     counts = [f"{done} done", f"{complete} complete before"]
     if dry_run:
         counts = [f"{total - complete - len(failures)} to run", f"{complete} complete"]

@@ -1,4 +1,4 @@
-"""Checkpoints that a training leaves while it goes on: each is evaluated once it is complete."""
+"""Follows a running training: evaluates each checkpoint in its folder as soon as the checkpoint is complete."""
 
 import re
 import time
@@ -14,35 +14,42 @@ from sbeval.sweep.definition import Sweep, SweepCheckpoint
 from sbeval.sweep.execute import Failure
 
 _LOOK_SECONDS = 10.0
-# a checkpoint without a Trainer's last file is complete when nothing has changed for so long
+# a checkpoint without trainer_state.json counts as complete if nothing in it has changed for so long
 _SETTLED_SECONDS = 60.0
 _NAME = re.compile(r"checkpoint-(\d{1,12})")
 _INDEX = "model.safetensors.index.json"
 
 
 def follow(sweep: Sweep, go: Callable[[Sweep], list[Failure]], *, once: bool = False) -> list[Failure]:
-    """Takes the checkpoints of a sweep, and then those of the folder it follows as they are complete, through its runs.
+    """Evaluates a sweep's own checkpoints, then those that a training writes to the folder `sweep.follow`.
 
-    It goes on until it is ended, or with `once` looks once and returns the failed runs. A failed run is named and not
-    tried again.
+    It runs until it is interrupted. With `once` it looks at the folder once. A failed run is printed and not tried
+    again.
+
+    Args:
+        sweep: the sweep.
+        go: runs a sweep and returns its failed runs.
+        once: whether to return after one look at the folder.
+
+    Returns:
+        The failed runs.
 
     Raises:
-        UserError: the folder to follow is none.
+        UserError: the folder to follow does not exist.
     """
     folder = local_path(str(sweep.follow))
     if not folder.is_dir():
         raise UserError(
-            f"Expected a training's folder to follow at {folder}, found none: start the training first, or correct "
-            "the path."
+            f"There is no training folder to follow at {folder}: start the training first, or correct the path."
         )
     failures = go(sweep.changed(follow=None)) if sweep.checkpoints else []
-    known: set[Path] = set()
+    evaluated: set[Path] = set()
     while True:
-        ready = [path for path in checkpoints_below(folder) if path not in known and is_complete(path)]
+        ready = [path for path in checkpoints_below(folder) if path not in evaluated and is_complete(path)]
         if ready:
             checkpoints = tuple(SweepCheckpoint(pretrained=str(path)) for path in ready)
-            failures += _without_deleted(go(sweep.changed(follow=None, checkpoints=checkpoints)))
-            known.update(ready)
+            failures += _explain_deleted(go(sweep.changed(follow=None, checkpoints=checkpoints)))
+            evaluated.update(ready)
         if once:
             return failures
         if ready:
@@ -52,15 +59,16 @@ def follow(sweep: Sweep, go: Callable[[Sweep], list[Failure]], *, once: bool = F
 
 
 def checkpoints_below(folder: Path) -> list[Path]:
-    """Returns a training's checkpoints in the order of their steps, complete or not."""
+    """Returns the folders `checkpoint-STEP` of a training in the order of their steps, complete or not."""
     steps = {path: match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()}
     return sorted(steps, key=lambda path: int(steps[path][1]))
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint is written to its end: its weights are whole, and a Trainer's last file is there too.
+    """Whether a checkpoint has been written completely.
 
-    Other programs leave no such last file; theirs is complete when nothing in it has changed for a minute.
+    Its weights must be complete, and `trainer_state.json`, which a Trainer writes last, must exist. Other programs do
+    not write that file; their checkpoint is complete if nothing in it has changed for a minute.
     """
     try:
         read_json_object(checkpoint / "config.json", "a configuration")
@@ -68,7 +76,7 @@ def is_complete(checkpoint: Path) -> bool:
         if (checkpoint / _INDEX).is_file():
             shards = sorted(set(read_json_object(checkpoint / _INDEX, "an index")["weight_map"].values()))
         for shard in shards:
-            with safe_open(checkpoint / shard, framework="numpy"):  # compares the header with the file's size
+            with safe_open(checkpoint / shard, framework="numpy"):  # opening compares the header with the file's size
                 pass
         if (checkpoint / "trainer_state.json").is_file():
             read_json_object(checkpoint / "trainer_state.json", "a Trainer's state")
@@ -79,14 +87,14 @@ def is_complete(checkpoint: Path) -> bool:
     return time.time() - changed > _SETTLED_SECONDS
 
 
-def _without_deleted(failures: Sequence[Failure]) -> list[Failure]:
-    """Names a deleted checkpoint as the reason why its run failed, since a training keeps its newest ones alone."""
-    told = []
+def _explain_deleted(failures: Sequence[Failure]) -> list[Failure]:
+    """Changes the reason of runs whose checkpoint was deleted: a training may keep only its newest checkpoints."""
+    explained = []
     for failure in failures:
         checkpoint = Path(failure.run.config["model_args"]["pretrained"])
         if not checkpoint.exists():
-            reason = f"{checkpoint} was deleted in the meantime: have the training keep more (save_total_limit)"
+            reason = f"{checkpoint} was deleted in the meantime: let the training keep more (save_total_limit)"
             print(f"{failure.run}: {reason}", flush=True)
             failure = failure._replace(reason=reason)
-        told.append(failure)
-    return told
+        explained.append(failure)
+    return explained

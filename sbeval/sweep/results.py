@@ -1,4 +1,4 @@
-"""Whether a run's folder holds its results: of the same settings, whole, and with their samples."""
+"""Checks whether a run's folder holds complete results with samples, for the run's current settings and inputs."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from sbeval.keeping.writing import LOCK, is_unfinished
 from sbeval.results.saving import date_of, what_is_cut_off
 from sbeval.sweep.definition import PlannedRun
 
-# weights.json is what an earlier version kept in place of inputs.json
+# earlier versions wrote weights.json instead of inputs.json
 _OWN_FILES = ("run.yaml", "inputs.json", "weights.json", "log.txt", LOCK)
 _MOST_NAMED = 3
 
 
 def inputs_record(run: PlannedRun) -> str:
-    """Returns what is written into a run's `inputs_file`: what it depends on now, and data sets it has read.
+    """Returns the text of a run's `inputs_file`: its settings, the fingerprint of its inputs, and data set revisions.
 
     Raises:
         UserError: an input cannot be read.
@@ -30,9 +30,9 @@ def inputs_record(run: PlannedRun) -> str:
 
 
 def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
-    """Returns how an earlier run of the same folder differs, None where it does not or none is recorded.
+    """Returns how the recorded settings and inputs of a folder differ from the run's, None if they do not.
 
-    What the run depends on is `now`, what `inputs_record` has returned; by default it is asked.
+    Also None if nothing is recorded. `now` is a result of `inputs_record`, which is called if it is None.
 
     Raises:
         UserError: an input of the run cannot be read.
@@ -40,20 +40,21 @@ def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
     if (recorded := _inputs(run.inputs_file)) is None:
         return None
     current = json.loads(now or inputs_record(run))
-    was, wanted = recorded["settings"], current["settings"]
-    differing = [
-        f"{key} was {_shown(was.get(key))} and is {_shown(wanted.get(key))}"
-        for key in sorted(was.keys() | wanted.keys())
-        if was.get(key) != wanted.get(key)
+    old, new = recorded["settings"], current["settings"]
+    differences = [
+        f"{key} was {_shown(old.get(key))} and is {_shown(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
     ]
-    return "; ".join(filter(None, [*differing, changes(recorded["parts"], current["parts"])])) or None
+    return "; ".join(filter(None, [*differences, changes(recorded["parts"], current["parts"])])) or None
 
 
 def what_is_missing(run: PlannedRun) -> str | None:
-    """Returns what a folder lacks to hold the whole results of its run, None where it lacks nothing.
+    """Returns why a run's results are not complete, None if they are.
 
-    Complete means: settings and inputs are recorded, one results file parses, and each of its tasks has a samples file
-    with every document lm-eval says it scored. That both are still the same is for `other_settings` to say.
+    Results are complete if settings and inputs are recorded, exactly one results file exists and parses, and each of
+    its tasks has a samples file with every document that lm-eval scored. Whether settings and inputs are still the same
+    is checked by `other_settings`.
     """
     if not run.config_file.is_file() or _inputs(run.inputs_file) is None:
         return "nothing was run there"
@@ -64,54 +65,54 @@ def what_is_missing(run: PlannedRun) -> str | None:
 
 
 def results_files(folder: Path) -> list[Path]:
-    """Returns lm-eval's results files of a run."""
+    """Returns the paths of lm-eval's results files in a run's folder."""
     return [file for file in _files(folder) if file.match("results_*.json")]
 
 
 def in_the_way(run: PlannedRun) -> str | None:
-    """Returns what lies in a run's folder that the run may not move, None where nothing does.
+    """Returns which contents of a run's folder must not be moved aside without --replace, None if there are none.
 
-    A run that was interrupted or failed is known by its record of the same settings and inputs: it left at most one
-    results file and samples of that file's date. What it left may be moved aside, and so may an earlier run's record
-    and log without results. All else was put there by somebody, or is the result of other settings.
+    A failed or interrupted attempt at this run may be moved: its record has the same settings and inputs, and it left
+    at most one results file, with samples of the same date. An earlier run's record and log without results may be
+    moved too. Everything else is the user's own file or the result of other settings.
     """
     if not run.folder.exists():
         return None
     if not run.folder.is_dir():
-        return f"{run.folder} is no folder"
+        return f"{run.folder} is not a folder"
     files = [file for file in _files(run.folder) if file.name != LOCK and not is_unfinished(file.name)]
     record = [run.folder / name for name in _OWN_FILES]
     recorded = _record(run.config_file)
     inputs = _inputs(run.inputs_file)
     measured = [file for file in files if file.match("results_*.json") or file.match("samples_*.jsonl")]
-    others = [file for file in files if file not in record and file not in measured]
-    held = None
+    foreign = [file for file in files if file not in record and file not in measured]
+    contents = None
     if files and recorded is None:
-        held = f"{_shown_files(run.folder, files)}, and no record (run.yaml) that a sweep put that there"
-    elif others:
-        held = f"{_shown_files(run.folder, others)}, which no sweep put there"
+        contents = f"{_shown_files(run.folder, files)} without a sweep's record (run.yaml)"
+    elif foreign:
+        contents = f"{_shown_files(run.folder, foreign)}, which no sweep wrote"
     elif files and not measured:
-        # a kill between the two files of a record leaves this run's own settings
+        # an attempt that was killed between writing run.yaml and inputs.json leaves the settings of this run
         if inputs is None and recorded != json.loads(json.dumps(run.config)):
-            held = f"{_shown_files(run.folder, files)}, and no record (inputs.json) that a sweep put that there"
+            contents = f"{_shown_files(run.folder, files)} without a sweep's record (inputs.json)"
     elif measured and inputs is None:
-        held = f"{_shown_files(run.folder, measured)}, and no record (inputs.json) of what they were measured on"
-    elif measured and (other := other_settings(run)) is not None:
-        held = f"results of other settings ({other})"
+        contents = f"{_shown_files(run.folder, measured)} without a record of their inputs (inputs.json)"
+    elif measured and (differences := other_settings(run)) is not None:
+        contents = f"results of other settings ({differences})"
     elif len(results_files(run.folder)) > 1 or len({date_of(file) or file.stem for file in measured}) > 1:
-        held = f"results of several runs ({_shown_files(run.folder, measured)})"
-    return held and f"its folder holds {held}"
+        contents = f"results of several runs ({_shown_files(run.folder, measured)})"
+    return contents and f"its folder holds {contents}"
 
 
 def holds_results(folder: Path) -> bool:
-    """Whether a folder holds anything that lm-eval measured, or anything else that is no record or log of a sweep."""
+    """Whether a folder holds files other than a sweep's records, log, lock and temporary files."""
     return folder.is_dir() and any(
         file.name not in _OWN_FILES and not is_unfinished(file.name) for file in _files(folder)
     )
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns all files but those in folders that are not finished."""
+    """Returns all files and links below a folder, without temporary folders."""
     files = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not is_unfinished(name)]
@@ -121,7 +122,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _record(file: Path) -> dict[str, Any] | None:
-    """Reads a `config_file`; None where there is none that lm-eval could have run with."""
+    """Reads a `config_file`; None if it is missing or not a configuration that a sweep wrote."""
     try:
         recorded = read_yaml(file, "the record of a run")
     except UserError:
@@ -130,22 +131,22 @@ def _record(file: Path) -> dict[str, Any] | None:
 
 
 def _inputs(file: Path) -> dict[str, dict[str, Any]] | None:
-    """Reads an `inputs_file`; None where there is none that a sweep wrote."""
+    """Reads an `inputs_file`; None if it is missing or not one that a sweep wrote."""
     try:
         record = read_json_object(file, "the record of a run")
-        json.dumps(record, ensure_ascii=False).encode()  # what is printed of it
+        json.dumps(record, ensure_ascii=False).encode()  # its values are printed, which lone surrogates would break
     except (UserError, UnicodeEncodeError, RecursionError):
         return None
-    whole = all(isinstance(record.get(key), dict) for key in ("settings", "parts"))
-    return record if whole and all(isinstance(value, str) for value in record["parts"].values()) else None
+    has_sections = all(isinstance(record.get(key), dict) for key in ("settings", "parts"))
+    return record if has_sections and all(isinstance(value, str) for value in record["parts"].values()) else None
 
 
 def _tasks(run: PlannedRun) -> dict[str, Any]:
-    """Returns `configs` of a run's results file, nothing where there is none."""
+    """Returns the section `configs` of a run's results file, empty if there is none."""
     try:
         (file,) = results_files(run.folder)
         configs = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES).get("configs")
-    except ValueError:  # none, several, or one that cannot be read
+    except ValueError:  # no results file, several, or an unreadable one
         return {}
     return configs if isinstance(configs, dict) else {}
 

@@ -1,4 +1,4 @@
-"""The sets of runs that have a name: the paper's suite, one table or section each, and lm-eval's long-context tasks."""
+"""Suites, the named sets of runs: one for each table or section of the paper, and lm-eval's long-context tasks."""
 
 import functools
 from collections.abc import Callable
@@ -6,16 +6,17 @@ from collections.abc import Callable
 from sbeval.errors import UserError
 from sbeval.sweep.definition import SweepRun
 
-AskedLengths = tuple[int, ...] | None
+ChosenLengths = tuple[int, ...] | None
 
 PAPER_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 BABILONG_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 # room for the answer behind a prompt of the longest length
 _RULER_ANSWER_TOKENS = 256
-# others count with tokenizers of their own, and without instructions and examples; a prompt must not be cut for that
+# tasks state lengths in tokens of another tokenizer, without instructions and examples; prompts must not be truncated
 _ROOM = 2
 _INFINITEBENCH = tuple(f"infinitebench_{name}" for name in ("passkey", "number_string", "kv_retrieval"))
-# tasks whose answer may lie anywhere in their text: name of the run, tasks, tokens of a longest text and of an answer
+# tasks that must not be truncated, since the answer may be anywhere in the text: name of the run, tasks, tokens of the
+# longest text and of an answer
 UNCUT = (
     ("graphwalks-128k", ("graphwalks_128k",), 131_072, 16_384),
     ("graphwalks-1m", ("graphwalks_1M",), 1_048_576, 16_384),
@@ -23,30 +24,30 @@ UNCUT = (
 )
 
 
-def suite_runs(name: str, context_lengths: AskedLengths) -> tuple[SweepRun, ...]:
-    """Returns the runs of a suite, with other lengths in tokens than its own where some are given.
+def suite_runs(name: str, context_lengths: ChosenLengths) -> tuple[SweepRun, ...]:
+    """Returns the runs of a suite. `context_lengths`, in tokens, replace the suite's own lengths.
 
     Raises:
-        UserError: no suite of that name, or one without lengths to choose.
+        UserError: there is no such suite, or its lengths cannot be chosen.
     """
     if not isinstance(name, str) or name not in SUITES:
         raise UserError(f"Expected one of the suites {', '.join(sorted(SUITES))}, found {name!r}: name one of them.")
     return SUITES[name](context_lengths)
 
 
-def _of_one_task(name: str, lengths: AskedLengths) -> tuple[SweepRun, ...]:
-    _no_lengths(name, lengths)
+def _of_one_task(name: str, lengths: ChosenLengths) -> tuple[SweepRun, ...]:
+    _check_no_lengths(name, lengths)
     return (SweepRun(name=name, tasks=(f"sb_paper_{name}",)),)
 
 
-def _mmlu(lengths: AskedLengths) -> tuple[SweepRun, ...]:
-    """Table 3. lm-eval keeps a task once a run, so each number of shots is a run."""
-    _no_lengths("mmlu", lengths)
+def _mmlu(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
+    """The paper's table 3. lm-eval evaluates a task once in a run, so each number of shots is a run."""
+    _check_no_lengths("mmlu", lengths)
     return tuple(SweepRun(name=f"mmlu-{shots}-shot", tasks=("sb_paper_mmlu",), num_fewshot=shots) for shots in (0, 5))
 
 
-def _length(lengths: AskedLengths) -> tuple[SweepRun, ...]:
-    """Section 5.2 and appendix C.1; a run scores every length, so that lengths are paired."""
+def _length(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
+    """The paper's section 5.2 and appendix C.1. One run scores every length, so that lengths are paired."""
     return tuple(
         SweepRun(
             name=f"{corpus}-{protocol}",
@@ -58,16 +59,17 @@ def _length(lengths: AskedLengths) -> tuple[SweepRun, ...]:
     )
 
 
-def _ruler(lengths: AskedLengths) -> tuple[SweepRun, ...]:
+def _ruler(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
     fitting = {} if lengths is None else {"max_length": lengths[-1] + _RULER_ANSWER_TOKENS}
     return (SweepRun(name="ruler", tasks=("sb_paper_ruler",), context_lengths=lengths, model_args=fitting),)
 
 
-def _long_context(lengths: AskedLengths) -> tuple[SweepRun, ...]:
-    """BABILong's length is a configuration of its dataset; LongBench's, both versions', is what the model may read.
+def _long_context(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
+    """lm-eval's long-context tasks.
 
-    Without lengths LongBench is one run a version, at the length the model was given. GraphWalks and InfiniteBench are
-    never cut: each is one run, with lengths given only if the longest reaches its texts.
+    A length of BABILong selects a configuration of its data set. A length of LongBench, both versions, is the model's
+    `max_length`, to which prompts are truncated; without lengths each version is one run. GraphWalks and InfiniteBench
+    are never truncated: each is one run, left out if the longest chosen length is shorter than its texts.
     """
     babilong = [
         SweepRun(
@@ -76,9 +78,9 @@ def _long_context(lengths: AskedLengths) -> tuple[SweepRun, ...]:
             model_args={"max_length": _ROOM * length},
             metadata={"max_seq_lengths": f"{length // 1024}k"},
         )
-        for length in _thousands(lengths or BABILONG_LENGTHS)
+        for length in _multiples_of_1024(lengths or BABILONG_LENGTHS)
     ]
-    cut = [
+    truncated = [
         SweepRun(
             name=name if length is None else f"{name}-{length}",
             tasks=(task,),
@@ -87,7 +89,7 @@ def _long_context(lengths: AskedLengths) -> tuple[SweepRun, ...]:
         for name, task in (("longbench", "longbench"), ("longbench2", "longbench2"))
         for length in lengths or (None,)
     ]
-    whole = [
+    untruncated = [
         SweepRun(
             name=name,
             tasks=tasks,
@@ -96,24 +98,24 @@ def _long_context(lengths: AskedLengths) -> tuple[SweepRun, ...]:
         for name, tasks, text_tokens, answer_tokens in UNCUT
         if lengths is None or lengths[-1] >= text_tokens
     ]
-    return (*babilong, *cut, *whole)
+    return (*babilong, *truncated, *untruncated)
 
 
-def _thousands(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    if odd := [length for length in lengths if length % 1024]:
-        raise UserError(f"Expected lengths of BABILong in whole multiples of 1024 tokens, found {odd}.")
+def _multiples_of_1024(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    if wrong := [length for length in lengths if length % 1024]:
+        raise UserError(f"BABILong's context_lengths must be multiples of 1024 tokens, found {wrong}: change these.")
     return lengths
 
 
-def _no_lengths(name: str, lengths: AskedLengths) -> None:
+def _check_no_lengths(name: str, lengths: ChosenLengths) -> None:
     if lengths is not None:
         raise UserError(
-            f"Expected no context_lengths for {name}, whose prompts have the lengths they have, found {list(lengths)}: "
-            "leave them out, or set max_length in model_args."
+            f"The suite paper-{name} has fixed prompt lengths: remove context_lengths ({list(lengths)}), or set "
+            "max_length in model_args to truncate prompts."
         )
 
 
-SUITES: dict[str, Callable[[AskedLengths], tuple[SweepRun, ...]]] = {
+SUITES: dict[str, Callable[[ChosenLengths], tuple[SweepRun, ...]]] = {
     "paper-nlp": functools.partial(_of_one_task, "nlp"),
     "paper-mmlu": _mmlu,
     "paper-gsm8k": functools.partial(_of_one_task, "gsm8k"),

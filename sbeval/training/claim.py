@@ -12,7 +12,7 @@ from typing import Any
 from sbeval.checkpoints.files import Weights
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_json_object
-from sbeval.keeping.writing import LOCK, alone_in, is_unfinished, set_aside, told, whole_file
+from sbeval.keeping.writing import LOCK, alone_in, is_unfinished, set_aside, whole_file, write_errors_explained
 from sbeval.processes.ranks import check_environment, is_first_process
 from sbeval.training.record import OTHER_FOLDER, full_disk_named
 from sbeval.training.trainer import holds_states
@@ -92,7 +92,7 @@ def _check_folder(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> b
 
 
 def _writable(out: Path) -> contextlib.AbstractContextManager[None]:
-    return told(out, "a run", remedy="choose another --out")
+    return write_errors_explained(out, "a run", remedy="choose another --out")
 
 
 def _names(out: Path) -> list[str]:

@@ -71,11 +71,11 @@ def test_a_forward_mode_derivative_that_does_not_exist_is_refused_and_not_zero(i
     def attend(changed: Tensor) -> Tensor:
         return stickbreaking_attention(**{**inputs, which: changed}, impl=impl).output
 
-    with pytest.raises(ValueError, match="no forward-mode tangents"):
+    with pytest.raises(ValueError, match="has a forward-mode tangent"):
         torch.func.jvp(attend, (inputs[which],), (torch.ones_like(inputs[which]),))
     with forward_ad.dual_level():
         assert torch.equal(attend(inputs[which]), attend(inputs[which]))
-        with pytest.raises(ValueError, match="no forward-mode tangents"):
+        with pytest.raises(ValueError, match="has a forward-mode tangent"):
             attend(forward_ad.make_dual(inputs[which], torch.ones_like(inputs[which])))
 
 

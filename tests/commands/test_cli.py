@@ -68,7 +68,7 @@ def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
     assert lines[0].startswith("usage: sbeval run")
     text = " ".join(" ".join(lines).split())
     assert "--include_path" in text
-    assert "(default: sb, which loads what hf loads)" in text
+    assert "(default: sb, which loads every model that hf loads)" in text
     assert "lm-eval run" not in text
     assert "(default: hf)" not in text
     metadata = [line for _, keys in metadata_keys() for line in keys]

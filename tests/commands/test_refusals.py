@@ -9,7 +9,7 @@ from fresh_process import run
 from source_tree import ROOT
 
 from sbeval.errors import UserError
-from sbeval.harness.options import options_told
+from sbeval.harness.options import option_errors_explained
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 RUN = "run --model_args pretrained=x --tasks"
@@ -33,11 +33,11 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
     "run --tasks sb_stdlib --model_args pretraned=x": "found pretraned",
     "run --tasks sb_stdlib": "Expected pretrained=CHECKPOINT in --model_args, found none",
-    "run --model_args pretrained=x": "Expected --tasks with names of tasks, found none",
+    "run --model_args pretrained=x": "--tasks names no task",
     f"{RUN} sb_stdlib --metadata context_lengths=[-5]": "found [-5]",
     f"{RUN} sb_stdlib --metadata data_path=/no/such": "Expected text at data_path",
     **{
-        f"{RUN} sb_stdlib {option} {{context_lengths:[8]}}": f"{option} as lm-eval reads it, found: Invalid JSON"
+        f"{RUN} sb_stdlib {option} {{context_lengths:[8]}}": f"lm-eval rejected the value of {option} (Invalid JSON"
         for option in ("--metadata", "--gen_kwargs", "--wandb_args", "--model_args", "-a")
     },
     f'{RUN} sb_stdlib --metadata {{"context_length":[8]}}': "expected context_lengths in --metadata",
@@ -55,20 +55,20 @@ SENTENCES = {
     f"{RUN} sb_stdlib --limit -3": "Expected --limit to be a whole number of documents",
     f"{RUN} sb_stdlib --limit 1e22": "Expected --limit to be a whole number of documents",
     f"{RUN} sb_stdlib --limit 1.5": "or a share of them between 0 and 1, found 1.5",
-    f'{RUN} sb_stdlib --limit 2 --samples {{"sb_stdlib":[1]}}': "Expected --samples or --limit, found both",
+    f'{RUN} sb_stdlib --limit 2 --samples {{"sb_stdlib":[1]}}': "--samples and --limit exclude each other",
     f'{RUN} sb_stdlib --samples {{"sb_stdlib":"x"}}': "Expected --samples of sb_stdlib to be a list of whole numbers",
     f"{RUN} sb_stdlib --samples ~/nope": "a mapping of tasks to samples (--samples) at '~/nope'",
     f"{RUN} sb_stdlib --samples nope": "a mapping of tasks to samples (--samples)",
     "run --tasks sb_stdlib --model_args pretrained=x,max_batch_size=4": "use --max_batch_size.",
     "run --tasks sb_stdlib --model_args pretrained=x,parallelize=7": "to be true or false, found 7",
     "run --tasks sb_stdlib --model_args pretrained=x,attn_implementation=7": "to be a valid string, found 7",
-    f"{RUN} sb_stdlib --seed -1": "Expected a seed of numpy from 0 to 4294967295, found -1",
+    f"{RUN} sb_stdlib --seed -1": "Expected a seed for numpy from 0 to 4294967295, found -1",
     f"{RUN} sb_stdlib --seed 0,99999999999,2,3": "found 99999999999",
-    f"{RUN} sb_stdlib --seed 0,1,99999999999999999999,2": "Expected a seed of torch",
+    f"{RUN} sb_stdlib --seed 0,1,99999999999999999999,2": "Expected a seed for torch",
     f"{RUN} sb_stdlib --seed 0,1,-1,3 --verbosity loud": "Expected --verbosity",
     f"{RUN} sb_stdlib --verbosity loud": "Expected --verbosity such as INFO or ERROR, found 'LOUD'",
-    f"{RUN} sb_stdlib --check_integrity": "Expected a run without --check_integrity",
-    f"{RUN} sb_stdlib --config negative.yaml": "Expected a seed of numpy from 0 to 4294967295, found -1",
+    f"{RUN} sb_stdlib --check_integrity": "--check_integrity runs the tests of lm-eval's source tree",
+    f"{RUN} sb_stdlib --config negative.yaml": "Expected a seed for numpy from 0 to 4294967295, found -1",
     "run --config essays.yaml": "Expected essays as a .txt file or a folder of them at /no/such/place",
     f"{RUN} sb_stdlib --lmit 3": "unrecognized arguments: --lmit 3; did you mean --limit?",
     f"{RUN} sb_stdlib,,": "Expected names of tasks, found an empty one",
@@ -114,13 +114,13 @@ SENTENCES = {
         for command in ("inspect", "report", "train --text", f"{RUN} sb_stdlib --output_path", "report models -o")
     },
     f"run --tasks sb_text --metadata context_lengths=8 --model_args pretrained={'y' * 300}": "(File name too long)",
-    f"{RUN} sb_stdlib --use_cache text.txt/a": "found that 'text.txt' cannot keep answers",
-    f"{RUN} sb_stdlib --use_cache /proc/a": "found that '/proc' cannot keep answers",
+    f"{RUN} sb_stdlib --use_cache text.txt/a": "folder 'text.txt' cannot be written to, for answers",
+    f"{RUN} sb_stdlib --use_cache /proc/a": "folder '/proc' cannot be written to, for answers",
     **{
-        f"{name}=x {RUN} sb_stdlib": f"the environment's {name}, found 'x': unset it"
+        f"{name}=x {RUN} sb_stdlib": f"the environment variable {name}, found 'x': unset it"
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
     },
-    "ACCELERATE_USE_CPU=2 tasks": "Expected true or false in the environment's ACCELERATE_USE_CPU, found '2'",
+    "ACCELERATE_USE_CPU=2 tasks": "Expected true or false in the environment variable ACCELERATE_USE_CPU, found '2'",
     "LOGLEVEL=x tasks": "Expected a level such as INFO in LOGLEVEL, which torch reads, found 'x'",
     "LOGLEVEL=debug inspect /no/such": "Expected a checkpoint at '/no/such'",
     "RANK= inspect /no/such": "Expected a checkpoint at '/no/such'",
@@ -229,7 +229,7 @@ def test_what_fails_in_lm_eval_without_reading_options_stays_what_it_is(
     names: dict[str, Any] = {"__name__": module}
     exec(f"def {function}(error): raise error", names)
     raised = pytest.raises(UserError if refused else type(error))
-    with caplog.at_level("DEBUG", "lm_eval.sbeval"), raised, options_told():
+    with caplog.at_level("DEBUG", "lm_eval.sbeval"), raised, option_errors_explained():
         names[function](error)
     assert ("Traceback" in caplog.text) == refused
 

@@ -336,7 +336,7 @@ def test_what_changes_in_a_run_fails_it_and_its_results_stay(inputs, capsys):
     )
     python, _, behaviour = sweep_over(inputs).launcher
     (failure,) = run_sweep(sweep_over(inputs).changed(launcher=(python, str(launcher), behaviour)))
-    assert failure.reason == "it ended well, but what it depends on changed while it ran (config.json changed)"
+    assert failure.reason == "it ended with exit code 0, but its inputs changed while it ran (config.json changed)"
     assert len(list((inputs / "results").rglob("results_*.json"))) == 1
     assert "not run: its folder holds results of other settings (config.json changed)" in said(inputs, capsys)
 
@@ -359,7 +359,7 @@ def test_what_changes_after_the_last_look_is_named_by_the_next_sweep(inputs, cap
 def test_results_of_an_earlier_version_are_named_and_stay(inputs, capsys):
     (inputs / "results/one/r/inputs.json").rename(inputs / "results/one/r/weights.json")
     before = sorted((inputs / "results").rglob("*"))
-    assert "no record (inputs.json) of what they were measured on" in said(inputs, capsys)
+    assert "without a record of their inputs (inputs.json)" in said(inputs, capsys)
     (failure,) = run_sweep(sweep_over(inputs))
     assert "--replace" in failure.reason
     assert sorted((inputs / "results").rglob("*")) == before

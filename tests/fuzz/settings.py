@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from sbeval.harness.options import asked, parse
+from sbeval.harness.options import parse, run_options
 from sbeval.model_adapters.open.arguments import check_shared_arguments
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.models import SbevalConfig
@@ -140,7 +140,7 @@ def _metadata(kind: type[TaskOptions]) -> Callable[[Path, Tree | None], Any]:
 FILES: dict[str, tuple[Tree, Callable[[Path, Tree | None], Any]]] = {
     "recipe": (RECIPE, _recipe),
     "sweep": (SWEEP, _sweep),
-    "configuration": (CONFIGURATION, lambda file, tree: asked(vars(parse(["--config", str(file)])))),
+    "configuration": (CONFIGURATION, lambda file, tree: run_options(vars(parse(["--config", str(file)])))),
 }
 MAPPINGS: dict[str, tuple[Tree, Callable[[Path, Tree | None], Any]]] = {
     "extension": (EXTENSION, _extension),

@@ -14,7 +14,7 @@ from lm_eval.api.registry import get_model
 from sbeval.__main__ import main
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError, time_text
-from sbeval.harness.options import asked, parse
+from sbeval.harness.options import parse, run_options
 from sbeval.inspection.command import Inspection, inspect
 from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.score.nested import share_windows
@@ -141,7 +141,7 @@ def test_the_next_step_runs_the_tasks_that_were_counted(text: Path, capfd: pytes
     assert inspected(STICKBREAKING, *chosen) == 0
     program, command, *options = shlex.split(next_step(capfd))
     assert (program, command) == ("sbeval", "run")
-    run = asked(vars(parse(options)))
+    run = run_options(vars(parse(options)))
     assert run.tasks == ["sb_text_stream"]
     assert run.metadata == {"pretrained": str(STICKBREAKING), "dtype": "float32", **json.loads(metadata)}
     assert run.limit == 2
@@ -163,7 +163,7 @@ def test_the_next_step_of_a_checkpoint_without_tokenizer_is_no_command_that_is_r
         assert inspected(tmp_path / "weights", "--model_args", model_args) == 0
         program, command, *options = shlex.split(next_step(capfd))
         assert (program, command) == ("sbeval", "run")
-        assert asked(vars(parse(options))).model_args == {"pretrained": str(tmp_path / "weights"), **named}
+        assert run_options(vars(parse(options))).model_args == {"pretrained": str(tmp_path / "weights"), **named}
     assert inspected(tmp_path / "weights", "--model_args", "tokenizer=" + str(STICKBREAKING)) == 0  # 4,096 tokens
     assert next_step(capfd).startswith("mend what is missing or wrong, then sbeval run ")
     assert evaluation_of_folder(tmp_path / "weights").startswith("save the files of its tokenizer in ")

@@ -136,9 +136,9 @@ def test_a_file_that_is_to_be_first_is_in_place_before_any_other(tmp_path: Path)
 @pytest.mark.parametrize("place", ["file/out", "/proc/sbeval/out"])
 def test_where_nothing_can_be_written_is_one_sentence(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(UserError, match="Expected a folder to write to"), written_beside(tmp_path / place):
+    with pytest.raises(UserError, match="cannot be written to, for files"), written_beside(tmp_path / place):
         pass
-    cannot = pytest.raises(UserError, match=r"cannot keep text .*: set SBEVAL_CACHE")
+    cannot = pytest.raises(UserError, match=r"cannot be written to, for text .*: set SBEVAL_CACHE")
     with cannot, whole_file(tmp_path / place / "x", "text"):
         pass
 
@@ -158,7 +158,7 @@ def test_what_lies_above_the_current_folder_is_never_set_aside(tmp_path: Path, m
     (tmp_path / "beside").write_text("mine")
     monkeypatch.chdir(tmp_path / "here")
     for place in (".", "", "..", "/", "../here", str(tmp_path)):
-        with pytest.raises(UserError, match="nor the current folder"):
+        with pytest.raises(UserError, match="which this command reads or runs in"):
             set_aside(Path(place))
     assert set_aside(Path("../beside")).read_text() == "mine"
 
@@ -166,7 +166,7 @@ def test_what_lies_above_the_current_folder_is_never_set_aside(tmp_path: Path, m
 def test_a_folder_is_held_by_one_process_and_free_once_that_is_dead(tmp_path: Path) -> None:
     code = "import os, pathlib, sys, sbeval.keeping.writing as writing\n"
     code += "with writing.alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), 9)"
-    with alone_in(tmp_path), pytest.raises(UserError, match="found one"), alone_in(tmp_path):
+    with alone_in(tmp_path), pytest.raises(UserError, match="Another process is writing"), alone_in(tmp_path):
         pass
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -signal.SIGKILL
     with alone_in(tmp_path):

@@ -118,7 +118,7 @@ def test_vllm_is_called_as_lm_eval_calls_it_and_gives_the_numbers_of_sb(vllm, ch
     assert lm.get_model_info()["sbeval"]["backend"] == "vllm"
     engine.spoil = staticmethod(lambda output: output.prompt_token_ids.insert(0, 0))  # type: ignore[method-assign]
     with pytest.raises(
-        UserError, match=r"Expected vllm .* the 65 tokens of a prompt, found that it puts one of its own"
+        UserError, match=r"Expected vllm .* the 65 tokens of a prompt, found that it puts a token of its own"
     ):
         numbers(lm, ["sb_text_stream"], metadata, folder)
 
@@ -144,20 +144,20 @@ def shorter(choice: Choice) -> None:
 @pytest.mark.parametrize(
     ("change", "spoil", "tells_usage", "sentence"),
     [
-        (lambda prompt: prompt[-40:], None, True, "the 65 tokens of a prompt, found that it read 40, since it cuts"),
-        (lambda prompt: prompt[-40:], None, False, "the 65 tokens of a prompt, found that it read 40, since it cuts"),
-        (lambda prompt: prompt[1:], None, True, r"found that it leaves out the first, BOS \(0\); have it take"),
-        (lambda prompt: prompt[1:], None, False, r"found that it leaves out the first, BOS \(0\)"),
-        (lambda prompt: [0, *prompt], None, True, r"found that it puts one of its own before them \('<s>'\)"),
-        (lambda prompt: [0, *prompt], None, False, r"found that it puts one of its own before them \('<s>'\)"),
-        (list, shorter, True, "found log-probabilities of 19; use a server that tells all"),
-        (list, lambda choice: choice.clear(), True, "found log-probabilities of 0; use a server"),
+        (lambda prompt: prompt[-40:], None, True, "the 65 tokens of a prompt, found that it read 40, so it truncates"),
+        (lambda prompt: prompt[-40:], None, False, "the 65 tokens of a prompt, found that it read 40, so it truncates"),
+        (lambda prompt: prompt[1:], None, True, r"found that it drops the first, BOS \(0\): configure it"),
+        (lambda prompt: prompt[1:], None, False, r"found that it drops the first, BOS \(0\)"),
+        (lambda prompt: [0, *prompt], None, True, r"found that it puts a token of its own before them \('<s>'\)"),
+        (lambda prompt: [0, *prompt], None, False, r"found that it puts a token of its own before them \('<s>'\)"),
+        (list, shorter, True, "found log-probabilities of 19: use a server that returns all"),
+        (list, lambda choice: choice.clear(), True, "found log-probabilities of 0: use a server"),
         (list, lambda choice: choice["token_logprobs"].__setitem__(9, None), True, "found log-probabilities of 64"),
         (
             list,
             lambda choice: choice["token_logprobs"].extend([-5.0] * 2),
             True,
-            "of 67; use a server that generates one",
+            "of 67: use a server that generates one",
         ),
         (list, lambda choice: told(choice, 3.5), True, "found a log-probability above 0 of 3.5"),
         (list, lambda choice: choice.pop("top_logprobs"), True, "found none of the most probable tokens"),
@@ -172,7 +172,7 @@ def test_a_server_that_does_something_else_with_a_prompt_is_named(
 
 
 def test_a_server_that_makes_tokens_of_its_own_of_a_text_is_named(server, metadata):
-    with pytest.raises(UserError, match=r"puts one of its own before them \('<s>'\)"):
+    with pytest.raises(UserError, match=r"puts a token of its own before them \('<s>'\)"):
         numbers(
             over(server, tokenized_requests=False), ["sb_text_stream"], metadata, Path(server.arguments["tokenizer"])
         )

@@ -22,7 +22,7 @@ from scoring_servers import CompletionsServer, completions_server
 
 from sbeval import plugin
 from sbeval.errors import UserError
-from sbeval.scoring.returned import Asked, check_scores, check_texts
+from sbeval.scoring.returned import PromptBatch, check_scores, check_texts
 from tests.model_adapters.small import english
 
 plugin.complete_imports()
@@ -120,7 +120,7 @@ LLAMA_SERVER = {  # the shapes that earlier servers of llama.cpp answered in, pr
     },
     "nothing": None,
 }
-NO_ECHO = r"http://127.0.0.1.*\(echo\).*llama.cpp's does not"
+NO_ECHO = r"http://127.0.0.1.*echo=True.*llama.cpp does not"
 
 
 def llama_answers() -> dict[str, tuple[list[list[int]], dict[str, Any]]]:
@@ -138,7 +138,7 @@ def llama_answers() -> dict[str, tuple[list[list[int]], dict[str, Any]]]:
 @pytest.mark.parametrize("name", llama_answers())
 def test_a_server_that_does_not_score_prompts_is_refused_by_name(name):
     prompts, body = llama_answers()[name]
-    asked = Asked("local-completions at http://127.0.0.1:8080", prompts, [1] * len(prompts), of_completions=True)
+    asked = PromptBatch("local-completions at http://127.0.0.1:8080", prompts, [1] * len(prompts), of_completions=True)
     with pytest.raises(UserError, match=f"local-completions at {NO_ECHO}"):
         check_scores(body, asked)
 
@@ -233,9 +233,9 @@ def test_gguf_refuses_what_no_model_tells(field, value):
 def test_what_stands_for_minus_infinity_is_refused_where_it_is_scored(least):
     told = {"token_logprobs": [None, least, -1.0, -2.0], "top_logprobs": [None, {"a": -0.5}, {"b": -0.7}, {"c": -2.0}]}
     body = {"choices": [{"index": 0, "logprobs": told}]}
-    check_scores(body, Asked("served", [[5, 6, 7]], [2]))
-    with pytest.raises(UserError, match="for the token at 1, which stands for minus infinity"):
-        check_scores(body, Asked("served", [[5, 6, 7]], [1]))
+    check_scores(body, PromptBatch("served", [[5, 6, 7]], [2]))
+    with pytest.raises(UserError, match="for the token at position 1, which stands for minus infinity"):
+        check_scores(body, PromptBatch("served", [[5, 6, 7]], [1]))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_megabytes_of_an_answer_are_cut_in_the_log(caplog):
 def test_missing_packages_of_servers_are_one_sentence_that_names_the_extra(server, monkeypatch):
     monkeypatch.setitem(sys.modules, "tenacity", None)
     with pytest.raises(
-        UserError, match=r"^Expected tenacity for .*, found not installed: run pip install 'sbeval\[api\]'"
+        UserError, match=r"models of servers need tenacity, not installed: run pip install 'sbeval\[api\]'"
     ):
         over(server)
 

@@ -118,7 +118,7 @@ def test_a_sequence_comes_back_as_it_was_kept():
     for sequence, request in zip(sequences, keep_sequences(sequences), strict=True):
         assert all((a == b).all() for a, b in zip(resolve_sequence(request.key), sequence, strict=True))
         assert request.inputs == len(sequence.inputs_L)
-    with pytest.raises(UserError, match="Expected token sequences in"):
+    with pytest.raises(UserError, match="token sequences are missing: there is no file"):
         resolve_sequence("0" * 32 + ":0")
 
 

@@ -55,32 +55,38 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
     ("body", "words"),
     [
         ("raise UserError('Expected a, found b: mend it.')", "Expected a, found b: mend it."),
-        (f"raise OSError({errno.ENOSPC}, 'No space left on device', '/x')", "a full disk"),
-        (f"raise OSError({errno.EDQUOT}, 'Disk quota exceeded')", "a full disk"),
-        ("raise RuntimeError('I/O error: File too large (os error 27)')", "a full disk"),
-        ("raise RuntimeError('[enforce fail at inline_container.cc:664]')", "a full disk"),
+        (f"raise OSError({errno.ENOSPC}, 'No space left on device', '/x')", "The disk is full"),
+        (f"raise OSError({errno.EDQUOT}, 'Disk quota exceeded')", "The disk is full"),
+        ("raise RuntimeError('I/O error: File too large (os error 27)')", "The disk is full"),
+        ("raise RuntimeError('[enforce fail at inline_container.cc:664]')", "The disk is full"),
         ("open('/no/such/folder/file', 'w')", "No such file or directory at '/no/such/folder/file'"),
-        (f"raise ConnectionRefusedError({errno.ECONNREFUSED}, 'Connection refused')", "over the network, found: C"),
-        ("raise TimeoutError('timed out')", "an answer over the network, found: timed out"),
-        ("import socket; raise socket.gaierror(-2, 'Name or service not known')", "service not known: check the name"),
-        ("import urllib.error; raise urllib.error.URLError('no host')", "the network, found: <urlopen error no host>"),
+        (f"raise ConnectionRefusedError({errno.ECONNREFUSED}, 'Connection refused')", "network request failed (C"),
+        ("raise TimeoutError('timed out')", "network request failed (timed out)"),
+        ("import socket; raise socket.gaierror(-2, 'Name or service not known')", "service not known): check the name"),
+        (
+            "import urllib.error; raise urllib.error.URLError('no host')",
+            "failed (<urlopen error no host>)",
+        ),
         ("open('/', 'w')", "Is a directory at '/'"),
-        ("import sqlite3; raise sqlite3.OperationalError('disk I/O error')", "a database of answers that can be"),
-        ("import sqlitedict; sqlitedict.SqliteDict('/dev')", "a database of answers that can be"),
+        (
+            "import sqlite3; raise sqlite3.OperationalError('disk I/O error')",
+            "The response cache cannot be read or written",
+        ),
+        ("import sqlitedict; sqlitedict.SqliteDict('/dev')", "The response cache cannot be read or written"),
         (
             "os.environ['TMPDIR'] = '/no'; import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no']; "
             "tempfile.TemporaryDirectory()",
             "No usable temporary directory found in ['/no']",
         ),
-        (r"'\udcff'.encode()", r"names of files in UTF-8, found b'\xff'"),
-        (r"'a \ud800 b'.encode()", r"that UTF-8 can hold, found half a surrogate pair in 'a \ud800 b'"),
-        ("raise MemoryError", "more memory for this command"),
-        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB.')", "more memory for this command"),
-        ("raise ImportError('x.so: failed to map segment from shared object')", "more memory for this command"),
+        (r"'\udcff'.encode()", r"file names in UTF-8, found b'\xff'"),
+        (r"'a \ud800 b'.encode()", r"that UTF-8 can encode, found half a surrogate pair in 'a \ud800 b'"),
+        ("raise MemoryError", "not enough memory for this command"),
+        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB.')", "not enough memory for this command"),
+        ("raise ImportError('x.so: failed to map segment from shared object')", "not enough memory for this command"),
         (
             "import tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
             "        with told_in_one_sentence(): pass",
-            "to stand in a folder, found that it was deleted",
+            "The current folder was deleted",
         ),
     ],
 )
@@ -88,7 +94,6 @@ def test_what_a_user_can_mend_is_one_sentence(body: str, words: str) -> None:
     code, said = ended(body)
     assert code == 1
     assert len(said) == 2
-    assert said[0].startswith("Expected ")
     assert words in said[0]
 
 

@@ -45,7 +45,7 @@ def reasons(folder: Path) -> str:
         ('{"results": {"sb_stdlib_stream": {"nll@00', "not complete JSON"),
         ("", "is empty"),
         ("[1, 2]", "not a result file of lm-eval"),
-        *((kind, "left out: the file cannot be read (it is no regular file)") for kind in ("a folder", "a pipe")),
+        *((kind, "left out: the file cannot be read (it is not a regular file)") for kind in ("a folder", "a pipe")),
     ],
 )
 def test_a_file_that_holds_no_results_is_left_out_and_named(tmp_path: Path, text: str, reason: str) -> None:
@@ -177,7 +177,7 @@ def test_a_label_for_nobody_and_a_folder_that_cannot_be_one_are_said(tmp_path: P
     with pytest.raises(UserError, match="Expected --label to name one of demo-sb, stdlib, found 'demo-bs'"):
         build_report([tmp_path / "r"], tmp_path / "report", labels={"demo-bs": "SB"}, image_formats=())
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="Expected a folder to write to"):
+    with pytest.raises(UserError, match="cannot be written to, for"):
         build_report([tmp_path / "r"], tmp_path / "file" / "report", image_formats=())
 
 

@@ -285,7 +285,7 @@ def test_rules_are_read_as_they_stand(tmp_path: Path) -> None:
         ),
         ("rules:\n  - {task: x}", "Expected largest_change of rule 1 of the policy, found none: add it in gate.yaml"),
         ("rules:\n  - {task: x, largest_change: a}", "Expected largest_change of rule 1 of the policy to be a number"),
-        ("rules: []", "Expected rules in gate.yaml, found none"),
+        ("rules: []", "gate.yaml holds no rules"),
         ("rules: 3", "Expected rules of the policy to be a list, found 3"),
         ("- 1", "settings of a policy .* found a list"),
         ("", "settings of a policy .* found an empty file"),

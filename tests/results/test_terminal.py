@@ -46,7 +46,7 @@ def test_an_interval_of_two_thousandths_is_shown_with_two_digits_of_its_width() 
 def test_a_missing_interval_says_what_it_takes_and_a_missing_length_is_no_number() -> None:
     lines = printed({"sb_text_stream": perplexity([256], None), "sb_text_rolling": perplexity([1024])}).splitlines()
     assert (lines[2].split(), lines[3].split()[:2]) == (["256", "2.003", "-"], ["1,024", "-"])
-    assert lines[-1] == "no interval: it takes 20 documents"
+    assert lines[-1] == "no interval: it needs 20 documents"
 
 
 def test_scores_take_a_row_a_task_and_length_a_column() -> None:

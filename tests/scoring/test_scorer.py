@@ -91,7 +91,7 @@ def test_a_model_that_does_not_come_apart_is_scored_by_its_own_forward(caplog):
         logprobs = model(input_ids).logits[1].double().log_softmax(-1)  # type: ignore[attr-defined]
     expected = logprobs.gather(1, position[:, None])[:, 0]
     torch.testing.assert_close(scores.logprobs.double(), expected, rtol=1e-5, atol=1e-6)
-    assert "runs its own forward" in caplog.text
+    assert "runs its ordinary forward" in caplog.text
 
 
 def test_the_models_forward_is_its_own_again_after_scoring():
@@ -133,7 +133,7 @@ def test_a_number_that_is_not_finite_is_an_error_naming_position_and_length(valu
 @pytest.mark.parametrize("target", [-1, VOCABULARY])
 def test_a_target_the_model_does_not_know_is_named(target):
     asked = torch.arange(20)[None], torch.zeros(2, dtype=torch.long), torch.tensor([3, 19]), torch.tensor([5, target])
-    with pytest.raises(UserError, match=f"token ids below {VOCABULARY}, .* the model's logits, found {target}"):
+    with pytest.raises(UserError, match=f"token ids below {VOCABULARY}, .* number of logits, found {target}"):
         TokenScorer(gemma2()).score(*asked)
 
 

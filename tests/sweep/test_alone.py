@@ -41,7 +41,7 @@ def test_a_second_sweep_ends_in_one_sentence_and_a_killed_one_goes_on_where_it_w
             for options, place in (((), "out"), (("--run", "two/t"), "out/two/t")):
                 second = run(command(tmp_path, "write", *options))
                 assert second.returncode == 1
-                assert f"no other sweep at work in {tmp_path / place}, found one" in second.stderr
+                assert f"Another sweep is running in {tmp_path / place}:" in second.stderr
                 assert second.stderr.count("\n") == 1
             assert run_sweep(sweep(tmp_path), only="one/t") == [], "what is complete needs nobody's lock"
             assert started(tmp_path) == ["two"]
@@ -79,7 +79,7 @@ def test_a_run_that_another_is_at_fails_and_the_others_go_on(tmp_path: Path) -> 
         over.set()
         other.join()
     assert [str(failure.run) for failure in failures] == ["two/t"]
-    assert "no other sweep at work" in failures[0].reason
+    assert "Another sweep is running" in failures[0].reason
     assert started(tmp_path) == ["one", "three"]
 
 
@@ -111,7 +111,7 @@ def test_a_folder_moved_aside_takes_its_lock_along_and_another_s_stays(tmp_path:
             pass
         held = alone_in(tmp_path / "run")
         held.__enter__()
-    with pytest.raises(UserError, match="no other sweep"), alone_in(tmp_path / "run"):
+    with pytest.raises(UserError, match="Another sweep is running"), alone_in(tmp_path / "run"):
         pass
     held.__exit__(None, None, None)
 
@@ -120,7 +120,7 @@ def test_a_folder_moved_aside_takes_its_lock_along_and_another_s_stays(tmp_path:
     ("options", "words"),
     [
         (("--run", "four/t"), "Expected --run to name a run of the sweep, found 'four/t': name one of one/t, two/t"),
-        (("--run", "one/t", "--follow", "."), "Expected --run or a training to follow, found both"),
+        (("--run", "one/t", "--follow", "."), "--run cannot be combined with a training to follow"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(options: tuple[str, ...], words: str, tmp_path: Path) -> None:

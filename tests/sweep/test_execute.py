@@ -109,7 +109,7 @@ def test_other_settings_do_not_stand_in_the_way_of_a_run_that_failed(tmp_path: P
         ("samples", '{"doc_id": 0}\n{"doc_id": 1}', "cut off"),
         ("samples", '{"doc_id": 0}\n{"doc_id": 0}\n', "1 of 2"),
         ("results", None, "no results file"),
-        ("results", '{"configs": {"t"', "not whole"),
+        ("results", '{"configs": {"t"', "is incomplete"),
         ("results", '{"configs": {}, "n-samples": {}}', "no task"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_log_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "one/t/log.txt").unlink()
     os.mkfifo(tmp_path / "one/t/log.txt")
     (failure,) = run_sweep(sweep(tmp_path))
-    assert "found no file" in failure.reason
+    assert "not a regular file" in failure.reason
 
 
 def write_tiny_task(folder: Path) -> Path:
@@ -181,8 +181,8 @@ BLOCKED_RUNS: dict[str, dict[str, Any]] = {
 }
 BLOCKED_CHECKPOINTS = {
     "./none": r"a checkpoint at \./none, found no such folder",
-    "someone/missing": "someone/missing, found no such folder, and the hub's cache has none",
-    "empty": "config.json at empty, found none",
+    "someone/missing": "someone/missing, found no such folder, and the hub's cache has no such model",
+    "empty": "The checkpoint empty has no config.json",
 }
 
 

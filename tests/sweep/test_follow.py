@@ -102,10 +102,10 @@ def test_a_checkpoint_that_the_training_deleted_is_named(tmp_path: Path) -> None
 
 def test_a_folder_to_follow_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     settings = Sweep(follow=str(tmp_path / "none"), runs=(SweepRun(name="t", tasks=("t",)),))
-    with pytest.raises(UserError, match="Expected a training's folder to follow at") as error:
+    with pytest.raises(UserError, match="no training folder to follow at") as error:
         follow(settings, run_sweep)
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="Expected checkpoints to evaluate"):
+    with pytest.raises(UserError, match="no checkpoints to evaluate"):
         Sweep(runs=(SweepRun(name="t", tasks=("t",)),))
     assert SweepCheckpoint(pretrained="x/checkpoint-10").folder_name == "checkpoint-10"
 

@@ -48,13 +48,13 @@ FOR_LM_EVAL = {"model": "hf", "model_args": {}, "tasks": ["t"], "output_path": "
 LEFT = {
     "results of other settings (limit was 3 and is not set)": of_other_settings_without_samples,
     "results of several runs (model/results_2025-": of_two_runs,
-    "model/samples_t_2025-01-02T03-04-05.678901.jsonl, and no record (run.yaml)": lambda folder: (
+    "model/samples_t_2025-01-02T03-04-05.678901.jsonl without a sweep's record (run.yaml)": lambda folder: (
         sweep_launcher.write_results(folder / "one" / "t")
     ),
-    "no record (inputs.json)": with_files("cut", {"inputs.json": "[["}),
-    "notes.md, which no sweep put there": with_files("fail", {"notes.md": "mine"}),
-    "run.yaml, and no record": with_files("", {"run.yaml": "mine: true"}),
-    "log.txt, run.yaml, and no record (inputs.json)": with_files(
+    "without a record of their inputs (inputs.json)": with_files("cut", {"inputs.json": "[["}),
+    "notes.md, which no sweep wrote": with_files("fail", {"notes.md": "mine"}),
+    "run.yaml without a sweep's record": with_files("", {"run.yaml": "mine: true"}),
+    "log.txt, run.yaml without a sweep's record (inputs.json)": with_files(
         "", {"run.yaml": json.dumps(FOR_LM_EVAL), "log.txt": "mine"}
     ),
 }
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_made_fails_its_run(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("a file")
     before = snapshot(tmp_path)
     (failure,) = run_sweep(sweep(tmp_path))
-    assert failure.reason.startswith(f"Expected to write to {tmp_path / 'one' / 't'}, found: Not a directory")
+    assert failure.reason.startswith(f"{tmp_path / 'one' / 't'} cannot be written to (Not a directory)")
     assert snapshot(tmp_path) == before
 
 
@@ -142,7 +142,7 @@ def test_a_file_in_place_of_a_run_s_folder_is_moved_aside_where_asked(tmp_path: 
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "t").write_text("mine")
     (failure,) = run_sweep(sweep(tmp_path))
-    assert "is no folder" in failure.reason
+    assert "is not a folder" in failure.reason
     assert run_sweep(sweep(tmp_path), replace=True) == []
     (aside,) = set_aside_runs(tmp_path)
     assert aside.read_text() == "mine"
@@ -154,7 +154,7 @@ def test_what_a_sweep_reads_is_never_moved_aside(tmp_path: Path) -> None:
     text.write_text("mine")
     before = snapshot(tmp_path)
     (failure,) = run_sweep(sweep(tmp_path).changed(metadata={"data_path": str(text)}), replace=True)
-    assert "nothing that is read" in failure.reason
+    assert "which this command reads or runs in" in failure.reason
     assert snapshot(tmp_path) == before
 
 

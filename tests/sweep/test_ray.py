@@ -91,7 +91,7 @@ def test_a_run_that_fails_is_not_tried_again_and_one_that_is_ended_is(cluster: A
 
 
 def test_what_a_cluster_cannot_run_is_one_sentence(cluster: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"at most 0 GPUs a run, .* largest node .* found gpus: 2") as error:
+    with pytest.raises(UserError, match=r"needs 2 GPUs, .* largest node .* has 0") as error:
         run_sweep(settings(tmp_path / "out", "one", gpus=2), ray=cluster.address)
     assert "\n" not in str(error.value)
     assert not ray.is_initialized()
@@ -100,7 +100,7 @@ def test_what_a_cluster_cannot_run_is_one_sentence(cluster: Any, tmp_path: Path)
 def test_a_folder_no_node_sees_is_one_sentence(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # a node of another machine has another file system; here the folder goes between the driver's look and the node's
     monkeypatch.setattr("sbeval.sweep.ray_engine.unfinished", _vanishing)
-    with pytest.raises(UserError, match=r"on every node of the cluster, found that .* does not see it") as error:
+    with pytest.raises(UserError, match=r"Every node of the cluster must see .*, but .* does not") as error:
         run_sweep(settings(tmp_path / "out", "one"), ray=cluster.address)
     assert "\n" not in str(error.value)
     assert not lines(tmp_path / "out" / "started.txt")
@@ -147,6 +147,6 @@ def test_one_machine_needs_no_cluster(tmp_path: Path) -> None:
 
 def test_an_address_without_a_cluster_is_one_sentence(tmp_path: Path) -> None:
     os.environ.pop("RAY_ADDRESS", None)
-    with pytest.raises(UserError, match=r"Expected a Ray cluster at --ray 127\.0\.0\.1:1, found") as error:
+    with pytest.raises(UserError, match=r"No Ray cluster answers at --ray 127\.0\.0\.1:1 \(") as error:
         run_sweep(settings(tmp_path / "out", "one"), ray="127.0.0.1:1")
     assert "\n" not in str(error.value)

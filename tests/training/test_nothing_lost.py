@@ -147,7 +147,7 @@ def test_what_is_read_is_never_moved_aside(parent, data_folder):
         lambda: extend(tiny_extension(parent, data_folder), parent.parent, replace=True),
         lambda: convert_checkpoint(parent, parent, replace=True),
     ):
-        with unchanged(parent.parent), pytest.raises(UserError, match="move nothing that is read"):
+        with unchanged(parent.parent), pytest.raises(UserError, match="which this command reads or runs in"):
             write()
 
 

@@ -1,7 +1,7 @@
 """Implementations of stick-breaking attention; none imports another.
 
-- `reference`: what is the definition?
-- `blockwise`: how is it computed in O(L) memory on any device?
-- `tiles`: which keys does a thread visit, and in which order?
-- `triton`: how is it computed fast on a GPU?
+- `reference`: the definition, in O(L^2) memory
+- `blockwise`: plain PyTorch in O(L) memory on any device
+- `tiles`: the blocks of rows and tiles of keys that `blockwise` visits, and its threads on a CPU
+- `triton`: kernels for GPUs
 """

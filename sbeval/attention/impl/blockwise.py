@@ -1,9 +1,13 @@
-"""Plain PyTorch in blocks: O(L) memory, any device, differentiable; what a CPU runs.
+"""Stick-breaking attention in plain PyTorch, block by block: O(L) memory, any device, differentiable. CPUs run this.
 
-Each block of rows walks the keys newest to oldest and carries the log of the remaining stick. The backward pass
-repeats that walk to find the stick before each tile of keys, then goes oldest to newest (paper, equation 6).
+Each block of rows visits the keys newest to oldest and carries the log of the remaining stick. The backward pass
+repeats that walk to compute the stick before each tile of keys, then goes oldest to newest (paper, equation 6).
 
-Shape suffixes: n some of the batch times key/value heads, R rows of a block, J keys of a tile, D head_dim; the others
+On a CPU each thread computes whole blocks of rows. Gradients of keys and values are accumulated in lanes: blocks that
+may run at the same time have different lanes, and the lanes are summed in a fixed order. So the bits of the gradients
+depend on the number of threads, but not on which thread was faster.
+
+Shape suffixes: n a range of batch times key/value heads, R rows of a block, J keys of a tile, D head_dim; the others
 as in `tiles`.
 """
 
@@ -17,7 +21,7 @@ from sbeval.attention.impl.tiles import RowBlock, Tiles, in_threads, log_of_leas
 
 
 def blockwise(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """Takes what `_forward` takes, and returns output [B, H, Q, D] and remainder [B, H, Q]."""
+    """Returns output [B, H, Q, D] and remainder [B, H, Q]; the arguments are those of `_forward`."""
     output, remainder, _ = _forward(*inputs)
     return output, remainder
 
@@ -28,7 +32,7 @@ def _forward(
     cu_seqlens: Tensor | None, skip_threshold: float | None, cu_seqlens_k: Tensor | None = None,
     newer_remainder_BHQ: Tensor | None = None, causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns output, remainder, and how many tiles of keys each head and block of queries visited, int32 [N, X]."""
+    """Returns output, remainder, and how many key tiles each head and block of queries visited, int32 [N, X]."""
     tiles = Tiles.of(q, k, scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal)
     v_NKD = tiles.like_keys(v)
     output_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)
@@ -52,7 +56,7 @@ def _forward(
                 break
             logits_nRJ = tiles.logits(q_nRD, block, tile)
             through_nRJ = spent(logits_nRJ).cumsum_(-1)
-            # weights of a tile as if the stick were whole before it
+            # weights relative to the stick that reaches this tile
             weights_nRJ = logits_nRJ.sub_(through_nRJ).exp_()
             stick_nR1 = log_stick_nR[..., None].exp().to(q_nRD.dtype)
             out_nRD.addcmul_(weights_nRJ @ v_NKD[block.heads, tile], stick_nR1)
@@ -87,7 +91,7 @@ def _backward(
     d_spent_NSQ = (d_remainder * remainder).to(v_NKD.dtype).reshape(tiles.q_NSQD.shape[:3])
     dq_NSQD = v_NKD.new_empty(tiles.q_NSQD.shape)
     visits = visited_NX.tolist()
-    # blocks of rows that are worked on at the same time add to gradients of their own
+    # blocks of rows that run at the same time accumulate into different lanes
     threads = torch.get_num_threads() if q.device.type == "cpu" else 1
     lanes = -(-threads // max(1, len({block.heads.start for block in tiles.row_blocks})))
     dk_LNKD, dv_LNKD = (v_NKD.new_zeros((lanes, *v_NKD.shape)) for _ in range(2))
@@ -106,7 +110,7 @@ def _backward(
                 sticks.append(log_stick_nR[..., None].exp().to(q_nRD.dtype))
                 log_stick_nR -= spent(tiles.logits(q_nRD, block, tile)).sum(-1)
             dq_nRD = torch.zeros_like(q_nRD)
-            # what all older keys and the remainder hand to the logits of a key: starts with the remainder's own part
+            # the gradient that older keys and the remainder contribute to a key's logit; it starts with the remainder's
             older_nR1 = tiles.rows(d_spent_NSQ, block)[..., None]
             for tile, stick_nR1 in zip(reversed(walk), reversed(sticks), strict=True):
                 logits_nRJ = tiles.logits(q_nRD, block, tile)
@@ -114,7 +118,7 @@ def _backward(
                 weights_nRJ = logits_nRJ.sub_(spent(logits_nRJ).cumsum_(-1)).exp_().mul_(stick_nR1)
                 taken_nRJ = (do_nRD @ v_NKD[block.heads, tile].mT).mul_(weights_nRJ)
                 dv_NKD[block.heads, tile] += weights_nRJ.mT @ do_nRD
-                # what is taken by a key and all older ones, summed from the oldest: a difference of sums could cancel
+                # summed from the oldest key: the difference of two larger sums could cancel
                 older_nRJ = taken_nRJ.flip(-1).cumsum_(-1).flip(-1).add_(older_nR1)
                 older_nR1 = older_nRJ[..., :1].clone()
                 d_logits_nRJ = taken_nRJ.sub_(took_nRJ.mul_(older_nRJ))
@@ -133,7 +137,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, scale, attend_current, seq_start_B, cu_seqlens, _, cu_seqlens_k, _, causal = inputs
     ctx.save_for_backward(q, k, v, *output[1:], seq_start_B, cu_seqlens, cu_seqlens_k)
     ctx.settings = (scale, attend_current, causal)
@@ -149,4 +153,4 @@ def _gradients(ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *_
     return *_backward(*inputs, seq_start_B, cu_seqlens, cu_seqlens_k, causal), *[None] * 8
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward.register_autograd(_gradients, setup_context=_save_for_backward)

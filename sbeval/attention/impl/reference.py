@@ -1,4 +1,4 @@
-"""The definition of correct: eager, O(L^2) memory, in the inputs' dtype or fp32, whichever is wider.
+"""The reference implementation that defines the result: eager, O(L^2) memory, in fp32 or the inputs' wider dtype.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim.
 """
@@ -20,7 +20,7 @@ def log_weights(
     cu_seqlens_k: Tensor | None = None,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the log attention weights [B, H, Q, K] (-inf for keys not seen) and log remainders [B, H, Q]."""
+    """Returns log attention weights [B, H, Q, K], -inf for masked keys, and log remainders [B, H, Q]."""
     k_BHKD = k_BGKD.repeat_interleave(q_BHQD.shape[1] // k_BGKD.shape[1], dim=1)
     queries, keys = q_BHQD.shape[2], k_BHKD.shape[2]
     logits_BHQK = scale * (q_BHQD @ k_BHKD.mT)
@@ -37,7 +37,7 @@ def log_weights(
         if stop_Q:
             allowed_QK = allowed_QK & (key_K < stop_Q[0][:, None])
     log_rest_BHQK = torch.where(allowed_QK, logsigmoid(-logits_BHQK), 0.0)
-    # inclusive of the key itself: shifting it by one key excludes it without a subtraction that could cancel
+    # this sum includes the key itself; shifting by one key excludes it without a subtraction that could cancel
     from_key_BHQK = log_rest_BHQK.flip(-1).cumsum(-1).flip(-1)
     after_key_BHQK = torch.nn.functional.pad(from_key_BHQK[..., 1:], (0, 1))
     log_weights_BHQK = torch.where(allowed_QK, logsigmoid(logits_BHQK) + after_key_BHQK, -torch.inf)
@@ -55,7 +55,7 @@ def reference(
     cu_seqlens_k: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns output [B, H, Q, D] and remainder [B, H, Q]; visits every key."""
+    """Returns output [B, H, Q, D] and remainder [B, H, Q]; arguments as in `stickbreaking_attention`."""
     dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
     log_weights_BHQK, log_remainder_BHQ = log_weights(
         q_BHQD.to(dtype), k_BGKD.to(dtype), scale, attend_current, seq_start_B, cu_seqlens, cu_seqlens_k, causal

@@ -1,10 +1,12 @@
-"""How plain PyTorch walks the keys: blocks of rows, tiles of keys, and the threads that share the work.
+"""The blocks of rows and tiles of keys that `blockwise` and `span` visit, and the threads that compute them on a CPU.
 
-Keys are stored newest first, so that sums over newer keys are plain cumulative sums. On a CPU each thread takes whole
-blocks of rows of its own and runs every operation alone: one barrier for the whole call instead of one an operation.
+Keys are stored newest first, so that sums over newer keys are plain cumulative sums. On a CPU each thread computes
+whole blocks of rows, with PyTorch's own threading off: one barrier for the whole call instead of one for each of about
+ten operations a tile. Each head can also stop as soon as its own sticks are spent.
 
-Shape suffixes: B batch, H query heads, G key/value heads, N batch times key/value heads, n some of them, S query heads
-sharing a key/value head, Q queries, R rows of a block: S times its queries, K keys, J keys of a tile, D head_dim.
+Shape suffixes: B batch, H query heads, G key/value heads, N batch times key/value heads, n a range of them, S query
+heads that share a key/value head, Q queries, R rows of a block (S times its queries), K keys, J keys of a tile, D
+head_dim.
 """
 
 import itertools
@@ -18,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-# a tile of 128 KiB in fp32: three of them fit the cache of one core
+# a tile of 128 KiB in fp32: three of them fit into one core's cache
 TILE_ROWS = 128
 TILE_LOGITS = 2**15
 TILE_KEYS = 4096
-# past this a key takes the whole stick in any precision; sums of larger numbers would round it away
+# a key with a larger logit takes the whole stick in any precision; larger terms would only round sums
 LARGEST_LOGIT = 80.0
 
 Item = TypeVar("Item")
@@ -30,12 +32,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Rows that are worked on together.
+    """A range of heads and queries that are computed together.
 
     Attributes:
+        heads: range of batch times key/value heads.
+        queries: range of queries.
         index: number of this block of queries, counted from the first.
-        first_key: the oldest key that one of the rows may see.
-        newest: where the newest such key is, among keys that are stored newest first.
+        first_key: position of the oldest key that one of the rows may see.
+        newest: index of the newest visible key, in keys stored newest first.
     """
 
     heads: slice
@@ -47,14 +51,16 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The inputs laid out for the walk.
+    """Queries and keys laid out for the walk over the keys, and the blocks of rows.
 
     Attributes:
         q_NSQD: queries times the scale, in fp32 or wider.
         k_NKD: keys, newest first.
+        attend_current: whether a query attends to its own position.
         causal: whether queries are the last positions of the keys; else every key is older than every query.
-        seq_start_N: first position that is no padding, or None.
-        row_blocks: all rows, those that may look back farthest first.
+        seq_start_N: first position behind left padding, or None.
+        row_blocks: all blocks of rows; those that may visit the most keys come first.
+        tile_keys: keys of a tile.
     """
 
     q_NSQD: Tensor
@@ -77,7 +83,7 @@ class Tiles:
         cu_seqlens_k: Tensor | None = None,
         causal: bool = True,
     ) -> "Tiles":
-        """Lays out the inputs of a call."""
+        """Lays out the inputs of `stickbreaking_attention` and cuts them into blocks of rows."""
         batch, heads, queries, head_dim = q_BHQD.shape
         groups, keys = k_BGKD.shape[1], k_BGKD.shape[2]
         shared = heads // groups
@@ -102,8 +108,8 @@ class Tiles:
             newest = queries - last + (0 if attend_current else 1) if causal else keys - key_bounds[sequence + 1]
             for head in range(0, batch * groups, heads_at_once):
                 some_heads = slice(head, min(batch * groups, head + heads_at_once))
-                of_texts = starts[head // groups : (head + heads_at_once - 1) // groups + 1]
-                first_key = min(of_texts) if cu_seqlens is None else key_bounds[sequence]
+                starts_of_heads = starts[head // groups : (head + heads_at_once - 1) // groups + 1]
+                first_key = min(starts_of_heads) if cu_seqlens is None else key_bounds[sequence]
                 row_blocks.append(RowBlock(some_heads, slice(first, last), index, first_key, newest))
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         return cls(
@@ -117,11 +123,11 @@ class Tiles:
         )
 
     def like_keys(self, x_BGKD: Tensor) -> Tensor:
-        """Returns [N, K, D], laid out as the keys are."""
+        """Returns [N, K, D] in the layout and dtype of `k_NKD`, newest first."""
         return newest_first(x_BGKD, self.k_NKD.dtype)
 
     def key_tiles(self, block: RowBlock) -> list[slice]:
-        """Tiles of keys these rows may attend, newest first."""
+        """Returns the tiles of keys that these rows may attend to, newest first."""
         keys = self.k_NKD.shape[1]
         oldest = keys - block.first_key
         return [
@@ -129,16 +135,16 @@ class Tiles:
         ]
 
     def rows(self, tensor_NSQD: Tensor, block: RowBlock) -> Tensor:
-        """Returns [n, R, ...] of [N, S, Q, ...]."""
+        """Returns the block's rows, [n, R, ...], from a tensor [N, S, Q, ...]."""
         return tensor_NSQD[block.heads, :, block.queries].flatten(1, 2)
 
     def put(self, tensor_NSQD: Tensor, block: RowBlock, rows_nRD: Tensor) -> None:
-        """Writes what `rows` would read."""
+        """Writes the block's rows [n, R, ...] into a tensor [N, S, Q, ...]; the inverse of `rows`."""
         target = tensor_NSQD[block.heads, :, block.queries]
         target.copy_(rows_nRD.view(target.shape))
 
     def logits(self, q_nRD: Tensor, block: RowBlock, tile: slice) -> Tensor:
-        """Returns logits [n, R, J], -inf where a row does not see a key."""
+        """Returns the logits of a tile, [n, R, J], -inf where a row does not see a key."""
         logits_nRJ = (q_nRD @ self.k_NKD[block.heads, tile].mT).clamp_(max=LARGEST_LOGIT)
         newest_key = self.k_NKD.shape[1] - 1 - tile.start
         length = tile.stop - tile.start
@@ -157,28 +163,28 @@ class Tiles:
 
 
 def newest_first(tensor_BGKD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns [N, K, D] in `dtype` with the order of keys turned around."""
+    """Returns [N, K, D] in `dtype` with the order of the keys reversed."""
     return tensor_BGKD.to(dtype).flatten(0, 1).flip(1)
 
 
 def spent(logits_nRJ: Tensor) -> Tensor:
-    """The log of what each key alone leaves of the stick, negated."""
+    """Returns softplus(logit): minus the log of the share of the stick that a key leaves to older keys."""
     return softplus(logits_nRJ, threshold=2 * LARGEST_LOGIT)
 
 
 def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
-    """Returns how many blocks of queries there are at most, known from shapes alone."""
+    """Returns an upper bound on the number of blocks of queries that follows from the shapes."""
     rows = max(1, TILE_ROWS // (q.shape[1] // k.shape[1]))
-    # a shorter longest sequence makes shorter blocks, but no more of them than sequences. One is added, since
-    # torch.export makes a bound on the length of a size that is 1 for some lengths
+    # if the longest sequence is shorter than a block, blocks are shorter, but at most one for each sequence. The extra
+    # one keeps the size above 1: torch.export would derive a bound on the length from a size that can be 1
     return q.shape[2] // rows + (2 if cu_seqlens is None else cu_seqlens.shape[0])
 
 
 def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | None:
-    """The log of the stick below which older keys are not visited; None to visit all without a look.
+    """Returns the log of the stick below which older keys are skipped; None to visit all keys without a check.
 
-    Even without a threshold, a stick that is zero in the dtype ends the walk, if looking costs no transfer from a
-    device.
+    Without a threshold, the walk on a CPU still ends once a stick underflows to zero in the dtype. On other devices
+    that check would cost a transfer to the host.
     """
     if skip_threshold is not None:
         return math.log(skip_threshold)
@@ -188,7 +194,7 @@ def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | No
 
 
 def in_threads(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
-    """Does all of the work, on a CPU in as many threads as PyTorch uses, each taking the next item when it is free."""
+    """Calls `work` on every item. On a CPU, as many threads as PyTorch uses take the items one after another."""
     threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
     if threads <= 1:
         for item in items:
@@ -208,5 +214,5 @@ def in_threads(work: Callable[[Item], None], items: Sequence[Item], device: torc
             for done in [pool.submit(run) for _ in range(threads)]:
                 done.result()
     finally:
-        # threads that start later take over the number set last
+        # threads that start later inherit the number that was set last in any thread
         torch.set_num_threads(before)

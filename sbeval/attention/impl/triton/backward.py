@@ -1,9 +1,11 @@
-"""Backward kernel: each program walks the keys its rows visited, oldest to newest (paper, equation 6).
+"""Backward kernel: each program visits the keys that its rows saw, oldest to newest (paper, equation 6).
 
-The logits are computed again. The forward pass kept the stick that reaches one tile; the stick that reaches the next
-newer tile is that one, divided by what the newer tile leaves, and so on.
+The logits are computed again. For each row the forward pass stored the stick that reaches one tile. The stick at the
+next newer tile is that one, divided by the share that the newer tile leaves, and so on. Oldest to newest, because the
+gradient that older keys contribute must be a sum of few numbers, not a small difference of large ones. A stick below
+fp32's range could not be divided; tiles that less than 2^-100 of the stick reaches have no weight.
 
-A tile's gradients of keys and values are added atomically in fp32, so their last bits may change from run to run.
+Gradients of keys and values are added atomically in fp32, so their last bits may change from run to run.
 """
 
 import torch
@@ -28,37 +30,37 @@ from sbeval.attention.impl.triton.sticks import (
 
 
 @triton.jit
-def tile_weights(z, block, stick, kept, kept_block, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Weights of the tile `block`, from logits `z` [M, N] times log2 e in column order.
+def tile_weights(z, block, stick, saved, saved_block, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Computes the weights of the tile `block`, from logits `z` [M, N] times log2 e in column order.
 
-    `stick` reaches the next older tile; `kept` is what the forward pass kept of each row's stick, and `kept_block` the
-    tile which that stick reaches, [M, 2, 2] each.
+    `stick` is the stick at the next older tile. `saved` is the stick that the forward pass stored for each row, and
+    `saved_block` the tile that it reaches, [M, 2, 2] each.
 
     Returns:
-        The share each key takes of what reaches it, and the weights, both as four tensors (`in_groups`), and what
-        reaches this tile.
+        The share that each key takes of the stick that reaches it, as four tensors (`in_groups`); the weights,
+        likewise; and the stick that reaches this tile.
     """
     left, s0, s1, s2, s3, w0, w1, w2, w3 = take_one_by_one(tl.exp2(z), M, N, ASSEMBLY)
     newer, all_left = share_between_threads(left, (w0 + w1) + (w2 + w3), M, N // 16)
-    # a tile that leaves nothing is the one kept, or older, and is not divided by
-    reaches = tl.where(block == kept_block, kept, 0.0)
-    stick = tl.where(block > kept_block, stick * reciprocal(all_left, ASSEMBLY), reaches)
+    # a tile that leaves nothing of the stick is the stored one or older, so there is no division by 0
+    reaches = tl.where(block == saved_block, saved, 0.0)
+    stick = tl.where(block > saved_block, stick * reciprocal(all_left, ASSEMBLY), reaches)
     before = before_groups(left, (stick * newer).reshape(M, 4), M, N // 16)
     return s0, s1, s2, s3, w0 * before, w1 * before, w2 * before, w3 * before, stick
 
 
 @triton.jit
 def logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, M: tl.constexpr, N: tl.constexpr):
-    """Gradient [M, N] of a tile's logits, and `older` with this tile.
+    """Returns the gradient [M, N] of a tile's logits, and `older` with this tile added.
 
-    `s0` to `s3` are the shares that keys take of what reaches them, `w0` to `w3` their weights, `d_weight` [M, N] the
-    gradient of these in column order, and `older` [M, 2, 2] the sum over all older keys, and the remainder, of weight
-    times gradient.
+    `s0` to `s3` are the shares that keys take of the stick that reaches them, `w0` to `w3` their weights, `d_weight`
+    [M, N] the weights' gradient in column order, and `older` [M, 2, 2] the sum of weight times gradient over all older
+    keys and the remainder.
     """
     g0, g1, g2, g3 = in_groups(d_weight, M, N)
     t0, t1, t2, t3 = w0 * g0, w1 * g1, w2 * g2, w3 * g3
     older0, older1, older2, older3, older = sums_of_older(t0, t1, t2, t3, older, M, N)
-    # a logit gains what its own key takes, less a share of that and of all that older keys take
+    # dz = t - s * (t + older): a larger logit gives its own key more, and takes the share s from it and all older keys
     dz = in_columns(
         t0 - s0 * (t0 + older0), t1 - s1 * (t1 + older1), t2 - s2 * (t2 + older2), t3 - s3 * (t3 + older3), M, N
     )
@@ -67,10 +69,11 @@ def logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, M: tl.const
 
 @triton.jit
 def _over_rows(x, rows, BLOCK_D: tl.constexpr):
-    """Sums over the rows of a block what each gives to each key: x [M, N] and rows [M, BLOCK_D] to [N, BLOCK_D]."""
+    """Returns the matmul of x transposed [N, M] with rows [M, BLOCK_D], as [N, BLOCK_D]."""
     if BLOCK_D >= 64 and x.dtype.primitive_bitwidth == 16:
-        # the product's transpose takes x from shared memory as it lies there; x as the left factor would be read back
-        # into registers first. It has BLOCK_D rows, of which tensor cores take 64 at a time
+        # computed as (rows^T x)^T: as the right factor, x is read by the tensor cores from shared memory; as the left
+        # factor it would be loaded into registers first. The result has BLOCK_D rows, and tensor cores take 64 at a
+        # time
         product = tl.trans(tl.dot(tl.trans(rows), x, input_precision="ieee"))
     else:
         product = tl.dot(tl.trans(x), rows, input_precision="ieee")
@@ -80,11 +83,11 @@ def _over_rows(x, rows, BLOCK_D: tl.constexpr):
 @triton.jit
 def _tile(
     q, do, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, dk_base, dk_desc, dv_base, dv_desc,
-    batch, group, block, keys, last_key, first_key, dq, stick, kept, kept_block, older, qk_scale,
+    batch, group, block, keys, last_key, first_key, dq, stick, saved, saved_block, older, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
     COPY: tl.constexpr, REDUCE: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Sends the gradients of a block of rows through one tile of keys."""
+    """Computes the gradients of one tile: adds them to dk, dv and dq, and updates the stick and the sum `older`."""
     k, v = load_tiles(
         k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
         HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY,
@@ -93,7 +96,9 @@ def _tile(
     if MASKED:
         key = block * BLOCK_N + keys_of_columns(BLOCK_N)[None, :]
         z = tl.where((key <= last_key[:, None]) & (key >= first_key[:, None]), z, float("-inf"))
-    s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(z, block, stick, kept, kept_block, BLOCK_M, BLOCK_N, ASSEMBLY)
+    s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(
+        z, block, stick, saved, saved_block, BLOCK_M, BLOCK_N, ASSEMBLY
+    )
     weight = in_columns(w0, w1, w2, w3, BLOCK_M, BLOCK_N).to(do.dtype)
     dv = _over_rows(weight, do, BLOCK_D)
     add_tile(dv, dv_base, dv_desc, batch, group, block, keys, HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, REDUCE)
@@ -131,10 +136,10 @@ def _backward_kernel(
     do = tl.load(do_ptr + do_offsets + dim[None, :], mask=row_inside, other=0.0)
     row_at = all_head.to(tl.int64) * queries + row
     # rows past the end have no stick: they give every key the weight 0
-    kept = of_threads(tl.load(stick_ptr + row_at * 2, mask=row < queries, other=0.0), BLOCK_M)
-    kept_block = of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0), BLOCK_M).to(tl.int32)
+    saved = of_threads(tl.load(stick_ptr + row_at * 2, mask=row < queries, other=0.0), BLOCK_M)
+    saved_block = of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=row < queries, other=0.0), BLOCK_M).to(tl.int32)
     stick = tl.zeros([BLOCK_M, 2, 2], tl.float32)
-    # the remainder is one more thing the logits took from: it behaves like a key older than all others
+    # for the gradient, the remainder behaves like a key that is older than all others
     remainder = tl.load(rem_ptr + row_at, mask=row < queries, other=0.0)
     older = of_threads(tl.load(drem_ptr + row_at, mask=row < queries, other=0.0) * remainder, BLOCK_M)
 
@@ -151,7 +156,7 @@ def _backward_kernel(
     k_offsets = tile[:, None] * k_stride_l + dim[None, :]
     v_offsets = tile[:, None] * v_stride_l + dim[None, :]
 
-    # keys older than where the forward pass stopped took nothing off the stick it kept: to a row they do not exist
+    # the forward pass did not visit keys older than this, so they took nothing off the stored stick: skip them
     stop_at = stop_ptr + all_head.to(tl.int64) * tl.cdiv(queries, 16) + tl.minimum(row, queries - 1) // 16
     first_key = tl.maximum(first_key, tl.load(stop_at))
     block = tl.min(first_key, 0) // BLOCK_N
@@ -160,22 +165,22 @@ def _backward_kernel(
     while block < tl.minimum(first_full, end_block):
         dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, kept,
-            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, saved,
+            saved_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
     for inner in tl.range(block, full, num_stages=STAGES):
         dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, dq, stick, kept,
-            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, inner, keys, last_key, first_key, dq, stick, saved,
+            saved_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
     block = tl.maximum(block, full)
     while block < end_block:
         dq, stick, older = _tile(
             q, do, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, dk_base, dk_desc,
-            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, kept,
-            kept_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
+            dv_base, dv_desc, batch, group, block, keys, last_key, first_key, dq, stick, saved,
+            saved_block, older, qk_scale, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, COPY, REDUCE, ASSEMBLY,
         )  # fmt: skip
         block += 1
     tl.store(dq_ptr + q_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row_inside)
@@ -186,10 +191,10 @@ def backward(
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Launches the backward kernel; returns gradients of q, k and v, in their dtypes.
+    """Launches the backward kernel; returns the gradients of q, k and v in their dtypes.
 
-    The inputs are those of `forward` and what it returned; `d_output` is [B, H, Q, D] with its last dimension
-    contiguous, `d_remainder` [B, H, Q] fp32 and contiguous.
+    Takes the inputs and the results of `forward`. `d_output` is [B, H, Q, D] with a contiguous last dimension,
+    `d_remainder` [B, H, Q] fp32 and contiguous.
     """
     batch, heads, queries, head_dim = q.shape
     launch = backward_parameters(
@@ -200,7 +205,7 @@ def backward(
     dv = torch.zeros(k.shape, dtype=torch.float32, device=q.device)
     copy = copies(k) and copies(v)
     blocks = -(-queries // launch.block_queries)
-    # keys and values as they are, their gradients in fp32
+    # bytes of keys and values in their dtype, plus 4 for each number of their gradients
     together = heads_at_once(
         heads=batch * heads,
         bytes_a_head=2 * k.shape[2] * head_dim * (k.element_size() + 4) * k.shape[1] // heads,
@@ -222,5 +227,5 @@ def backward(
         COPY=copy, REDUCE=reduce, ASSEMBLY=has_assembly(q), CAUSAL=causal, num_warps=launch.num_warps,
         maxnreg=launch.max_registers,
     )  # fmt: skip
-    # scaled and rounded in one pass over what may be gigabytes
+    # one pass scales and rounds dk, which may be gigabytes
     return dq, torch.mul(dk, scale, out=torch.empty(k.shape, dtype=k.dtype, device=k.device)), dv.to(v.dtype)

@@ -1,12 +1,13 @@
-"""Decode kernels: a few queries against many keys, the keys split over programs, the splits joined by a second kernel.
+"""Decode kernels for a few queries and many keys: programs share the keys (splits), a second kernel joins the splits.
 
-A stretch of keys hands on (o, R): its output and what it leaves of the stick. A newer and an older stretch make
-(o1 + R1 o2, R1 R2), so that the splits are independent of one another. Split 0 holds the newest keys. The query heads
-that share a key head are rows of one tile, and each key is read once for all of them.
+Each split computes (o, R), its output and the share of the stick that it leaves. A newer and an older split combine to
+(o1 + R1 o2, R1 R2), so splits are independent of each other. Split 0 holds the newest keys. The query heads that share
+a key head are rows of one tile, and each key is read once for all of them. At 64K keys, eight heads that share a key
+head cost what one head costs, within 3 % (benchmarks/results/decode_h200.md).
 
-With a threshold, a split that ends publishes what it leaves of each row's stick, and older splits look at that before
-they start and while they work: where newer splits have left too little to every row, a split gives up. The join
-ends each sum at the first split where that holds, so the result does not depend on which gave up in time.
+With a threshold, a split that ends publishes the share that it leaves of each row's stick. Older splits read it before
+they start and while they run, and stop when newer splits have left every row less than the threshold. The join ends its
+sum at the first split where that holds, so the result does not depend on which splits stopped early.
 """
 
 import dataclasses
@@ -27,14 +28,18 @@ MOST_SPLITS = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeParameters:
-    """What the decode kernels are compiled and launched with.
+    """Compile-time and launch parameters of the decode kernels.
 
     Attributes:
         block_rows: rows of a tile, the queries of the heads that share a key head.
+        block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
-        chunk_tiles: tiles between two looks at what is left of the stick, the stretch that is software-pipelined.
+        chunk_tiles: tiles between two checks of the remaining stick; these are software-pipelined.
         splits: how many programs share the keys of a key head.
-        first_splits: how many of them run before all others, for these to see what the newest keys leave.
+        first_splits: how many of these programs are launched first, so that the others can read what the newest keys
+            leave of the sticks.
+        num_warps: warps of a program.
+        num_stages: stages of the software pipeline.
     """
 
     block_rows: int
@@ -48,7 +53,7 @@ class DecodeParameters:
 
 
 def tile_sizes(head_dim: int, element_bytes: int) -> tuple[int, int, int]:
-    """Returns head_dim padded to a power of two, the bytes of such a row of keys, and how many keys a tile has."""
+    """Returns head_dim padded to a power of two, the bytes of one key of that size, and the keys of a tile."""
     padded = padded_to_tile(head_dim)
     row_bytes = padded * element_bytes
     return padded, row_bytes, 64 if row_bytes <= 256 and element_bytes == 2 else 32
@@ -57,18 +62,18 @@ def tile_sizes(head_dim: int, element_bytes: int) -> tuple[int, int, int]:
 def decode_parameters(
     *, rows: int, keys: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool
 ) -> DecodeParameters:
-    """Parameters for `rows` queries of each of `key_heads` (batch times key/value heads) against `keys` keys."""
+    """Returns parameters for `rows` queries a key head, `key_heads` (batch times key/value heads) and `keys` keys."""
     padded, row_bytes, block_keys = tile_sizes(head_dim, element_bytes)
-    # some 48 KiB of keys and values under way in a program, several programs on a multiprocessor
+    # about 48 KiB of keys and values in flight for a program, with several programs on a multiprocessor
     num_stages = max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes)))
     # the host takes some microseconds for each triton.cdiv
     tiles = -(-keys // block_keys)
-    wanted = -(-16 * multiprocessors // key_heads)
-    shortest = max(1, 256 // block_keys)
+    wanted_splits = -(-16 * multiprocessors // key_heads)
+    fewest_tiles = max(1, 256 // block_keys)
     if skipping:
-        # short splits: each one that newer ones make needless is saved whole
-        wanted = max(wanted, tiles * block_keys // 512)
-    splits = max(1, min(wanted, MOST_SPLITS, -(-tiles // shortest)))
+        # short splits, since a split is skipped as a whole when newer splits have spent the sticks
+        wanted_splits = max(wanted_splits, tiles * block_keys // 512)
+    splits = max(1, min(wanted_splits, MOST_SPLITS, -(-tiles // fewest_tiles)))
     splits = -(-tiles // -(-tiles // splits))
     newest = max(1, 2048 // (-(-tiles // splits) * block_keys))
     return DecodeParameters(
@@ -166,7 +171,7 @@ def _join_kernel(
 
 
 def suits_decode(q: Tensor, k: Tensor) -> bool:
-    """Whether there are few enough queries a key head and enough keys for `decode`."""
+    """Whether `decode` is the faster kernel: few queries for each key head and many keys."""
     rows = q.shape[1] // k.shape[1] * q.shape[2]
     return q.shape[0] > 0 and 0 < rows <= MOST_ROWS and k.shape[2] >= FEWEST_KEYS
 
@@ -175,12 +180,12 @@ def decode(
     q: Tensor, k: Tensor, v: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None,
     log2_threshold: float, *, skipping: bool, parameters: DecodeParameters | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of the last few positions over all keys, without a gradient.
+    """Computes stick-breaking attention of the last few positions over all keys, without gradients.
 
-    q is [B, H, Q, D] with H / G * Q up to 64, k and v are [B, G, K, D], and views of a longer cache are fine; last
-    dimensions are contiguous. Keys behind sticks below `log2_threshold` are not visited. `skipping` runs the newest
-    splits first and lets older ones give up on what these leave; where the threshold is the exact stop this changes no
-    bit of the output and costs a launch.
+    q is [B, H, Q, D] with H / G * Q up to 64, k and v are [B, G, K, D] and may be views of a longer cache. Last
+    dimensions are contiguous. Keys are not visited once the log2 of the stick is below `log2_threshold`. `skipping`
+    runs the newest splits first and lets older splits stop early. At the threshold that loses nothing
+    (`LOG2_NOTHING_LEFT`), it changes no bit of the output and costs one launch.
 
     Returns:
         Output like q and remainder [B, H, Q] in fp32.
@@ -195,7 +200,7 @@ def decode(
     out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
     remainder = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
     part = torch.empty((batch * groups, p.splits, p.block_rows, head_dim), dtype=torch.float32, device=q.device)
-    # 0: nothing is known yet of what a split leaves
+    # 0 means that a split has not published its share yet
     make = torch.zeros if skipping else torch.empty
     stick = make((batch * groups, p.splits, p.block_rows), dtype=torch.float32, device=q.device)
     power = 1 << (p.splits - 1).bit_length()

@@ -1,10 +1,11 @@
-"""Decode kernels for slots: the newest queries of each text, whose number of keys is read from the device's memory.
+"""Decode kernels for a KV cache with slots: the number of keys of each text is read from device memory.
 
-As in `decode`, the keys of a text are split over programs and the parts joined by a second kernel. Here the host knows
-no length, so that a CUDA graph replays the same launch while texts grow: each program takes its part of the keys that
-are there, and returns where there is none. A head whose stick the newest splits have spent reads nothing older.
+As in `decode`, programs share the keys of a text (splits) and a second kernel joins the splits. Here the host does not
+know the lengths, so a CUDA graph can replay the same launch while texts grow. Each program computes its range of keys
+from the length on the device and returns if the range is empty. A head whose sticks the newest splits have spent reads
+no older keys.
 
-Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K room for keys, D head_dim.
+Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K keys that fit in a slot, D head_dim.
 """
 
 import dataclasses
@@ -41,11 +42,11 @@ _SHARED_MEMORY_BYTES = 227 * 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SlotParameters(DecodeParameters):
-    """What the kernels are compiled and launched with, where `splits` programs at most share the keys of a key head.
+    """Compile-time and launch parameters of the slot kernels; at most `splits` programs share the keys of a key head.
 
     Attributes:
-        fewest_tiles: tiles that a split takes before another one begins.
-        joined_splits: splits that the second kernel adds up at a time, a power of two.
+        fewest_tiles: the smallest number of tiles of a split, unless it is the last one.
+        joined_splits: splits that the join kernel adds at a time, a power of two.
     """
 
     fewest_tiles: int
@@ -56,18 +57,18 @@ def slot_parameters(
     *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool,
     shared_memory_bytes: int = 0,
 ) -> SlotParameters:  # fmt: skip
-    """Parameters for `rows` queries a key head, of which there are `key_heads` (slots times heads).
+    """Returns parameters for `rows` queries a key head, `key_heads` (slots times key heads) and slots of `room` keys.
 
-    Two programs share a multiprocessor's `shared_memory_bytes`; 0 stands for an H100's.
+    Two programs share a multiprocessor's `shared_memory_bytes`; 0 means an H100's.
     """
     padded, row_bytes, block_keys = tile_sizes(head_dim, element_bytes)
     tiles = -(-room // block_keys)
     fewest_tiles = max(1, 64 // block_keys)
-    # four programs a multiprocessor, twelve where spent sticks leave most idle; up to sixteen while splits are few
+    # four programs a multiprocessor; twelve if most stop early because sticks are spent; up to sixteen for few splits
     wanted = -(-(12 if skipping else 4) * multiprocessors // key_heads)
     wanted = max(wanted, min(32, 16 * multiprocessors // key_heads))
     splits = max(1, min(wanted, MOST_SPLITS, tiles // fewest_tiles))
-    # as many keys as spend the sticks of most trained heads; a second launch pays for itself only in longer texts
+    # _FIRST_KEYS keys spend the sticks of most trained heads; a second launch pays off only in longer texts
     looks = skipping and room >= 4 * _FIRST_KEYS
     first_splits = -(-_FIRST_KEYS * splits // max(room, 1)) if looks else splits
     return SlotParameters(
@@ -86,7 +87,7 @@ def slot_parameters(
 
 @triton.jit
 def _tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.constexpr, ATTEND_CURRENT: tl.constexpr):
-    """Number of keys that the newest query sees, of their tiles, and of the tiles of a split."""
+    """Returns the number of keys that the newest query sees, the number of their tiles, and the tiles of a split."""
     seen = tl.load(length_ptr + batch).to(tl.int32) - (0 if ATTEND_CURRENT else 1)
     tiles = tl.cdiv(seen, BLOCK_N)
     return seen, tiles, tl.maximum(tl.cdiv(tiles, splits), FEWEST)
@@ -106,7 +107,7 @@ def _split_kernel(
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-    # lengths are those of the whole step; all else is what the kernel before leaves
+    # lengths do not change within a decode step; all other inputs are written by the previous kernel
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -119,11 +120,12 @@ def _split_kernel(
     head, query = group * shared + row // queries, row % queries
     sticks = stick_ptr + pair * splits * ROWS
     if LOOK:
-        # the first splits were another launch, and all of them hold keys where this one does
-        # of another name than below: Triton 3.7 does not compile this return beside a variable that is set again
+        # the first splits ran in an earlier launch, and each of them has keys if this split has.
+        # This variable has another name than the one below: Triton 3.7 cannot compile this early return if the variable
+        # is assigned again later
         spent_before = all_spent_by_newer(sticks, first_splits, inside, log2_threshold, ROWS, FIRST_POWER)
         if spent_before:
-            # the join adds it up before it knows that it needs none of it
+            # the join reads this split's stick before it knows that it does not need the split
             tl.store(sticks + split * ROWS + row, tl.zeros([ROWS], tl.float32), mask=inside)
             return
     q_at = q_ptr + batch * q_stride_b + head * q_stride_h + query * q_stride_l
@@ -138,7 +140,7 @@ def _split_kernel(
     stick_lo = tl.zeros([ROWS], tl.float32)
 
     oldest = tl.maximum(block - split_tiles, 0)
-    # tiles that keys do not fill, or that not every query sees
+    # partly filled tiles, and tiles that not every query sees
     while (block > oldest) & (block * BLOCK_N > seen - queries + 1):
         block -= 1
         out, stick, stick_lo = add_tile_of_keys(
@@ -146,7 +148,7 @@ def _split_kernel(
             qk_scale, HEAD_DIM, BLOCK_D, BLOCK_N, True, EXACT, ASSEMBLY,
         )  # fmt: skip
     spent_out = all_spent(stick, inside, log2_threshold, 0)
-    # newest keys may spend a stick at once, so the first look comes soon; each empties the pipeline
+    # the newest keys may spend a stick at once, so the first check comes early; each check empties the pipeline
     chunk = CHUNK if LOOK else 1
     while (spent_out == 0) & (block > oldest):
         chunk = tl.minimum(2 * chunk, CHUNK)
@@ -174,7 +176,7 @@ def _join_kernel(
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64) // groups
     _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-    # lengths are those of the whole step; all else is what the kernel before leaves
+    # lengths do not change within a decode step; all other inputs are written by the previous kernel
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -188,12 +190,12 @@ def decode_slots(
     q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, length_B: Tensor, scale: float, attend_current: bool,
     log2_threshold: float, *, skipping: bool = True, parameters: SlotParameters | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention of each slot's newest positions over its keys, without a gradient.
+    """Computes stick-breaking attention of each slot's newest positions over the slot's keys, without gradients.
 
-    Last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device, says how many keys
-    each slot holds, those of the queries among them; what lies beyond may be anything finite. Keys behind sticks below
-    `log2_threshold` are not visited. `skipping` looks at the newest keys in a launch of their own, which pays where
-    they spend sticks.
+    Last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device, is the number of
+    keys of each slot, including the queries' own. Cache entries behind them may hold any finite values. Keys are not
+    visited once the log2 of the stick is below `log2_threshold`. `skipping` runs the newest keys in a separate first
+    launch, which pays off if they spend the sticks.
 
     Returns:
         Output [B, H, Q, D] in q's dtype and remainder [B, H, Q] in fp32.

@@ -1,12 +1,12 @@
-"""The backward pass without atomic additions: its results are the same bits in every run.
+"""The backward pass without atomic additions: its results have the same bits in every run.
 
-Keys are taken in stripes, oldest first. For each stripe, programs that own rows walk it and write down the state of
-every row before each block of keys; then programs that own keys add up, row block by row block, what the rows say.
-One stripe's states are all that is kept, so memory grows with L alone. Slower than the kernel with atomic additions:
-every tile's logits are computed twice.
+Keys are visited in stripes of 32 blocks, oldest first. For each stripe, one kernel, a program for each block of rows,
+computes dq and stores every row's state before each block of keys. A second kernel, a program for each block of keys,
+sums dk and dv over the rows from these states. Only one stripe's states are stored, so memory is O(L). It is slower
+than the kernel with atomic additions: the logits of every tile are computed twice.
 
-A row's state before a block of keys: the stick that reaches the next older block, and what all older keys and the
-remainder took of its gradient.
+A row's state before a block of keys is the stick that reaches the next older block, and the sum of weight times
+gradient over all older keys and the remainder.
 """
 
 import torch
@@ -25,7 +25,7 @@ STRIPE_BLOCKS = 32
 
 @triton.jit
 def _rows(pointer, row, rows, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Loads [BLOCK, BLOCK_D] of a matrix of `rows` rows; what lies outside is 0."""
+    """Loads rows [BLOCK, BLOCK_D] of a matrix with `rows` rows; 0 outside."""
     dim = tl.arange(0, BLOCK_D)
     at = pointer + row.to(tl.int64)[:, None] * stride + dim[None, :]
     return tl.load(at, mask=(row < rows)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
@@ -36,7 +36,7 @@ def _seen(
     start_ptr, stop_ptr, program, batch, first_row, queries, keys, ROWS: tl.constexpr, KEYS: tl.constexpr,
     STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """First and last key of each row: those the forward pass visited. Rows past the end see none."""
+    """Returns the first and last key that the forward pass visited for each row. Rows past the end see none."""
     row = first_row + tl.arange(0, ROWS)
     inside = tl.minimum(row, queries - 1)
     first_key = first_visible(start_ptr, batch, row, queries, STARTS)
@@ -52,10 +52,10 @@ def _logits(q, k, key, first_key, last_key, qk_scale):
 
 
 @triton.jit
-def _kept(stick_ptr, row_at, inside, ROWS: tl.constexpr):
-    """What the forward pass kept of each row: a stick, and the tile it reaches."""
-    kept = of_threads(tl.load(stick_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
-    return kept, of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS).to(tl.int32)
+def _saved(stick_ptr, row_at, inside, ROWS: tl.constexpr):
+    """Loads the stick that the forward pass stored for each row, and the tile that it reaches."""
+    saved = of_threads(tl.load(stick_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
+    return saved, of_threads(tl.load(stick_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS).to(tl.int32)
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def _rows_kernel(
     STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, ASSEMBLY: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Takes one block of rows through one stripe, oldest key first."""
+    """Adds one stripe to dq for one block of rows, oldest key first, and stores the rows' states."""
     program = tl.program_id(0)
     batch = (program // heads).to(tl.int64)
     head = (program % heads).to(tl.int64)
@@ -85,7 +85,7 @@ def _rows_kernel(
         v_base = v_ptr + batch * v_stride_b + head // shared * v_stride_h
         row_at = program.to(tl.int64) * queries + row
         inside = row < queries
-        kept, kept_block = _kept(stick_ptr, row_at, inside, ROWS)
+        saved, saved_block = _saved(stick_ptr, row_at, inside, ROWS)
         stick = of_threads(tl.load(row_state_ptr + row_at * 2, mask=inside, other=0.0), ROWS)
         older = of_threads(tl.load(row_state_ptr + row_at * 2 + 1, mask=inside, other=0.0), ROWS)
         dim = tl.arange(0, BLOCK_D)
@@ -101,7 +101,7 @@ def _rows_kernel(
             tl.store(state_at + 1, of_rows(older), mask=inside)
             z = _logits(q, k, key, first_key, last_key, qk_scale)
             s0, s1, s2, s3, w0, w1, w2, w3, stick = tile_weights(
-                z, block, stick, kept, kept_block, ROWS, KEYS, ASSEMBLY
+                z, block, stick, saved, saved_block, ROWS, KEYS, ASSEMBLY
             )
             d_weight = tl.dot(do, tl.trans(v), input_precision="ieee")
             dz, older = logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, ROWS, KEYS)
@@ -120,7 +120,7 @@ def _keys_kernel(
     STARTS: tl.constexpr, ATTEND_CURRENT: tl.constexpr, ASSEMBLY: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the gradients of one block of keys over all rows that visited it."""
+    """Computes dk and dv of one block of keys: sums over all rows that visited it."""
     groups = heads // shared
     batch = (tl.program_id(0) // groups).to(tl.int64)
     group = (tl.program_id(0) % groups).to(tl.int64)
@@ -130,7 +130,7 @@ def _keys_kernel(
     v = _rows(v_ptr + batch * v_stride_b + group * v_stride_h, key, keys, v_stride_l, HEAD_DIM, BLOCK_D)
     dk = tl.zeros([KEYS, BLOCK_D], tl.float32)
     dv = tl.zeros([KEYS, BLOCK_D], tl.float32)
-    # the first row that sees one of the keys; all later ones do, if their sequence and their stick reach so far
+    # the first row that sees one of the keys; later rows see it if their sequence and their stick reach that far
     first_row = block * KEYS - (keys - queries) + (0 if ATTEND_CURRENT else 1) if CAUSAL else 0
     first_row_block = tl.maximum(first_row, 0) // ROWS
     for member in range(shared):
@@ -148,13 +148,13 @@ def _keys_kernel(
                 q = _rows(q_base, row, queries, q_stride_l, HEAD_DIM, BLOCK_D)
                 do = _rows(do_base, row, queries, do_stride_l, HEAD_DIM, BLOCK_D)
                 inside = row < queries
-                kept, kept_block = _kept(stick_ptr, program * queries + row, inside, ROWS)
+                saved, saved_block = _saved(stick_ptr, program * queries + row, inside, ROWS)
                 state_at = state_ptr + ((program * STRIPE + block - stripe) * queries + row) * 2
                 stick = of_threads(tl.load(state_at, mask=inside, other=0.0), ROWS)
                 older = of_threads(tl.load(state_at + 1, mask=inside, other=0.0), ROWS)
                 z = _logits(q, k, key, first_key, last_key, qk_scale)
                 s0, s1, s2, s3, w0, w1, w2, w3, _ = tile_weights(
-                    z, block, stick, kept, kept_block, ROWS, KEYS, ASSEMBLY
+                    z, block, stick, saved, saved_block, ROWS, KEYS, ASSEMBLY
                 )
                 weight = in_columns(w0, w1, w2, w3, ROWS, KEYS).to(do.dtype)
                 dv = tl.dot(tl.trans(weight), do, dv, input_precision="ieee")
@@ -173,7 +173,7 @@ def deterministic_backward(
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Takes and returns what `backward` does."""
+    """Computes the gradients of q, k and v deterministically; arguments and results are those of `backward`."""
     batch, heads, queries, head_dim = q.shape
     groups, keys = k.shape[1], k.shape[2]
     block_d = padded_to_tile(head_dim)
@@ -203,5 +203,5 @@ def deterministic_backward(
             q, k, v, d_output, dk, dv, stick, state, stop, start, *strides, *sizes, scale, stripe, **constants,
             num_stages=1,
         )  # fmt: skip
-    own = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
-    return own.copy_(dq.mul_(scale)), dk, dv
+    rounded_dq = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device=q.device)
+    return rounded_dq.copy_(dq.mul_(scale)), dk, dv

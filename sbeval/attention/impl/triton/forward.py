@@ -1,7 +1,7 @@
-"""Forward kernel: each program walks the keys newest to oldest for one block of queries of one head.
+"""Forward kernel: each program visits the keys newest to oldest for one block of queries of one head.
 
-For the backward pass each row keeps one number and one tile: the oldest tile that at least FLOOR of its stick reaches,
-and what does. From there the sticks of newer tiles follow by division, and older tiles have no weight to speak of.
+For the backward pass each row stores the oldest tile that at least FLOOR of its stick reaches, and the stick there. The
+backward pass computes the sticks at newer tiles by division; the weights of older tiles are negligible.
 """
 
 import torch
@@ -24,9 +24,9 @@ from sbeval.attention.impl.triton.sticks import (
 )
 
 FEWEST_PAIRS_TO_COPY = 2**26
-"""Pairs of a query and a key from which on tiles are worth descriptors for the copy engine.
+"""Query-key pairs above which tiles are loaded by the copy engine (TMA).
 
-Making two takes the host some 30 us, about as long as the kernel runs on 16 heads of 2,048 tokens.
+Making the two descriptors takes the host about 30 us, as long as the kernel runs on 16 heads of 2,048 tokens.
 """
 
 FLOOR: tl.constexpr = tl.constexpr(2.0**-100)
@@ -36,11 +36,11 @@ SMALLEST: tl.constexpr = tl.constexpr(2.0**-126)
 @triton.jit
 def _tile(
     q, k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
-    last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+    last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr, ONE_BY_ONE: tl.constexpr, COPY: tl.constexpr, ASSEMBLY: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Adds one tile of keys to a block of rows."""
+    """Adds the output of one tile of keys to a block of rows, and takes the tile's share off their sticks."""
     k, v = load_tiles(
         k_base, k_desc, k_offsets, k_stride, v_base, v_desc, v_offsets, v_stride, batch, group, block, keys,
         HEAD_DIM, BLOCK_D, BLOCK_N, MASKED, COPY,
@@ -52,10 +52,10 @@ def _tile(
     if SAVE:
         reached = stick >= FLOOR
         if MASKED:
-            # the backward pass need not come to tiles where a row sees no key
+            # the backward pass need not visit tiles where a row sees no key
             reached &= (first_key < (block + 1) * BLOCK_N)[:, None, None]
-        kept = tl.where(reached, stick, kept)
-        kept_block = tl.where(reached, block, kept_block)
+        saved = tl.where(reached, stick, saved)
+        saved_block = tl.where(reached, block, saved_block)
     e = tl.exp2(z)
     if ONE_BY_ONE:
         left, _, _, _, _, w0, w1, w2, w3 = take_one_by_one(e, BLOCK_M, BLOCK_N, ASSEMBLY)
@@ -66,23 +66,24 @@ def _tile(
     else:
         weight, stick, largest = take_in_eights(e, stick, largest, BLOCK_M, BLOCK_N, ASSEMBLY)
     out = tl.dot(weight.to(v.dtype), v, out, input_precision="ieee")
-    return out, stick, largest, kept, kept_block
+    return out, stick, largest, saved, saved_block
 
 
 @triton.jit
 def _largest_stick(stick, newer, inside, first_key, oldest):
-    """Largest stick, after what newer calls left, of the rows that have keys older than `oldest`; -1 where none has."""
+    """Returns the largest stick, times `newer`, of the rows that see keys older than `oldest`; -1 if no row does."""
     return tl.max(tl.where(inside & (first_key < oldest), of_rows(stick) * newer, -1.0), 0)
 
 
 @triton.jit
 def _next_chunk(chunk, steps, before, left, threshold, CHUNK: tl.constexpr):
-    """Tiles until the next look at the sticks: half as many as would spend them, going by the last `steps` tiles.
+    """Returns the number of tiles until the next check of the sticks.
 
-    A look empties the pipeline. Never more than twice as many as before, since the first tiles say little of the rest.
+    It is half the tiles that would spend the sticks if they saved falling as in the last `steps` tiles, and at most
+    twice the last number: the first tiles predict little. A check empties the software pipeline.
     """
     log2_left = tl.log2(tl.maximum(left, SMALLEST))
-    # rounding may make a stick grow that nothing takes from
+    # rounding can make an untouched stick grow
     fallen = tl.maximum(tl.log2(tl.maximum(before, SMALLEST)) - log2_left, 2.0**-20)
     ahead = 0.5 * steps.to(tl.float32) * (log2_left - tl.log2(threshold)) / fallen
     return tl.maximum(tl.minimum(ahead, tl.minimum(2 * chunk, CHUNK).to(tl.float32)).to(tl.int32), 2)
@@ -122,7 +123,7 @@ def _forward_kernel(
     newer = 1.0
     if NEWER:
         newer = tl.load(newer_ptr + all_head.to(tl.int64) * queries + row, mask=row < queries, other=0.0)
-    # blocks up to `end_block` are seen by some row, from `first_full` to `full` by every row
+    # at least one row sees the blocks up to `end_block`; every row sees those from `first_full` to `full`
     if STARTS == "none":
         first_block = 0
         first_full = 0
@@ -133,14 +134,14 @@ def _forward_kernel(
     out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     stick = tl.full([BLOCK_M, 2, 2], 1.0, tl.float32)
     largest = tl.zeros([BLOCK_M, 4], tl.float32)
-    kept = tl.zeros([BLOCK_M, 2, 2], tl.float32)
-    kept_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
+    saved = tl.zeros([BLOCK_M, 2, 2], tl.float32)
+    saved_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
     block = end_block
     while (block > first_block) & (block > full):
         block -= 1
-        out, stick, largest, kept, kept_block = _tile(
+        out, stick, largest, saved, saved_block = _tile(
             q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block, keys,
-            last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+            last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
             HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
         )  # fmt: skip
     left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
@@ -148,9 +149,9 @@ def _forward_kernel(
     while (left >= threshold) & (block > first_full):
         steps = tl.minimum(block - first_full, chunk)
         for step in tl.range(0, steps, num_stages=STAGES):
-            out, stick, largest, kept, kept_block = _tile(
+            out, stick, largest, saved, saved_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
-                block - 1 - step, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                block - 1 - step, keys, last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, False, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
         block -= steps
@@ -160,28 +161,28 @@ def _forward_kernel(
     if STARTS != "none":
         while (left >= threshold) & (block > first_block):
             block -= 1
-            out, stick, largest, kept, kept_block = _tile(
+            out, stick, largest, saved, saved_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group, block,
-                keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                keys, last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
             left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
-    # if eight logits in a row add up to more than 126 the product overflows; infinity times a factor of 0 is NaN, which
-    # no maximum shows but the stick does: either way the block walks again, key by key
+    # if eight logits in a row add up to more than 126, their product overflows. Infinity times a factor of 0 is NaN,
+    # which the maximum drops but the stick shows. In both cases the block visits its keys again, one by one
     lost = tl.max(tl.max(tl.max((stick != stick).to(tl.int32), 2), 1), 0) > 0
     broken = False if EXACT else (tl.max(tl.max(largest, 1), 0) > LARGEST_PRODUCT) | lost
     if broken:
         out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         stick = tl.full([BLOCK_M, 2, 2], 1.0, tl.float32)
-        kept = tl.zeros([BLOCK_M, 2, 2], tl.float32)
-        kept_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
+        saved = tl.zeros([BLOCK_M, 2, 2], tl.float32)
+        saved_block = tl.full([BLOCK_M, 2, 2], -1, tl.int32)
         block = end_block
         going = block > first_block
         while going:
             block -= 1
-            out, stick, largest, kept, kept_block = _tile(
+            out, stick, largest, saved, saved_block = _tile(
                 q, k_base, k_desc, k_offsets, k_stride_l, v_base, v_desc, v_offsets, v_stride_l, batch, group,
-                block, keys, last_key, first_key, out, stick, largest, kept, kept_block, qk_scale,
+                block, keys, last_key, first_key, out, stick, largest, saved, saved_block, qk_scale,
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, True, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
             left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
@@ -190,12 +191,12 @@ def _forward_kernel(
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
     remainder = of_rows(stick)
-    # below the smallest normal number the walk may have ended early, so such a remainder is no number to report
+    # below the smallest normal number the walk may have ended early, so such a remainder counts as 0
     tl.store(rem_ptr + row_at, tl.where(remainder < SMALLEST, 0.0, remainder), mask=row < queries)
     if SAVE:
-        tl.store(stick_ptr + row_at * 2, of_rows(kept), mask=row < queries)
-        tl.store(stick_ptr + row_at * 2 + 1, of_rows(kept_block).to(tl.float32), mask=row < queries)
-        # for every 16 rows, so that the backward pass may choose row blocks of its own
+        tl.store(stick_ptr + row_at * 2, of_rows(saved), mask=row < queries)
+        tl.store(stick_ptr + row_at * 2 + 1, of_rows(saved_block).to(tl.float32), mask=row < queries)
+        # for every 16 rows, so that the backward pass can use row blocks of another size
         entry = block_m * (BLOCK_M // 16) + tl.arange(0, BLOCK_M // 16)
         stop_at = stop_ptr + all_head.to(tl.int64) * stop_entries + entry
         tl.store(stop_at, tl.zeros_like(entry) + block * BLOCK_N, mask=entry < stop_entries)
@@ -206,17 +207,26 @@ def forward(
     row_start: Tensor | None, threshold: float, save: bool, causal: bool = True,
     newer_remainder: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Launches the forward kernel on q [B, H, Q, D] and k and v [B, G, K, D], their last dimensions contiguous.
+    """Launches the forward kernel on q [B, H, Q, D] and k and v [B, G, K, D], whose last dimensions are contiguous.
 
-    `seq_start`, [B] integers, is the first key each sequence's rows may see; `row_start`, [Q] integers that never fall,
-    that of each row, or where not `causal` [2, Q], with one past the last. Keys behind sticks below `threshold` are not
-    visited; 0 visits every key. `save` keeps what the backward pass needs. `newer_remainder`, fp32 [B, H, Q] and
-    contiguous, is what newer keys, in other calls, left of the sticks.
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        scale: factor of the logits.
+        attend_current: whether a query attends to its own position.
+        seq_start: [B] integers, the first key that each sequence's rows may see, or None.
+        row_start: [Q] non-decreasing integers, the first key that each row may see; with `causal=False` [2, Q], the
+            first key and one past the last; or None.
+        threshold: keys are not visited once the stick is below it; 0 visits every key.
+        save: whether to store `stick` and `stop`, which the backward pass needs.
+        causal: whether queries are the last positions of the keys; else every key is older than every query.
+        newer_remainder: contiguous fp32 [B, H, Q], the product of the remainders of calls on newer keys, or None.
 
     Returns:
-        output like q; remainder [B, H, Q] fp32; stick [B, H, Q, 2] fp32, what is kept of each row: a stick and the
-        tile of `training_block_keys` keys it reaches; stop [B, H, ceil(Q / 16)] int32, the oldest key that each 16 rows
-        visited. The last two are empty unless `save`.
+        output like q; remainder [B, H, Q] fp32; stick [B, H, Q, 2] fp32, for each row a stick and the index of the tile
+        (of `training_block_keys` keys) that it reaches; stop [B, H, ceil(Q / 16)] int32, the oldest key that each 16
+        rows visited. The last two are empty unless `save`.
     """
     batch, heads, queries, head_dim = q.shape
     sizes = {"head_dim": head_dim, "element_bytes": q.element_size()}

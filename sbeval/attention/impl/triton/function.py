@@ -1,8 +1,9 @@
-"""The kernels as one differentiable operator that torch.compile and CUDA graphs see as a whole.
+"""The kernels as one differentiable PyTorch operator that torch.compile traces and CUDA graphs capture.
 
-`sbeval::stickbreaking_forward` and `sbeval::stickbreaking_backward` have implementations for shapes alone, so that a
-trace never looks inside, and read nothing back from the device, so that a CUDA graph can record them. Where nothing
-follows the call and no gradient is wanted, the kernels are launched without the operator.
+`sbeval::stickbreaking_forward` and `sbeval::stickbreaking_backward` have fake implementations, so tracing does not look
+inside them. They read nothing back from the device, so a CUDA graph can capture them. An operator costs the host tens
+of microseconds a call, longer than the kernel runs on a short text (benchmarks/results/host_time_h200.md). So the
+kernels are launched without the operator if no gradient is needed and no trace, mode or transform watches the tensors.
 """
 
 import math
@@ -19,7 +20,7 @@ from sbeval.attention.impl.triton.forward import forward
 from sbeval.attention.impl.triton.hardware import on_device_of
 from sbeval.attention.packed import key_ranges, row_starts
 
-# the smallest normal number of fp32: what is left of a stick below it changes no bit of an output
+# log2 of fp32's smallest normal number: the rest of a stick below it changes no bit of an output
 LOG2_NOTHING_LEFT = -126.0
 
 
@@ -28,10 +29,13 @@ def triton_attention(
     cu_seqlens: Tensor | None, skip_threshold: float | None, cu_seqlens_k: Tensor | None,
     newer_remainder: Tensor | None, causal: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns output [B, H, Q, D] and remainder [B, H, Q] in fp32.
+    """Computes stick-breaking attention with the Triton kernels; arguments as in `stickbreaking_attention`.
+
+    Returns:
+        Output [B, H, Q, D] in q's dtype and remainder [B, H, Q] in fp32.
 
     Raises:
-        ValueError: fp64, head_dim above 256, or tensors the kernels cannot run on.
+        ValueError: fp64, head_dim above 256, or tensors on a device that the kernels do not support.
     """
     if q.dtype == torch.float64:
         raise ValueError("impl='triton' takes fp16, bf16 or fp32, got fp64: use impl='reference' or 'blockwise'")
@@ -43,13 +47,13 @@ def triton_attention(
     if cu_seqlens is not None:
         row_start = row_starts(cu_seqlens, q.shape[2]) if causal else key_ranges(cu_seqlens, cu_seqlens_k, q.shape[2])
     save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    # the output lies as q does
-    q, k, v = _apart(_dense(q)), _dense(k), _dense(v)
-    # kernels step through starts one by one
+    # the output gets q's strides
+    q, k, v = _without_overlap(_dense(q)), _dense(k), _dense(v)
+    # kernels read starts with stride 1
     seq_start = None if seq_start is None else seq_start.contiguous()
-    # the operator takes longer to call than a short text's kernel to run
+    # calling the operator takes longer than the kernel runs on a short text
     run = _forward if save or is_followed(q, k, v, seq_start, row_start) else _launch
-    # numbers of NumPy and tensors of one number, which the operator takes too
+    # the operator accepts NumPy numbers and one-element tensors, the kernel launch does not
     scale = scale if isinstance(scale, float) else float(scale)
     output, remainder, _, _ = run(
         *(q, k, v, scale, attend_current, seq_start, row_start, skip_threshold, save, causal, newer_remainder)
@@ -58,7 +62,7 @@ def triton_attention(
 
 
 def is_followed(*tensors: Tensor | None) -> bool:
-    """Whether a trace, a mode or a transform of PyTorch follows the tensors, and must see an operator."""
+    """Whether a PyTorch trace, dispatch mode or function transform watches the tensors and must see an operator."""
     for tensor in tensors:
         if tensor is not None and type(tensor) is not Tensor:
             return True
@@ -107,11 +111,11 @@ def _backward(
     stop: Tensor, scale: float, attend_current: bool, seq_start: Tensor | None, row_start: Tensor | None,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    # looked at when the pass runs, inside a compiled graph as well
+    # read when the backward pass runs, so that the setting also holds inside a compiled graph
     run = deterministic_backward if torch.are_deterministic_algorithms_enabled() else backward
-    kept = (remainder, stick, stop)
+    saved = (remainder, stick, stop)
     with on_device_of(q):
-        return run(q, k, v, d_output, d_remainder, *kept, scale, attend_current, seq_start, row_start, causal)
+        return run(q, k, v, d_output, d_remainder, *saved, scale, attend_current, seq_start, row_start, causal)
 
 
 @_backward.register_fake
@@ -120,7 +124,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]
     return dq, k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, scale, attend_current, seq_start, row_start, _, _, causal, _ = inputs
     ctx.save_for_backward(q, k, v, *output[1:], seq_start, row_start)
     ctx.settings = (scale, attend_current, causal)
@@ -136,19 +140,19 @@ def _gradients(ctx: Any, d_output: Tensor | None, d_remainder: Tensor | None, *_
     return *_backward(*inputs, causal), *[None] * 8
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The tensor itself where its rows are contiguous and nothing is broadcast, else a contiguous copy."""
+    """Returns the tensor if its rows are contiguous and no dimension is broadcast, else a contiguous copy."""
     return tensor if tensor.stride(-1) == 1 and 0 not in tensor.stride() else tensor.contiguous()
 
 
-def _apart(tensor: Tensor) -> Tensor:
-    """The tensor itself where no two of its numbers share a place, else a contiguous copy."""
+def _without_overlap(tensor: Tensor) -> Tensor:
+    """Returns the tensor if no two of its elements share memory, else a contiguous copy."""
     _, heads, rows, width = tensor.shape
     of_text, of_head, of_row, _ = tensor.stride()
-    # as a projection leaves it; the general question takes the host microseconds
+    # the usual layout after a projection; the general check below takes the host microseconds
     if tensor.is_contiguous() or (of_head >= width and of_row >= heads * of_head and of_text >= rows * of_row):
         return tensor
     steps = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

@@ -1,4 +1,4 @@
-"""What the device of a tensor offers the kernels, and the descriptors its copy engine reads tiles through."""
+"""Properties of a tensor's device, and the tensor descriptors for its copy engine (TMA)."""
 
 import contextlib
 import functools
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# the copy engine takes addresses and strides in units of this
+# addresses and strides must be multiples of this for the copy engine
 COPY_ALIGNMENT_BYTES = 16
-# where there is no GPU to ask, as many as an H100 has
+# the number of an H100, used when the tensor is not on a GPU
 MULTIPROCESSORS = 132
 
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the tensor's own."""
+    """Makes the tensor's device current, since Triton launches kernels on the current device."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def copies(tensor: Tensor) -> bool:
-    """Whether tiles of `tensor` can be read and written by the copy engine (compute capability 9.0 and later)."""
+    """Whether the copy engine (TMA, compute capability 9.0 and later) can read and write tiles of the tensor."""
     if not _capability(tensor) >= (9, 0) or tensor.data_ptr() % COPY_ALIGNMENT_BYTES:
         return False
     outer = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
@@ -31,14 +31,14 @@ def copies(tensor: Tensor) -> bool:
 
 
 def describe(tensor: Tensor, block_keys: int, block_columns: int) -> TensorDescriptor:
-    """A descriptor of `tensor` [B, G, K, D] for tiles of `block_keys` keys in the order of `sticks.keys_of_columns`.
+    """Returns a descriptor of `tensor` [B, G, K, D] for tiles of `block_keys` keys in the order of `keys_of_columns`.
 
-    Keys are seen as [K / J, J] with J = block_keys / 8, last first, so that one copy brings them in that order. What
-    lies outside is read as 0 and never written; so are up to J - 1 keys at the end, where J does not divide K.
+    The descriptor's shape is [B, G, J, K / J, D] with J = block_keys / 8, so that one copy loads keys in that order.
+    Elements outside are read as 0 and never written. If J does not divide K, this includes the last K % J keys.
     """
     batch, groups, keys, columns = tensor.shape
     aligned = COPY_ALIGNMENT_BYTES // tensor.element_size()
-    # the stride of a dimension of one means nothing to torch, and must be a valid one here
+    # PyTorch leaves the stride of a dimension of size 1 arbitrary; the descriptor needs a valid one
     strides = [
         stride if size > 1 else aligned for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     ]
@@ -52,27 +52,27 @@ def describe(tensor: Tensor, block_keys: int, block_columns: int) -> TensorDescr
 
 
 def has_assembly(tensor: Tensor) -> bool:
-    """Whether the kernels' inline assembly, NVIDIA's from compute capability 8.0 on, runs on the tensor's device."""
+    """Whether the kernels' inline PTX (compute capability 8.0 and later) runs on the tensor's device."""
     return _capability(tensor) >= (8, 0)
 
 
 def starts_early(tensor: Tensor) -> bool:
-    """Whether a kernel may start before the one it follows has ended, on the tensor's device."""
+    """Whether the device supports programmatic dependent launch: a kernel starts before the previous one has ended."""
     return _capability(tensor) >= (9, 0)
 
 
 def shared_memory_bytes(tensor: Tensor) -> int:
-    """Shared memory a program may use on the tensor's device; 0 where it is no GPU."""
+    """Returns the bytes of shared memory that a program may use on the tensor's device; 0 if it is not a GPU."""
     return int(_properties(tensor.device.index or 0).shared_memory_per_block_optin) if tensor.is_cuda else 0
 
 
 def cache_bytes(tensor: Tensor) -> int:
-    """Second-level cache of the tensor's device; 0 where it is no GPU."""
+    """Returns the bytes of L2 cache of the tensor's device; 0 if it is not a GPU."""
     return int(_properties(tensor.device.index or 0).L2_cache_size) if tensor.is_cuda else 0
 
 
 def multiprocessors(tensor: Tensor) -> int:
-    """Multiprocessors of the tensor's device."""
+    """Returns the number of multiprocessors of the tensor's device; an H100's number if it is not a GPU."""
     return int(_properties(tensor.device.index or 0).multi_processor_count) if tensor.is_cuda else MULTIPROCESSORS
 
 
@@ -85,5 +85,5 @@ def _capability(tensor: Tensor) -> tuple[int, int]:
 
 @functools.cache
 def _properties(index: int) -> Any:
-    # torch's stubs lack the fields read here
+    # Any, because torch's type stubs lack the fields that callers read
     return torch.cuda.get_device_properties(index)

@@ -1,30 +1,31 @@
-"""Launch parameters as a plain function of the problem, so that they can be read, tested and tuned without a GPU."""
+"""Launch parameters as plain functions of the problem's sizes, so that they can be tested and tuned without a GPU."""
 
 import dataclasses
 import functools
 
 LOG2_E = 1.4426950408889634
 
-# what an H100 or H200 lets a program use; the A100 has less, and consumer GPUs less than half
+# shared memory for one program on an H100 or H200; an A100 has less, and consumer GPUs less than half
 ROOMY_SHARED_MEMORY_BYTES = 227 * 1024
 
-# some rounds of programs over all multiprocessors: fewer would leave them idle when the last long rows end
+# several waves of programs over all multiprocessors; with fewer, many would be idle while the last long rows run
 PROGRAMS_TOGETHER = 2048
 
-# an H200's second-level cache; an H100 has 50 MiB, and slower memory behind it
+# L2 cache of an H200; an H100 has 50 MiB, and slower memory behind it
 ROOMY_CACHE_BYTES = 60 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchParameters:
-    """What a kernel is compiled with.
+    """Compile-time and launch parameters of the forward or backward kernel.
 
     Attributes:
-        block_head_dim: head_dim padded to a power of two, at least 16.
-        chunk_tiles: most tiles between two looks at the remaining stick, the stretch that is software-pipelined.
-        max_registers: most registers a thread may use, None for as many as the compiler likes; fewer let more programs
-            share a multiprocessor.
-        copy_engine: whether the copy engine brings tiles, where there is one.
+        block_queries: queries of a program. block_keys: keys of a tile. block_head_dim: head_dim padded to a power of
+        two, at least 16. chunk_tiles: the largest number of tiles between two checks of the remaining stick; these are
+        software-pipelined. num_warps: warps of a program. num_stages: stages of the software pipeline.
+        max_registers: limit of registers for a thread, None for the compiler's choice. Fewer registers let more
+            programs share a multiprocessor.
+        copy_engine: whether tiles are loaded by the copy engine (TMA), if the GPU has one.
     """
 
     block_queries: int
@@ -38,7 +39,7 @@ class LaunchParameters:
 
 
 def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_bytes: int) -> int:
-    """Keys of a tile in both passes where gradients are wanted: the backward pass starts from sticks kept by tile."""
+    """Returns the keys of a tile in both passes of training: the backward pass reads sticks that are stored by tile."""
     padded = padded_to_tile(head_dim)
     if element_bytes == 4:
         return 16 if padded > 128 else 32
@@ -49,7 +50,7 @@ def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_byte
 def forward_parameters(
     *, head_dim: int, queries: int, element_bytes: int, training_block_keys: int | None = None
 ) -> LaunchParameters:
-    """Parameters of the forward kernel for a head_dim up to 256; `training_block_keys` where gradients are wanted."""
+    """Returns the forward kernel's parameters for head_dim up to 256. With gradients, pass `training_block_keys`."""
     padded = padded_to_tile(head_dim)
     if element_bytes == 4:
         return LaunchParameters(
@@ -69,7 +70,7 @@ def forward_parameters(
         num_warps=8 if wide else 4,
         num_stages=3 if padded <= 128 else 2,
         max_registers=None if wide or padded > 128 else 96 if padded <= 32 else 144 if padded == 64 else 168,
-        # where a tile takes little time the barriers around the engine's copies cost more than addresses do
+        # small tiles take less time than the barriers around the copies
         copy_engine=padded > 32,
     )
 
@@ -77,7 +78,7 @@ def forward_parameters(
 def backward_parameters(
     *, head_dim: int, queries: int, element_bytes: int, shared_memory_bytes: int
 ) -> LaunchParameters:
-    """Parameters of the backward kernel for a head_dim up to 256, where a program may use so much shared memory."""
+    """Returns the backward kernel's parameters for head_dim up to 256 and a program's limit of shared memory."""
     padded = padded_to_tile(head_dim)
     block_keys = training_block_keys(
         head_dim=head_dim, element_bytes=element_bytes, shared_memory_bytes=shared_memory_bytes
@@ -105,11 +106,11 @@ def backward_parameters(
 
 
 def backward_programs_together(*, num_warps: int, cache_bytes: int) -> int:
-    """How many programs of the backward pass work on the same heads, at least, where the cache has so many bytes.
+    """Returns how many programs are enough to fill the GPU in the backward pass, given the size of its L2 cache.
 
-    With more heads at once an H100 waits for the gradients of keys and values, which leave its cache
-    (benchmarks/results/attention_h100.md). A program of eight warps has a multiprocessor to itself; of four warps two
-    share one.
+    `heads_at_once` adds heads until there are so many programs. With more heads at once, an H100 waits for the
+    gradients of keys and values, which fall out of its L2 cache (benchmarks/results/attention_h100.md). A program of
+    eight warps has a multiprocessor to itself; two programs of four warps share one.
     """
     return PROGRAMS_TOGETHER if cache_bytes >= ROOMY_CACHE_BYTES else 2 * PROGRAMS_TOGETHER // num_warps
 
@@ -117,11 +118,18 @@ def backward_programs_together(*, num_warps: int, cache_bytes: int) -> int:
 def heads_at_once(
     *, heads: int, bytes_a_head: int, blocks: int, cache_bytes: int, programs: int = PROGRAMS_TOGETHER
 ) -> int:
-    """How many heads programs work on together: about as many as the cache holds, enough to keep the machine filled.
+    """Returns how many heads run at once: about as many as fit in the L2 cache, and enough to fill the GPU.
 
-    All rounds have about as many heads: a few left for a last round would leave the machine half empty. `blocks` are
-    the programs of a head, `programs` are enough to fill the machine; `cache_bytes` is 0 where there is no second-level
-    cache.
+    At 64K tokens, 16 heads do not fit in the L2 cache of an H200. With all of them at once the backward pass takes 191
+    ms at head_dim 64 and 255 ms at 128; with as many as fit, 100 and 184 ms (benchmarks/results/kernel_tuning_h200.md).
+    The heads are spread evenly over the rounds, since a last round of a few heads would leave the GPU half empty.
+
+    Args:
+        heads: heads of the call, times the batch size.
+        bytes_a_head: bytes that one head's keys, values and gradients take in the cache.
+        blocks: programs of a head.
+        cache_bytes: size of the L2 cache, 0 if there is none.
+        programs: programs that fill the GPU.
     """
     fitting = max(1, cache_bytes // (2 * max(bytes_a_head, 1)), -(-programs // max(blocks, 1)))
     rounds = max(1, round(heads / fitting))
@@ -129,5 +137,5 @@ def heads_at_once(
 
 
 def padded_to_tile(size: int) -> int:
-    """Returns the size padded to a power of two, at least 16, as the factors of a product on the tensor cores are."""
+    """Returns the size padded to a power of two, at least 16, as tensor cores need it."""
     return max(16, 1 << (size - 1).bit_length())

@@ -1,6 +1,7 @@
-"""Sticks as logarithms, for the decode kernels, whose rows are few and whose splits are joined by sums of logarithms.
+"""Sticks as logarithms, for the decode kernels: few rows, and splits that are joined by adding logarithms.
 
-With a logit z (already times log2 e), a key takes 2^(z - spent) = sigmoid(z) of the stick and leaves 2^-spent of it.
+With a logit z (already times log2 e) and spent = log2(1 + 2^z), a key takes the share 2^(z - spent) = sigmoid(z) of the
+stick and leaves the share 2^-spent.
 """
 
 import triton
@@ -9,13 +10,13 @@ import triton.language as tl
 
 @triton.jit
 def spent_by(z, EXACT: tl.constexpr):
-    """log2(1 + 2^z): what a key with logit z in base 2 leaves of the stick, as minus its log2. NaN stays NaN.
+    """Returns log2(1 + 2^z): minus the log2 of the share that a key with base-2 logit z leaves. NaN stays NaN.
 
-    log2(1 + x) for x = 2^-|z| is a polynomial on the FMA units, which spares a second special-function call a logit.
-    Its error is below 2.1e-4, and relative to its value below 9e-4 and falling to 0 with x: many small shares add up
-    right. EXACT, for fp32 inputs, takes the logarithm and corrects the rounding of 1 + x.
+    log2(1 + x) for x = 2^-|z| is a polynomial on the FMA units, which saves a second special-function call a logit. Its
+    error is below 2.1e-4, its relative error below 9e-4 and falling to 0 with x, so sums of many small shares are
+    right. EXACT, for fp32 inputs, uses the logarithm and corrects the rounding of 1 + x.
     """
-    # times -1 becomes a sign modifier of the instruction, where a minus sign would be a subtraction from zero
+    # `* -1.0` compiles to a sign modifier of the instruction, `-x` to a subtraction from zero
     x = tl.exp2(tl.abs(z) * -1.0)
     if EXACT:
         rounded = 1.0 + x
@@ -28,15 +29,15 @@ def spent_by(z, EXACT: tl.constexpr):
 
 @triton.jit
 def bounded(z):
-    """Logits up to 30,000: past that a key takes the whole stick in any precision, and infinity stays away."""
+    """Clamps logits to 30,000: larger ones take the whole stick in any precision, and infinity would make NaN."""
     return tl.minimum(z, 30000.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def to_half(x, ASSEMBLY: tl.constexpr):
-    """fp32 to fp16, at most the largest finite number. NaN stays NaN."""
+    """Converts fp32 to fp16, clamped to the largest finite number. NaN stays NaN."""
     if ASSEMBLY:
-        # two values an instruction; without saturation a separate minimum would be one more a logit
+        # converts two values at once; without its saturation, each logit would need a separate minimum
         half = tl.inline_asm_elementwise(
             "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2
         )
@@ -47,9 +48,9 @@ def to_half(x, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def add_in_tile(total, spent, matrix, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Adds to `total`, for each key of a tile, what other keys of that tile spend, times `matrix` [other, key].
+    """Returns total + spent @ matrix: adds to each key the values spent by other keys of its tile, times a factor.
 
-    One matrix product on the tensor cores, accumulated onto `total`.
+    `matrix` [other key, key] holds the factors. One matmul on the tensor cores, accumulated onto `total`.
     """
     if EXACT:
         return tl.dot(spent, matrix, total, input_precision="ieee")
@@ -59,7 +60,7 @@ def add_in_tile(total, spent, matrix, EXACT: tl.constexpr, ASSEMBLY: tl.constexp
 
 @triton.jit
 def two_sum(high, low, x):
-    """Adds x to the unevaluated sum high + low without losing what rounding drops (Knuth's two-sum)."""
+    """Adds x to the unevaluated sum high + low and keeps the rounding error in low (Knuth's two-sum)."""
     total = high + x
     virtual = total - high
     lost = (high - (total - virtual)) + (x - virtual)

@@ -1,4 +1,4 @@
-"""What the forward and backward kernels share: a program's rows and the keys they see, loads of tiles, additions."""
+"""Code of the forward and backward kernels: a program's rows, the keys they see, loading tiles, atomic additions."""
 
 import triton
 import triton.language as tl
@@ -8,10 +8,10 @@ from sbeval.attention.impl.triton.sticks import keys_of_columns
 
 @triton.jit
 def place(blocks, all_heads, heads_at_once):
-    """The block of rows and the head (counted over the batch) of this program.
+    """Returns the block of rows and the head (counted over the batch) of this program.
 
-    `heads_at_once` heads go together, so that their keys and values stay in the cache, the longest rows of all of them
-    first, so that short rows fill the machine at the end.
+    `heads_at_once` heads run at once, so that their keys and values stay in the L2 cache. Their longest rows start
+    first, so that short rows fill the GPU at the end.
     """
     program = tl.program_id(0)
     first = program // (heads_at_once * blocks) * heads_at_once
@@ -22,11 +22,11 @@ def place(blocks, all_heads, heads_at_once):
 
 @triton.jit
 def first_visible(start_ptr, batch, row, queries, STARTS: tl.constexpr):
-    """The first key each row may see: of its own (packed sequences), of its sequence in the batch (padding), or 0."""
+    """Returns the first key each row may see: its own start (packed), its sequence's start (left padding), or 0."""
     if STARTS == "row":
         first = tl.load(start_ptr + tl.minimum(row, queries - 1)).to(tl.int32)
     elif STARTS == "batch":
-        # a sequence said to begin before 0 must not lead out of the tensors
+        # a negative start must not lead to a read outside the tensors
         first = tl.maximum(tl.load(start_ptr + batch + tl.zeros_like(row)).to(tl.int32), 0)
     else:
         first = tl.zeros_like(row)
@@ -38,9 +38,9 @@ def last_visible(
     start_ptr, first_row, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     ATTEND_CURRENT: tl.constexpr, STARTS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """The last key each row may see, and where the blocks of keys end that some row and that every row sees.
+    """Returns the last key each row may see, and the ends of the key blocks that any row sees and that every row sees.
 
-    Rows past the end see none: their last key is -1.
+    Rows past the end of the queries see no key: their last key is -1.
     """
     row = first_row + tl.arange(0, BLOCK_M)
     if CAUSAL:
@@ -49,7 +49,7 @@ def last_visible(
         end = tl.minimum(keys, tl.minimum(position + BLOCK_M, keys) + (0 if ATTEND_CURRENT else -1))
         full = tl.maximum(position + (1 if ATTEND_CURRENT else 0), 0) // BLOCK_N
     else:
-        # keys are older than all rows; where each row's own end, among packed sequences, lies behind all starts
+        # all keys are older than all rows; for packed sequences, the ends of the rows follow all starts in memory
         last = tl.zeros_like(row) + (keys - 1)
         if STARTS == "row":
             last = tl.load(start_ptr + queries + tl.minimum(row, queries - 1)).to(tl.int32) - 1
@@ -64,11 +64,11 @@ def load_tile(
     base, descriptor, offsets, batch, group, block, stride, limit,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
-    """Loads keys or values [BLOCK_N, BLOCK_D] of a block, in the order of `keys_of_columns`; what lies outside is 0.
+    """Loads keys or values [BLOCK_N, BLOCK_D] of a block in the order of `keys_of_columns`; 0 outside the tensor.
 
-    COPY: through a descriptor, by the copy engine, which needs no addresses in registers; blocks that may reach past
-    the end (MASKED) are never read so. Else by pointers: `offsets` are those within a block, so that only the block's
-    own base is 64-bit arithmetic.
+    COPY loads through a descriptor with the copy engine (TMA), which needs no address registers, except for blocks that
+    may reach past the end (MASKED). Otherwise it loads by pointer; `offsets` are relative to the block, so that only
+    the block's base address needs 64-bit arithmetic.
     """
     if COPY and not MASKED:
         tile = descriptor.load([batch, group, 0, block * 8, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -105,7 +105,7 @@ def add_tile(
     tile, base, descriptor, batch, group, block, limit,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, REDUCE: tl.constexpr,
 ):  # fmt: skip
-    """Adds what `load_tile` would load, atomically: others add to the same rows. REDUCE: by the copy engine."""
+    """Adds a tile [BLOCK_N, BLOCK_D] to memory atomically. REDUCE: by the copy engine (TMA reduce)."""
     if REDUCE and not MASKED:
         descriptor.atomic_add([batch, group, 0, block * 8, 0], tile.reshape(1, 1, BLOCK_N // 8, 8, BLOCK_D))
     else:

@@ -1,11 +1,11 @@
-"""What the two decode kernels share: a tile of keys, the test for spent sticks, the sum of the splits."""
+"""Code of both decode kernels: adding a tile of keys, testing for spent sticks, joining the splits of the keys."""
 
 import triton
 import triton.language as tl
 
 from sbeval.attention.impl.triton.logarithms import add_in_tile, bounded, spent_by, two_sum
 
-# a split gives up a little later than the join ends the sum, so that rounding cannot make the two disagree
+# a split stops a little later than the join ends its sum, so that rounding cannot make the two disagree
 MARGIN_LOG2: tl.constexpr = tl.constexpr(1e-2)
 
 
@@ -16,7 +16,7 @@ def add_tile_of_keys(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Adds one tile of keys to the rows."""
+    """Adds the output of one tile of keys to the rows; returns the output and the log2 of the stick (high, low)."""
     key = block * BLOCK_N + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, BLOCK_D)
     first = block + tl.zeros((), tl.int64)
@@ -24,7 +24,7 @@ def add_tile_of_keys(
     k_at = k_base + first * (BLOCK_N * k_stride) + within * k_stride + dim[None, :]
     v_at = v_base + first * (BLOCK_N * v_stride) + within * v_stride + dim[None, :]
     if MASKED:
-        # padding is not read: what lies there may be anything
+        # padding is not read, since it may hold any values
         inside = ((key < keys) & (key >= seq_start))[:, None] & (dim < HEAD_DIM)[None, :]
         k = tl.load(k_at, mask=inside, other=0.0)
         v = tl.load(v_at, mask=inside, other=0.0)
@@ -46,16 +46,16 @@ def add_tile_of_keys(
 
 @triton.jit
 def all_spent(stick, inside, log2_threshold, AXIS: tl.constexpr):
-    """Whether the stick of every row is below the threshold. NaN is not below it (a maximum would drop the NaN)."""
+    """Whether the stick of every row is below the threshold. NaN counts as not below (a maximum would drop it)."""
     return tl.sum((((stick < log2_threshold) == 0) & inside).to(tl.int32), AXIS) == 0
 
 
 @triton.jit
 def all_spent_by_newer(stick_ptr, split, inside, log2_threshold, ROWS: tl.constexpr, SPLITS: tl.constexpr):
-    """Whether newer splits have spent the stick of every row; a split that is still running counts as spending none."""
+    """Whether newer splits have spent the stick of every row. A split that is still running counts as spending none."""
     newer = tl.arange(0, SPLITS)
     row = tl.arange(0, ROWS)
-    # volatile: another program may have written since the last look
+    # volatile: another program may have written since the last load
     known = tl.load(
         stick_ptr + newer[:, None] * ROWS + row[None, :],
         mask=(newer < split)[:, None] & inside[None, :], other=0.0, volatile=True,
@@ -69,9 +69,9 @@ def join(
     groups, shared, queries, splits, used_splits, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the first `used_splits` splits of one row, newest first, and writes the row's output and remainder.
+    """Sums the first `used_splits` splits of one row, newest first, and writes the row's output and remainder.
 
-    GAPS: splits that are older than one that finds all sticks spent may not have been written, and are not read.
+    GAPS: splits older than the first that found all sticks spent may not have been written, so they are not read.
     """
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
@@ -91,7 +91,7 @@ def join(
         )
         through = tl.cumsum(known, 0) + left[None, :]
         before = through - known
-        # rows stop together, where the last one falls below the threshold
+        # all rows stop at the split where the last of them falls below the threshold
         if GAPS:
             ahead = all_spent(before, inside[None, :], log2_threshold, 1)
             used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)

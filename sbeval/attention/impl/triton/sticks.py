@@ -1,10 +1,18 @@
-"""How the keys of a tile share out what is left of each row's stick: products and sums along the keys of a row.
+"""Weights of a tile's keys from each row's remaining stick: products and sums along the keys of a row.
 
-With e = 2^z (z the logit times log2 e) a key takes the share e / (1 + e) of the stick and leaves 1 / (1 + e). Nothing
-here needs a logarithm, and no product along the keys needs shared memory or tensor cores, because of the order in
-which a tile holds its keys: column 8 j + u is key u J + j. Tensor cores leave two neighbours of every 8 columns of a
-row to a thread, so that each of four threads holds 2 J consecutive keys, and the rest is an exchange between the four.
-The functions are right in any layout; in this one they are fast.
+With e = 2^z (z the logit times log2 e) a key takes the share e / (1 + e) of the stick and leaves 1 / (1 + e). So a tile
+of the forward pass needs one exponential for each key and one reciprocal for eight keys. The paper's log-space form
+needs two exponentials or more, a softplus and a matmul with a triangular matrix.
+
+Products along the keys stay within a thread, without shared memory or tensor cores, because of the order in which a
+tile holds its keys: column 8 j + u is key u J + j. The copy engine reads K as a grid of J by K / J keys and brings each
+tile transposed. Tensor cores give a thread two neighbours of every 8 columns of a row, so each of the four threads of a
+row holds 2 J consecutive keys, and only the four threads exchange values. The functions are correct in any layout and
+fast in this one.
+
+If the product of eight factors overflows fp32 or is NaN, the forward kernel visits the block again, key by key. 1 + e
+rounds a small e away, always in the same direction if all keys are alike, so products are stored minus one. In the
+worst case, a million keys with one logit, the stick is then correct to 0.2 percent (simulated).
 
 Shapes: M rows of a tile, N its keys, J = N / 8, G = J / 2 groups of four keys in a thread. Tensors [M, 4, G] are in
 key order, oldest first, one for each place in a group; tensors [M, 2, 2] belong to the four threads of a row.
@@ -13,20 +21,20 @@ key order, oldest first, one for each place in a group; tensors [M, 2, 2] belong
 import triton
 import triton.language as tl
 
-# A product of 1 + e must not exceed this, past which its reciprocal is no normal number.
+# above this, the reciprocal of a product of 1 + e is not a normal number
 LARGEST_PRODUCT: tl.constexpr = tl.constexpr(2.0**126)
 
 
 @triton.jit
 def keys_of_columns(N: tl.constexpr):
-    """[N]: which key of a tile each of its columns holds."""
+    """Returns [N]: the key of a tile that each of its columns holds."""
     column = tl.arange(0, N)
     return column % 8 * (N // 8) + column // 8
 
 
 @triton.jit
 def reciprocal(x, ASSEMBLY: tl.constexpr):
-    """1 / x, within a unit in the last place, 0 above 2^126. A division that rounds correctly costs five times that."""
+    """Returns 1 / x to one unit in the last place, 0 above 2^126. Correctly rounded division costs five times more."""
     if ASSEMBLY:
         inverse = tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -38,31 +46,31 @@ def reciprocal(x, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def of_threads(x, M: tl.constexpr):
-    """[M] to [M, 2, 2], the same for the four threads of a row."""
+    """Broadcasts [M] to [M, 2, 2], the same value for the four threads of a row."""
     return x[:, None, None] + tl.zeros([M, 2, 2], x.dtype)
 
 
 @triton.jit
 def of_rows(x):
-    """[M, 2, 2], the same for the four threads of a row, to [M]."""
+    """Reduces [M, 2, 2], whose values are the same for the four threads of a row, to [M]."""
     return tl.max(tl.max(x, 2), 1)
 
 
 @triton.jit
 def _halves(x, M: tl.constexpr, WIDTH: tl.constexpr):
-    """[M, 4, WIDTH] to its even and its odd entries."""
+    """Splits [M, 4, WIDTH] into its even and its odd entries."""
     return tl.split(x.reshape(M, 4, WIDTH // 2, 2))
 
 
 @triton.jit
 def _woven(even, odd, M: tl.constexpr, WIDTH: tl.constexpr):
-    """[M, 4, WIDTH] of even and odd entries."""
+    """Interleaves even and odd entries to [M, 4, WIDTH]; the inverse of `_halves`."""
     return tl.join(even, odd).reshape(M, 4, WIDTH)
 
 
 @triton.jit
 def in_groups(x, M: tl.constexpr, N: tl.constexpr):
-    """[M, N] in column order to four [M, 4, G]: the oldest keys of all groups of four, the next, up to the newest."""
+    """Splits [M, N] in column order into four [M, 4, G]: the oldest key of each group of four, up to the newest."""
     x = x.reshape(M, N // 8, 8).trans(0, 2, 1).reshape(M, 4, N // 4)
     even, odd = _halves(x, M, N // 4)
     first, third = _halves(even, M, N // 8)
@@ -72,14 +80,14 @@ def in_groups(x, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def in_columns(first, second, third, fourth, M: tl.constexpr, N: tl.constexpr):
-    """What `in_groups` took apart, [M, N]."""
+    """Joins four [M, 4, G] to [M, N] in column order; the inverse of `in_groups`."""
     even, odd = _woven(first, third, M, N // 8), _woven(second, fourth, M, N // 8)
     return _woven(even, odd, M, N // 4).reshape(M, 8, N // 8).trans(0, 2, 1).reshape(M, N)
 
 
 @triton.jit
 def _all_groups(left, taken, M: tl.constexpr, G: tl.constexpr):
-    """What all groups of a thread leave and take of a stick of 1, both [M, 4]."""
+    """Returns the shares of a stick of 1 that all groups of a thread together leave and take, both [M, 4]."""
     if G == 1:
         return left.reshape(M, 4), taken.reshape(M, 4)
     else:
@@ -90,7 +98,7 @@ def _all_groups(left, taken, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def before_groups(left, start, M: tl.constexpr, G: tl.constexpr):
-    """[M, 4, G]: the stick that reaches each group of a thread, when `start` [M, 4] reaches the thread."""
+    """Returns [M, 4, G]: the stick that reaches each group of a thread, if `start` [M, 4] reaches the thread."""
     if G == 1:
         return start.reshape(M, 4, 1)
     else:
@@ -101,9 +109,9 @@ def before_groups(left, start, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def share_between_threads(left, taken, M: tl.constexpr, G: tl.constexpr):
-    """What the newer threads leave to each thread of a row, and what all four leave of a stick of 1, both [M, 2, 2]."""
+    """Returns shares of a stick of 1, both [M, 2, 2]: what reaches each thread of a row, and what all four leave."""
     product, sum_taken = _all_groups(left, taken, M, G)
-    # the product has lost a small share to rounding, one key at a time, and one minus a large one is inexact
+    # rounding takes a small share off the product at every key; one minus the sum is exact enough only for small sums
     left = tl.where(sum_taken < 0.5, 1.0 - sum_taken, product).reshape(M, 2, 2)
     place = tl.arange(0, 2)
     neighbour = tl.flip(left, 2)
@@ -115,19 +123,19 @@ def share_between_threads(left, taken, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Weights of a tile with one reciprocal for eight keys. N is 32 at least.
+    """Computes the weights of a tile with one reciprocal for eight keys. N is at least 32.
 
     Args:
         e: [M, N] 2^logit, column order.
-        stick: [M, 2, 2] what newer tiles leave.
-        largest: [M, 4] largest product of eight keys so far: above LARGEST_PRODUCT the weights are wrong. They are NaN,
-            and so is the stick, where an infinite product met a factor of 0.
+        stick: [M, 2, 2] the stick that newer tiles leave.
+        largest: [M, 4] largest product of eight keys so far. Above LARGEST_PRODUCT the weights are wrong. If an
+            infinite product met a factor of 0, they and the stick are NaN.
         M: rows.
         N: keys.
         ASSEMBLY: whether inline assembly runs.
 
     Returns:
-        Weights [M, N] in column order; [M, 2, 2] what the tile leaves of the stick; `largest` with this tile.
+        Weights [M, N] in column order; the stick [M, 2, 2] that the tile leaves; `largest` including this tile.
     """
     G: tl.constexpr = N // 32
     e04, e15, e26, e37 = in_groups(e, M, N)
@@ -135,7 +143,7 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
     e1, e5 = _halves(e15, M, N // 16)
     e2, e6 = _halves(e26, M, N // 16)
     e3, e7 = _halves(e37, M, N // 16)
-    # the product of all 1 + e, minus one, so that rounding takes nothing from it where all e are tiny
+    # the product of all 1 + e, minus one, so that tiny e are not rounded away
     excess = tl.fma(e7, e6, e7 + e6)
     excess = tl.fma(excess, e5, excess + e5)
     excess = tl.fma(excess, e4, excess + e4)
@@ -169,11 +177,11 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
 
 @triton.jit
 def take_one_by_one(e, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """What a group of keys does with a stick of 1 that reaches it, with a reciprocal for every key and e of any size.
+    """Computes shares of a stick of 1 that reaches a group of keys, with one reciprocal for every key, for any e.
 
     Returns:
-        What a group leaves, [M, 4, G]; what each key takes of what reaches it, as four [M, 4, G]; what it takes of what
-        reaches its group, likewise.
+        The share that each group leaves, [M, 4, G]; the share that each key takes of the stick that reaches the key, as
+        four [M, 4, G]; the share that it takes of the stick that reaches its group, likewise.
     """
     e = tl.minimum(e, LARGEST_PRODUCT, propagate_nan=tl.PropagateNan.ALL)
     left = reciprocal(1.0 + e, ASSEMBLY)
@@ -186,7 +194,7 @@ def take_one_by_one(e, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr)
 
 @triton.jit
 def _sums_before_groups(total, start, M: tl.constexpr, G: tl.constexpr):
-    """[M, 4, G]: `start` [M, 4] and the totals of a thread's older groups."""
+    """Returns [M, 4, G]: for each group `start` [M, 4] plus the totals of the thread's older groups."""
     if G == 1:
         return start.reshape(M, 4, 1)
     else:
@@ -197,9 +205,9 @@ def _sums_before_groups(total, start, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def sums_of_older(x0, x1, x2, x3, older_tiles, M: tl.constexpr, N: tl.constexpr):
-    """For each key the sum over all older keys, as four [M, 4, G], and [M, 2, 2] that of all keys.
+    """Returns for each key the sum over all older keys, as four [M, 4, G], and the sum over all keys, [M, 2, 2].
 
-    The summands `x0` to `x3` are as `in_groups` gives them; `older_tiles` [M, 2, 2] is the sum over the tiles before.
+    The summands `x0` to `x3` are in the layout of `in_groups`; `older_tiles` [M, 2, 2] is the sum over older tiles.
     """
     total = (x0 + x1) + (x2 + x3)
     thread = tl.sum(total, 2).reshape(M, 2, 2)
