@@ -159,8 +159,8 @@ def test_what_no_plan_can_share_is_refused(checkpoint, monkeypatch):
     plan = {"layers.*": "colwise"}
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
-        with pytest.raises(UserError, match="several processes for tp_plan, found one: start one a GPU"):
+        with pytest.raises(UserError, match="several processes for tp_plan, found one: start one for each GPU"):
             check_tensor_plan(PretrainedConfig(num_attention_heads=4), plan)
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="divide the model's 4 key-value heads for tp_plan, found 3: start fewer"):
+    with pytest.raises(UserError, match="divides the model's 4 key-value heads for tp_plan, found 3: start fewer"):
         check_tensor_plan(PretrainedConfig(num_attention_heads=4), plan)

@@ -120,10 +120,10 @@ def test_a_task_with_another_tokenizer_is_doubted(
         key = token_key(tokenize_corpus(local_corpus(tmp_path / "text.txt"), tokenizer, Layout()), 0, 8)
         request = TokenLogprobsRequest(key, 8, 0, 8) if kind == "token_logprobs" else AttentionSpanRequest(key, 8, 2)
         getattr(lm, kind)(instances(kind, [request]), disable_tqdm=True)
-        assert ("cut into tokens by another tokenizer" in said(caplog)) == doubted
+        assert ("tokenized with another tokenizer" in said(caplog)) == doubted
 
 
-MISSING = "was trained with a BOS token before every text, and none is added"
+MISSING = "was trained with a BOS token before every text, and its tokenizer adds none"
 
 
 @pytest.mark.parametrize(
