@@ -44,8 +44,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     AdapterOptions.pop(remaining)
     check_dtypes(remaining)
     _check_batch_size(1 if batch_size is None else batch_size)
-    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model as keyword remaining
-        if option in arguments:
+    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model as keyword arguments
+        if option in remaining:
             raise UserError(
                 f"Expected {option} as an option of the command line, found {option}={shown(remaining[option])} in the "
                 f"model's arguments: use --{option}."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sbeval.model_adapters.prepare.changes.linear import AlignedLinear
 from sbeval.model_adapters.prepare.changes.mlps import FusedGatedMLP
-from sbeval.model_adapters.prepare.changes.sums import SummedMap
+from sbeval.model_adapters.prepare.changes.sums import RowParallelForward
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp import UNGATED
 from sbeval.models.rope import cos_sin
@@ -128,7 +128,7 @@ def _add_row(x_1F: Tensor, linear: nn.Linear, hidden_1E: Tensor, scale: float) -
     # triton, which runs on a GPU and is not on every machine
     from sbeval.models.kernels.one_row import map_row
 
-    if isinstance(linear.forward, SummedMap):
+    if isinstance(linear.forward, RowParallelForward):
         addend_1E = map_row(x_1F, [_held(linear)], out=torch.empty_like(hidden_1E), scale=scale)
         hidden_1E += linear.forward.total(addend_1E)
     else:
@@ -172,7 +172,7 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
         return "its linear maps are of another kind"
     if any(hasattr(linear.weight, "to_local") for linear in linears):
-        summed = [linear for linear in linears if isinstance(linear.forward, SummedMap) and linear.bias is None]
+        summed = [linear for linear in linears if isinstance(linear.forward, RowParallelForward) and linear.bias is None]
         given, taken = (len(_held(linears[i])) for i in (0, 4)), (_held(linears[i]).shape[1] for i in (3, 6))
         if summed != [linears[3], linears[6]] or [*given] != [*taken]:
             return "processes share its linear maps in another way"

@@ -1,4 +1,4 @@
-"""Which kernels compute a model's stick-breaking attention, and below which stick they skip keys."""
+"""The kernels of stick-breaking attention, and the threshold below which they skip older keys."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from sbeval.model_adapters.prepare.change import Change, Setting
 
 
 def skip_threshold_in_force(model: Any, setting: Setting) -> float | None:
-    """Returns the threshold that `auto` stands for, or the one that was passed; None where every key is visited.
+    """Returns the skip threshold with `auto` resolved; None if every key is visited.
 
     Raises:
-        UserError: a threshold was passed for the reference, which visits every key.
+        UserError: a threshold was passed together with kernels=reference, which visits every key.
     """
     threshold, kernels = setting.skip_threshold, setting.kernels
     if threshold == "auto":
@@ -23,11 +23,11 @@ def skip_threshold_in_force(model: Any, setting: Setting) -> float | None:
 
 
 def choose_kernels(model: Any, setting: Setting) -> None:
-    """Sets the kernels and the threshold of a model of this family.
+    """Sets the kernels and the skip threshold of a model of this project.
 
     Raises:
-        UserError: kernels or a threshold were passed for a model without stick-breaking attention, or a threshold for
-            the reference.
+        UserError: kernels or a threshold were passed for a model without stick-breaking attention, or a threshold
+            together with kernels=reference.
     """
     threshold, kernels = skip_threshold_in_force(model, setting), setting.kernels
     if hasattr(model, "set_kernels"):

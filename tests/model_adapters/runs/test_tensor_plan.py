@@ -20,7 +20,7 @@ from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
 from sbeval.model_adapters.generate.slots.stepper import Stepper
 from sbeval.model_adapters.open import tensor_plan
 from sbeval.model_adapters.open.tensor_plan import OLDEST_TRANSFORMERS_OF_PLANS, check_tensor_plan
-from sbeval.model_adapters.prepare.changes.sums import SummedMap, give_back_sums
+from sbeval.model_adapters.prepare.changes.sums import RowParallelForward, give_back_sums
 from sbeval.model_adapters.prepare.trial import Trial
 from sbeval.model_adapters.self_test import testing
 from tests.model_adapters import small
@@ -61,7 +61,7 @@ def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
         stepper = Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=each)
         stepper.start([0], [np.arange(9)], [3])
         logits[name] = stepper.try_step()
-    summed = [module for module in model.modules() if isinstance(module.forward, SummedMap)]
+    summed = [module for module in model.modules() if isinstance(module.forward, RowParallelForward)]
     give_back_sums(summed)
     assert planned == {name: model.get_submodule(name).forward for name in planned}
     torch.save((logits, len(summed)), out / f"{rank}.pt")
