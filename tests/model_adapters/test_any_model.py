@@ -191,7 +191,7 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp
     expected = numbers(over(server), tasks, metadata, folder)
     planned = len(server.asked)
     assert (
-        f"windows are asked for in {planned} requests of {sum(map(len, server.asked)):,} tokens in all" in caplog.text
+        f"windows need {planned} requests with {sum(map(len, server.asked)):,} tokens in total" in caplog.text
     )
     server.asked.clear()
     server.fails_at = (7,)

@@ -69,7 +69,7 @@ def test_answers_follow_a_thinking_that_ended_or_was_cut(name, prefix, checkpoin
     record = lm.get_model_info()["sbeval"]
     assert (record["generated"]["answers"], record["generated"]["thinking_cut"]) == (3, sum(cuts))
     assert record["thinking_tokens"] == BUDGET
-    assert (f"{sum(cuts)} of 3 answers were asked for before the model had ended" in caplog.text) == any(cuts)
+    assert (f"{sum(cuts)} of 3 answers were requested before the model had ended" in caplog.text) == any(cuts)
 
 
 def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(checkpoint, caplog):
@@ -81,7 +81,7 @@ def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(checkp
     assert (facts[0]["thinking_cut"], facts[0]["thinking_stopped"]) == (False, True)
     counts = lm.get_model_info()["sbeval"]["generated"]
     assert counts["thinking_stopped"] == sum(known["thinking_stopped"] for known in facts) >= 1
-    assert "of 3 answers were asked for again: the model had ended its text" in caplog.text
+    assert "of 3 answers were requested again because the model ended its text" in caplog.text
 
 
 def test_answers_of_a_response_cache_are_counted_and_logged_as_those_generated(checkpoint, tmp_path):
@@ -182,7 +182,7 @@ def test_scores_behind_prompts_to_think_are_warned_of(checkpoint, caplog):
 def test_tasks_of_other_budgets_are_refused(given, found, checkpoint):
     setting = {"until": [], "max_gen_toks": 4, "answer_prefix": "", "thinking_tokens": 60}
     lm = load_lm(checkpoint("llama"), **given, **({"think_end_token": "</x>"} if given else {}))
-    with pytest.raises(UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: na"):
+    with pytest.raises(UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: set"):
         lm.generate_until(instances("generate_until", [("Beautiful", setting)]))
 
 

@@ -172,7 +172,9 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
         return "its linear maps are of another kind"
     if any(hasattr(linear.weight, "to_local") for linear in linears):
-        summed = [linear for linear in linears if isinstance(linear.forward, RowParallelForward) and linear.bias is None]
+        summed = [
+            linear for linear in linears if isinstance(linear.forward, RowParallelForward) and linear.bias is None
+        ]
         given, taken = (len(_held(linears[i])) for i in (0, 4)), (_held(linears[i]).shape[1] for i in (3, 6))
         if summed != [linears[3], linears[6]] or [*given] != [*taken]:
             return "processes share its linear maps in another way"
