@@ -190,9 +190,7 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp
     folder, tasks = Path(server.arguments["tokenizer"]), ["sb_text_stream", "sb_text_position"]
     expected = numbers(over(server), tasks, metadata, folder)
     planned = len(server.asked)
-    assert (
-        f"windows need {planned} requests with {sum(map(len, server.asked)):,} tokens in total" in caplog.text
-    )
+    assert f"windows need {planned} requests with {sum(map(len, server.asked)):,} tokens in total" in caplog.text
     server.asked.clear()
     server.fails_at = (7,)
     with pytest.raises(

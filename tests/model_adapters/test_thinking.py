@@ -164,7 +164,7 @@ OF_TASKS = [partial(begun_by_a_task, key) for key in ("answer_prefix", "gen_pref
 @pytest.mark.parametrize("made", [begun_by_a_template, *OF_TASKS])
 def test_answers_that_the_prompt_begins_are_not_thought_about(made, checkpoint):
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
-    with pytest.raises(UserError, match=r"found such as begin it in .*: leave thinking_tokens out for them"):
+    with pytest.raises(UserError, match=r"found prompts that begin it in .*: leave thinking_tokens out for them"):
         lm.generate_until([made(lm)])
     plain = load_lm(checkpoint("llama"))
     assert len(plain.generate_until([made(plain)])) == 1
@@ -202,7 +202,10 @@ def test_cut_answers_are_said_of_chats_alone(checkpoint, caplog):
     [
         ({"enable_thinking": False}, "enable_thinking=True beside thinking_tokens, found False: leave one of them out"),
         ({"think_end_token": None}, "end of the model's thinking beside thinking_tokens, found none of </think>, "),
-        ({"thinking_tokens": 4}, r"thinking_tokens above \d+, what its end </x> takes, found 4"),
+        (
+            {"thinking_tokens": 4},
+            r"thinking_tokens above \d+, the number of tokens that its end marker </x> takes, found 4",
+        ),
         ({"thinking_tokens": 0}, "thinking_tokens to be a positive number of tokens, found 0"),
         ({"max_length": BUDGET}, f"max_gen_toks, thinking_tokens={BUDGET} to be less than max_length={BUDGET}"),
         ({"max_length": 40, "truncation": "error"}, f"prompts, thinking_tokens={BUDGET} and the tokens to generate"),
