@@ -210,8 +210,8 @@ def _starts(mask_B1QK: Any) -> Tensor | None:
         UserError: the mask is not one of eager attention or SDPA, or the cache has room behind the newest key.
     """
     if not isinstance(mask_B1QK, Tensor) or mask_B1QK.dim() != 4:
-        expected = "Expected attention of transformers that takes a mask of queries by keys for extrapolation"
-        raise UserError(f"{expected}, found another: give attn_implementation=sdpa.")
+        expected = "Expected an attention implementation that takes a mask of queries by keys for extrapolation"
+        raise UserError(f"{expected}, found another: pass attn_implementation=sdpa in --model_args.")
     newest_BK = mask_B1QK[:, 0, -1]
     seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
     if not bool(seen_BK[:, -1].all()):

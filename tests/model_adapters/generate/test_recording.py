@@ -78,7 +78,7 @@ def test_steps_that_cannot_be_recorded_go_one_by_one_and_the_log_says_so_once(
         assert answers(lm) == expected
     (message,) = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
     reason = "CUDA_LAUNCH_BLOCKING is set" if launches_wait else "operation not permitted when stream is capturing"
-    assert f"run one by one: {reason}" in message
+    assert f"as a CUDA graph: {reason}" in message
     assert "and more" not in message
 
 

@@ -123,7 +123,7 @@ def test_rope_scaling_holds_for_each_request(scaling, architecture, checkpoint, 
     [
         ("llama", {"do_sample": True, "temperature": 1.0}, "tokens are sampled"),
         ("llama", {"num_beams": 2}, "the request sets num_beams"),
-        ("gemma2", {}, "its attention takes softcap"),
+        ("gemma2", {}, "its attention needs softcap"),
     ],
 )
 def test_what_is_not_served_goes_the_old_way_and_the_log_says_so_once(

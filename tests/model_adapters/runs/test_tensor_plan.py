@@ -55,7 +55,7 @@ def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
         logits["fused"] = model(torch.arange(9)[None]).logits
     blocks = FusedBlocks.of(model) if plan == "auto" else None
     if blocks is None:
-        with pytest.raises(ValueError, match="share its linear maps in another way"):
+        with pytest.raises(ValueError, match="shard its linear layers in another way"):
             FusedBlocks.of(model)
     for name, each in (("step", None), ("fused step", blocks)):
         stepper = Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=each)
