@@ -234,7 +234,10 @@ class Stepper:
         return logits_BTV
 
     def _looked_up(self) -> Tensor:
-        """Returns drafts [B, drafts]: the tokens that followed the newest two at their last place in the text."""
+        """Returns drafts [B, drafts]: the tokens that followed the newest two at their last place in the text.
+
+        If there is no such place, the drafts are arbitrary tokens, which the step verifies like any others.
+        """
         position_B1 = self.cache.position_B[:, None].long()
         before_B1 = self._text_BR.gather(1, (position_B1 - 1).clamp_min(0))
         place_R = torch.arange(self._text_BR.shape[1], device=position_B1.device)
