@@ -26,7 +26,7 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=x,revision=[1]": "Expected revision to be a branch, a tag",
     "run --tasks sb_stdlib --model_args pretrained=x,max_lenght=64": "Expected max_length in --model_args",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},revison=main": "Expected revision in --model_args",
-    f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},label=x": "found label, which none of them reads: give",
+    f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},label=x": "found label, which none of them reads",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},no_such=8": "found no_such, which none of them reads",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "use --batch_size.",

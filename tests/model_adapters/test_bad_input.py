@@ -212,7 +212,7 @@ def test_an_attention_that_a_model_lacks_is_no_fault_of_the_checkpoint(checkpoin
     transformers.BloomForCausalLM(
         transformers.BloomConfig(vocab_size=400, hidden_size=8, n_layer=1, n_head=2)
     ).save_pretrained(tmp_path / "bloom")
-    words = "no attention of the kind asked for .*: leave attn_implementation out of --model_args, or name another"
+    words = "this attention implementation cannot be used .*: leave attn_implementation out of --model_args, or name"
     for folder, named in ((checkpoint("llama"), "nonsense"), (tmp_path / "bloom", "flash_attention_2")):
         with pytest.raises(UserError, match=words):
             load_lm(folder, attn_implementation=named, tokenizer=str(checkpoint("llama")))

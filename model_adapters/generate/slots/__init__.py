@@ -3,7 +3,7 @@
 - `served`: generates lm-eval's greedy requests in slots; says which models and settings that works for
 - `schedule`: which prompts are prefilled when, in how many slots, and what happens when memory runs out
 - `stepper`: a model and its slots on the device: prefill, and decode steps that add a token to each text
-- `recording`: captures decode steps as CUDA graphs
+- `graph_capture`: captures decode steps as CUDA graphs
 - `fused_blocks`: a decode step of Llama-style blocks in few fused kernels
 - `transformers_attention`: the attention of transformers' models in a decode step
 

@@ -15,7 +15,7 @@ import torch
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, SlotLimits, free_memory, out_of_memory
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.stepper import ReadPrompt, Stepper, Written, sliding_windows
 from sbeval.model_adapters.generate.texts import Continuation, Text
 
@@ -48,7 +48,7 @@ class Terms:
     end_tokens: Sequence[int]
     not_early: Sequence[int]
     limits: SlotLimits
-    recording: Recording
+    graph_capture: GraphCapture
     fused: Callable[[], FusedBlocks | None] = lambda: None
     drafts: int = 0
     read: ReadPrompt | None = None
@@ -122,7 +122,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
     )
     steps = most_new_tokens * -(-len(texts) // slots)
     if steps >= _FEWEST_STEPS_TO_CAPTURE:
-        stepper.capture(terms.recording)
+        stepper.capture(terms.graph_capture)
     waiting = deque(sorted(texts, key=lambda text: -len(text.so_far)))
     reader = PromptReader(stepper, waiting, terms.limits.prompt_tokens)
     running: dict[int, Text] = {}

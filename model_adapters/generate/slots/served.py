@@ -13,7 +13,7 @@ from sbeval.errors import first_line
 from sbeval.model_adapters.answers import Stop
 from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.schedule import Continuations, Terms, generate
 from sbeval.model_adapters.generate.slots.stepper import ReadPrompt, Stepper, sliding_windows
 from sbeval.model_adapters.generate.texts import Continuation, StopSequences, Text, stop_texts
@@ -84,8 +84,8 @@ class GenerationInSlots:
             return fused_blocks(self._opened.model, self._opened.tokenizer)
 
     @functools.cached_property
-    def _recording(self) -> Recording:
-        return Recording(self._session.device)
+    def _graph_capture(self) -> GraphCapture:
+        return GraphCapture(self._session.device)
 
     @functools.cached_property
     def _drafts(self) -> int:
@@ -141,7 +141,7 @@ class GenerationInSlots:
             end_tokens=ends if tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id],
             not_early=ends,
             limits=session.slots,
-            recording=self._recording,
+            graph_capture=self._graph_capture,
             fused=lambda: self._fused_blocks,
             drafts=self._drafts,
             read=read,

@@ -23,7 +23,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.transformers_attention import attending_to
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.rope import RopeFrequencies
@@ -209,11 +209,11 @@ class Stepper:
         self.cache.position_B[slot] = 0
 
     @torch.no_grad()
-    def capture(self, recording: Recording) -> None:
+    def capture(self, graph_capture: GraphCapture) -> None:
         """Captures a step as a CUDA graph; call it while all slots are free, so that the step has no effect."""
-        if recording.possible:
+        if graph_capture.possible:
             with attending_to(self.cache, self._model):
-                self._graph = recording.graph_of(self._whole_step, self._token_B1.device)
+                self._graph = graph_capture.graph_of(self._whole_step, self._token_B1.device)
 
     @torch.no_grad()
     def try_step(self) -> Tensor:

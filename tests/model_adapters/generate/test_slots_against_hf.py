@@ -9,7 +9,7 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.generate.slots import schedule
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.stepper import Stepper
 from tests.model_adapters.generate.slots import DEVICE, LINES, SETTING, adapter, answers
 
@@ -155,8 +155,8 @@ def test_steps_replayed_as_a_graph_give_the_answers_of_steps_without(batch_size,
     recorded: list[bool] = []
     capture = Stepper.capture
 
-    def seen(self: Stepper, recording: Recording) -> None:
-        capture(self, recording)
+    def seen(self: Stepper, graph_capture: GraphCapture) -> None:
+        capture(self, graph_capture)
         recorded.append(self._graph is not None)
 
     monkeypatch.setattr(Stepper, "capture", seen)

@@ -86,7 +86,7 @@ def test_a_tokenizer_of_another_size_or_other_special_tokens_is_doubted_and_one_
     model.resize_token_embeddings(400)
     model.save_pretrained(folder)
     load_lm(folder)
-    assert "the model has 400 embeddings, and its tokenizer 302 tokens" in said(caplog)
+    assert "the model has 400 embeddings and its tokenizer only 302 tokens" in said(caplog)
 
 
 @pytest.mark.parametrize("recorded", ["the same", "another", "another, by other software"])

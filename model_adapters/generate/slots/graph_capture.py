@@ -15,7 +15,7 @@ _failed: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture failed, kept alive because torch's allocator of pinned memory still queries them."""
 
 
-class Recording:
+class GraphCapture:
     """Captures steps until one capture fails. The log then gives the reason once, and no other capture is tried."""
 
     def __init__(self, device: torch.device) -> None:
