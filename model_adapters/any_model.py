@@ -60,8 +60,8 @@ def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> li
     """Returns log-probabilities as `token_logprobs` does, and whether all targets of a run are the most probable."""
     if any(kind.__name__ == "SGLANGGENERATEAPI" for kind in type(lm).__mro__):
         raise UserError(
-            "Expected a model that says which tokens are the most probable, found sglang-generate, for which lm-eval "
-            "inverts that answer: use local-completions, which SGLang's server answers too."
+            "This task needs to know which tokens are the most probable, and lm-eval inverts that answer for "
+            "sglang-generate: use local-completions, which SGLang's server answers too."
         )
     answers = _answers(lm, requests, lambda key, inputs: resolve_sequence(key), quiet=quiet)
     return [TargetLogprobs(*answer) for answer in answers]

@@ -190,7 +190,7 @@ def check_cache(database: Any, session: Session) -> None:
     # each rank's cache would lack the answers that other ranks compute
     if opened.shares_model or opened.options.context_parallel > 1:
         shares = "tp_plan" if opened.shares_model else "context_parallel"
-        raise UserError(f"Expected no response cache beside {shares}, found --use_cache: leave one of them out.")
+        raise UserError(f"--use_cache does not work with {shares}: leave one of them out.")
     stamp(database, run_settings(session))
 
 

@@ -56,8 +56,10 @@ class RequestRope:
     ) -> None:
         if isinstance(extrapolation, Mapping):  # the factors of LongRoPE, which is a RoPE scaling
             if scaling is not None:
-                expected = "Expected extrapolation=longrope without rope_scaling, since it sets a RoPE scaling itself"
-                raise UserError(f"{expected}, found both: remove one of them from --model_args.")
+                raise UserError(
+                    "extrapolation=longrope sets a RoPE scaling itself and does not work with rope_scaling: remove one "
+                    "of them from --model_args."
+                )
             scaling, extrapolation = extrapolation, None
         self._scaling = scaling
         self._held = functools.partial(
@@ -104,14 +106,13 @@ class RequestRope:
             expected = model(input_ids=tokens, use_cache=False).logits
             with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
                 same = torch.equal(model(input_ids=tokens, use_cache=False).logits, expected)
-            fault = "not changed by it" if same else ""
+            fault = f"rope_scaling does not change the logits of {type(model).__name__}" if same else ""
         except UserError:
             raise
         except Exception as error:  # the code of a model can raise anything
-            fault = f"which fails ({first_line(error)})"
+            fault = f"{type(model).__name__} fails with rope_scaling ({first_line(error)})"
         if fault:
-            expected = f"Expected a model whose logits rope_scaling changes, found {type(model).__name__}, {fault}"
-            raise UserError(f"{expected}: remove rope_scaling from --model_args.")
+            raise UserError(f"{fault}: remove rope_scaling from --model_args.")
 
 
 def _in_force(model: nn.Module, scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -134,9 +135,10 @@ def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None
     name = type(model).__name__
     config = text_config(getattr(model, "config", None))
     if positive(getattr(config, "sliding_window", None)) or set(sliding_windows(model) or [0]) != {None}:
-        expected = f"Expected a model whose layers all see the whole text for extrapolation={method}"
-        remedy = "remove extrapolation from --model_args"
-        raise UserError(f"{expected}, found {name} with windows or other caches: {remedy}.")
+        raise UserError(
+            f"extrapolation={method} needs a model whose layers all see the whole text, and {name} has sliding windows "
+            "or other caches: remove extrapolation from --model_args."
+        )
     changes: Changes = [
         (module, {"held_extrapolation": method})
         for module in model.modules()
@@ -144,9 +146,10 @@ def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None
     ]
     changes = changes or _in_transformers(model, method)
     if not changes:
-        expected = f"Expected a model with rotary embeddings for extrapolation={method}"
-        remedy = "remove extrapolation from --model_args"
-        raise UserError(f"{expected}, found {name}, which has none of a known kind: {remedy}.")
+        raise UserError(
+            f"extrapolation={method} needs rotary embeddings of a known kind, and {name} has none: remove "
+            "extrapolation from --model_args."
+        )
     _check_short_text(model, changes, method, tokenizer)
     return changes
 
@@ -204,19 +207,23 @@ def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tens
 
 
 def _starts(mask_B1QK: Any) -> Tensor | None:
-    """Returns the first key [B] that the newest query sees, None if every query sees the first key.
+    """Returns the index [B] of the first key that the newest query of each text sees, None if it is 0 for all texts.
 
     Raises:
         UserError: the mask is not one of eager attention or SDPA, or the cache has room behind the newest key.
     """
     if not isinstance(mask_B1QK, Tensor) or mask_B1QK.dim() != 4:
-        expected = "Expected an attention implementation that takes a mask of queries by keys for extrapolation"
-        raise UserError(f"{expected}, found another: pass attn_implementation=sdpa in --model_args.")
+        raise UserError(
+            "extrapolation needs an attention implementation with a mask of queries by keys, and this model has "
+            "another: pass attn_implementation=sdpa in --model_args."
+        )
     newest_BK = mask_B1QK[:, 0, -1]
     seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
     if not bool(seen_BK[:, -1].all()):
-        expected = "Expected a KV cache that holds only the text for extrapolation"
-        raise UserError(f"{expected}, found one with room behind the text: leave cache_implementation out.")
+        raise UserError(
+            "extrapolation needs a KV cache that holds only the text, and this one has room behind the text: leave "
+            "cache_implementation out."
+        )
     start_B = seen_BK.to(torch.int8).argmax(-1)
     return start_B if bool(start_B.any()) else None
 
@@ -238,8 +245,8 @@ def _check_short_text(model: Any, changes: Changes, method: Extrapolation, token
         extrapolated = read()
     if not same_logits(model, read, extrapolated):
         raise UserError(
-            f"Expected an attention of a known kind for extrapolation={method}, found {type(model).__name__}, whose "
-            "attention computes something else: remove extrapolation from --model_args."
+            f"extrapolation={method} does not fit {type(model).__name__}, whose attention computes more than softmax "
+            "attention with rotary embeddings: remove extrapolation from --model_args."
         )
 
 

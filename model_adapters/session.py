@@ -152,9 +152,10 @@ class Session:
                 passed together with context_parallel; or `max_length` is below one token.
         """
         if opened.max_length < 1:
-            expected = "Expected a model that takes at least one token"
-            remedy = "pass max_length in --model_args, or correct the checkpoint's configuration"
-            raise UserError(f"{expected}, found a longest input of {opened.max_length}: {remedy}.")
+            raise UserError(
+                f"The model's longest input, max_length, is {opened.max_length} tokens: pass max_length in "
+                "--model_args, or correct the checkpoint's configuration."
+            )
         model, options, on_cpu = opened.model, opened.options, opened.device.type == "cpu"
         rope = RequestRope(
             model, options.rope_scaling, options.training_length, options.extrapolation, opened.tokenizer
@@ -257,7 +258,9 @@ def _scorer(opened: Opened) -> TokenScorer:
     if options.context_parallel == 1:
         return TokenScorer(opened.model, non_finite=options.non_finite)
     if options.extrapolation is not None:
-        expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
-        raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
+        raise UserError(
+            f"extrapolation={options.extrapolation} does not work with context_parallel={options.context_parallel}: "
+            "remove one of them from --model_args."
+        )
     context = join_context(opened.model, options.context_parallel, opened.device)
     return ContextParallelScorer(opened.model, context, non_finite=options.non_finite)

@@ -68,8 +68,10 @@ def fit_prompts(
         raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")
     thinking_tokens = session.thinking and session.thinking.tokens
     if unequal := {setting.get("thinking_tokens", thinking_tokens) for setting in settings} - {thinking_tokens}:
-        expected = f"Expected the model's thinking_tokens to be {max(unequal)}, as the tasks' metadata has it"
-        raise UserError(f"{expected}, found {thinking_tokens}: set it in --model_args only, where tasks read it too.")
+        raise UserError(
+            f"The tasks' metadata has thinking_tokens={max(unequal)}, but the model has {thinking_tokens}: set it in "
+            "--model_args only, where tasks read it too."
+        )
     beginnings = [""] * len(prompts)
     if session.thinking is not None:
         beginnings = [str(setting.get("answer_prefix", "")) for setting in settings]

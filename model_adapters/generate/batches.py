@@ -105,7 +105,7 @@ def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | No
         if "`model_kwargs` are not used" not in str(error):
             raise
         remedy = "correct them in --gen_kwargs or the task"
-        raise UserError(f"Expected generation arguments that transformers knows, but {error}: {remedy}.") from error
+        raise UserError(f"transformers does not know some generation arguments ({error}): {remedy}.") from error
     ends = kwargs.get("eos_token_id", model.generation_config.eos_token_id)
     continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
     sound = [True] * len(prompts)

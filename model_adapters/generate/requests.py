@@ -19,11 +19,11 @@ def generate_until(session: Session, requests: Sequence[Instance], *, quiet: boo
     opened = session.opened
     settings = [normalize_gen_kwargs(request.args[1], opened.max_gen_toks) for request in requests]
     if session.thinking is not None and (begun := {r.task_name for r in requests if _begins_its_answer(session, r)}):
-        expected = (
-            "Expected prompts that leave the whole answer to a model that thinks first, found prompts that begin it"
-        )
         remedy = "leave thinking_tokens out for them, or pass it in the metadata of tasks of this project too"
-        raise UserError(f"{expected} in {', '.join(sorted(map(str, begun)))}: {remedy}.")
+        raise UserError(
+            "A model cannot think before an answer that the prompt has already begun, as prompts do in "
+            f"{', '.join(sorted(map(str, begun)))}: {remedy}."
+        )
     encoded = encode_prompts(opened, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
     prompts = fit_prompts(session, encoded, settings, [request.task_name for request in requests])

@@ -47,8 +47,8 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model as keyword arguments
         if option in remaining:
             raise UserError(
-                f"Expected {option} as an option of the command line, found {option}={shown(remaining[option])} in the "
-                f"model's arguments: use --{option}."
+                f"{option} is an option of the command line, not a model argument: pass --{option} instead of "
+                f"{option}={shown(remaining[option])}."
             )
     for key, kind in _OF_HF.items():
         read_value(kind, remaining.get(key), name=key, source=SOURCE)
@@ -169,11 +169,13 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
     _check_device(arguments.get("device"))
     if options.thinking_tokens is not None:
         if arguments.get("enable_thinking") not in (None, True):
-            expected = "Expected enable_thinking=True beside thinking_tokens"
-            raise UserError(f"{expected}, found {shown(arguments['enable_thinking'])}: leave one of them out.")
+            raise UserError(
+                f"thinking_tokens does not work with enable_thinking={shown(arguments['enable_thinking'])}: leave one "
+                "of them out."
+            )
         arguments.pop("enable_thinking", None)  # `open` sets it after loading, once the tokenizer is known
     elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
-        raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
+        raise UserError("enable_thinking=True needs think_end_token: name it in --model_args.")
     shared = [name for name in ("tp_plan", "parallelize") if arguments.get(name)]
     shared += ["context_parallel"] * (options.context_parallel > 1)
     if len(shared) > 1:

@@ -137,7 +137,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         for name in _OF_CAUSAL_MODELS if self.backend != "causal" else ():
             if (value := getattr(options, name)) != AdapterOptions.model_fields[name].default:
                 raise UserError(
-                    f"Expected no {name} for an encoder-decoder model, found {value}: remove it from --model_args."
+                    f"{name}={value} does not work with an encoder-decoder model: remove {name} from --model_args."
                 )
         if options.non_finite == "null":
             record_nulls(Task)

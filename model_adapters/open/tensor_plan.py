@@ -41,11 +41,15 @@ def check_tensor_plan(config: Any, plan: Any) -> None:
         )
     config, processes = text_config(config), int(os.environ.get("WORLD_SIZE", "1"))
     if plan == "auto" and not getattr(config, "base_model_tp_plan", None):
-        remedy = "leave tp_plan out (context_parallel shares windows of this project's models)"
-        raise UserError(f"Expected a model with a plan for tp_plan=auto, found {config.model_type}: {remedy}.")
+        raise UserError(
+            f"A model of the type {config.model_type} has no tensor-parallel plan for tp_plan=auto: leave tp_plan out "
+            "(for this project's models, context_parallel splits long windows over processes)."
+        )
     if processes == 1 and torch.cuda.is_available():
-        remedy = "start one for each GPU, as with sbeval launch --num_processes 2, or leave tp_plan out"
-        raise UserError(f"Expected several processes for tp_plan, found one: {remedy}.")
+        raise UserError(
+            "tp_plan needs several processes, but only one runs: start one for each GPU, for example with "
+            "sbeval launch --num_processes 2, or leave tp_plan out."
+        )
     names = ("num_key_value_heads", "num_attention_heads")
     heads = next((count for name in names if (count := getattr(config, name, None))), processes)
     if heads % processes:

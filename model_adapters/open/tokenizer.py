@@ -18,7 +18,7 @@ from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_json_object
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 _LEAST_SHARE_OF_EMBEDDINGS = 0.9  # models pad their embedding matrix by less than the other tenth
@@ -116,8 +116,10 @@ def prefix_token_id(tokenizer: Any, passed: int | None) -> int:
     for token in candidates:
         if token is not None:
             return token
-    expected = "Expected a tokenizer with a BOS or EOS token to put before a text's first token"
-    raise UserError(f"{expected}, found neither: pass prefix_token_id=... in --model_args.")
+    raise UserError(
+        "The tokenizer has neither a BOS nor an EOS token to put before a text's first token: pass prefix_token_id=... "
+        "in --model_args."
+    )
 
 
 def thinking_end(tokenizer: Any, named: str | int | None) -> str | int:
@@ -176,8 +178,8 @@ def _usual_thinking_end(tokenizer: Any) -> str:
         if end in vocabulary or end in templates:
             return end
     raise UserError(
-        f"Expected the end of the model's thinking beside thinking_tokens, found none of {', '.join(_THINKING_ENDS)} "
-        "in its chat template and its tokenizer: name it with think_end_token=... in --model_args."
+        f"thinking_tokens needs the text that ends the model's thinking, but none of {', '.join(_THINKING_ENDS)} is in "
+        "its chat template or its tokenizer: name the text with think_end_token=... in --model_args."
     )
 
 

@@ -14,7 +14,7 @@ from sbeval.model_adapters.prepare.replacing import held
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 # arguments of `_create_model` of `hf` that loading has used already, or that work for any loaded model
@@ -29,9 +29,10 @@ def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expan
         UserError: `kv_expand` is passed for another format.
     """
     if kv_expand != "auto" and not (released and released.takes_kv_expand):
-        expected = "Expected kv_expand= for checkpoints of dolomite-engine only"
-        remedy = "remove it from --model_args"
-        raise UserError(f"{expected}, found kv_expand={kv_expand} for {pretrained}, which is none: {remedy}.")
+        raise UserError(
+            f"kv_expand={kv_expand} is only for checkpoints of dolomite-engine, and {pretrained} is none: remove it "
+            "from --model_args."
+        )
 
 
 def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any], *, convertible: bool) -> None:
@@ -51,10 +52,9 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
         if name not in _SETTLED | _OF_PARALLELIZE and value is not None and value is not False and value != ""
     )
     if given:
-        expected = "Expected arguments that apply to every checkpoint format"
         remedy = "remove it from --model_args"
         remedy += ", or rewrite the checkpoint with `sbeval convert` first" if convertible else ""
-        raise UserError(f"{expected}, found {', '.join(given)} with the format {format_found}: {remedy}.")
+        raise UserError(f"{', '.join(given)} cannot be used with the checkpoint format {format_found}: {remedy}.")
 
 
 def tied_as_it_is(model: nn.Module) -> contextlib.AbstractContextManager[None]:

@@ -191,8 +191,10 @@ def attention_span(session: Session, requests: Instances, *, quiet: bool) -> lis
     """Returns the effective attention spans of every layer and head, for `AttentionSpanRequest`."""
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     if session.rope.extrapolation is not None:
-        expected = "Expected a model that attends as it was trained to for attention spans"
-        raise UserError(f"{expected}, found extrapolation={session.rope.extrapolation}: remove it from --model_args.")
+        raise UserError(
+            f"Attention spans are those of a model that attends as it was trained to, but "
+            f"extrapolation={session.rope.extrapolation} changes that: remove it from --model_args."
+        )
     scorer = session.scorer
     answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
     answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)

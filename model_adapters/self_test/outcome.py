@@ -144,9 +144,9 @@ class Outcome:
         """
         if getattr(self, what) == REFUSED:
             raise UserError(
-                f"Expected a model whose logits in a batch, alone and without a cache are those of whole texts, found "
-                f"that {self}: use another version of transformers or another attn_implementation, or pass "
-                "self_test=false in --model_args to run it all the same."
+                f"No tested way of running this model gives the logits of whole texts. {self}. Use another version of "
+                "transformers or another attn_implementation, or pass self_test=false in --model_args to run it all "
+                "the same."
             )
 
     @staticmethod

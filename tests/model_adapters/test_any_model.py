@@ -305,7 +305,7 @@ def test_the_least_model_that_scores_tokens_is_enough_whatever_its_name(checkpoi
 
 def test_recall_by_sglang_generate_is_refused(server, metadata):
     lm = get_model("sglang-generate")(**server.arguments)
-    with pytest.raises(UserError, match="found sglang-generate, of which lm-eval turns that round: use local-"):
+    with pytest.raises(UserError, match="lm-eval inverts that answer for sglang-generate: use local-"):
         numbers(lm, ["sb_mqrar"], metadata, Path(server.arguments["tokenizer"]))
 
 

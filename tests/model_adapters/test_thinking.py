@@ -164,7 +164,9 @@ OF_TASKS = [partial(begun_by_a_task, key) for key in ("answer_prefix", "gen_pref
 @pytest.mark.parametrize("made", [begun_by_a_template, *OF_TASKS])
 def test_answers_that_the_prompt_begins_are_not_thought_about(made, checkpoint):
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
-    with pytest.raises(UserError, match=r"found prompts that begin it in .*: leave thinking_tokens out for them"):
+    with pytest.raises(
+        UserError, match=r"that the prompt has already begun, as prompts do in .*: leave thinking_tokens out for them"
+    ):
         lm.generate_until([made(lm)])
     plain = load_lm(checkpoint("llama"))
     assert len(plain.generate_until([made(plain)])) == 1
@@ -182,7 +184,7 @@ def test_scores_behind_prompts_to_think_are_warned_of(checkpoint, caplog):
 def test_tasks_of_other_budgets_are_refused(given, found, checkpoint):
     setting = {"until": [], "max_gen_toks": 4, "answer_prefix": "", "thinking_tokens": 60}
     lm = load_lm(checkpoint("llama"), **given, **({"think_end_token": "</x>"} if given else {}))
-    with pytest.raises(UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: set"):
+    with pytest.raises(UserError, match=f"metadata has thinking_tokens=60, but the model has {found}: set"):
         lm.generate_until(instances("generate_until", [("Beautiful", setting)]))
 
 
@@ -200,8 +202,8 @@ def test_cut_answers_are_said_of_chats_alone(checkpoint, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enable_thinking": False}, "enable_thinking=True beside thinking_tokens, found False: leave one of them out"),
-        ({"think_end_token": None}, "end of the model's thinking beside thinking_tokens, found none of </think>, "),
+        ({"enable_thinking": False}, "thinking_tokens does not work with enable_thinking=False: leave one of them out"),
+        ({"think_end_token": None}, "the text that ends the model's thinking, but none of </think>, "),
         (
             {"thinking_tokens": 4},
             r"thinking_tokens above \d+, the number of tokens that its end marker </x> takes, found 4",

@@ -3,7 +3,7 @@
 - `flex`: flex_attention, compiled for every shape on a GPU and replaced by another attention on a CPU
 - `kernels`: the implementation of stick-breaking attention
 - `hooks`: removes accelerate's hooks except the one at the start of each block
-- `scans`: Mamba-2's scan, run over chunks of a long text
+- `scans`: Mamba-2's scan, run over pieces of a long text
 - `sums`: row-parallel linear layers of a tensor-parallel plan, with a faster all-reduce for small tensors
 - `norms`: RMSNorms as fused kernels
 - `linear`: linear layers, padded to widths that matmul kernels read quickly

@@ -17,8 +17,10 @@ def skip_threshold_in_force(model: Any, setting: Setting) -> float | None:
     if threshold == "auto":
         return setting.default_skip_threshold if _breaks_sticks(model) and kernels != "reference" else None
     if _breaks_sticks(model) and kernels == "reference" and threshold is not None:
-        expected = "Expected no skip_threshold beside kernels=reference, which visits every key"
-        raise UserError(f"{expected}, found {threshold}: remove one of them from --model_args.")
+        raise UserError(
+            f"skip_threshold={threshold} does not work with kernels=reference, which visits every key: remove one of "
+            "them from --model_args."
+        )
     return threshold
 
 
@@ -34,9 +36,8 @@ def choose_kernels(model: Any, setting: Setting) -> None:
         model.set_kernels(kernels, threshold)
     elif kernels != "auto" or threshold is not None:
         raise UserError(
-            f"Expected kernels= and skip_threshold= for stick-breaking attention only, found kernels={kernels} and "
-            f"skip_threshold={threshold} for {checkpoint_format(getattr(model, 'config', None))}: remove them "
-            "from --model_args."
+            f"kernels={kernels} and skip_threshold={threshold} are for stick-breaking attention only, and this model "
+            f"({checkpoint_format(getattr(model, 'config', None))}) has another: remove them from --model_args."
         )
 
 

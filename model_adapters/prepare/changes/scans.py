@@ -1,4 +1,4 @@
-"""Mamba-2's scan over chunks of a text, so that memory does not grow with the whole text's intermediate values.
+"""Mamba-2's scan over pieces of a long text, so that memory is linear in the text's length.
 
 Without the package `mamba_ssm`, transformers computes all chunks of a Mamba-2 layer at once, with about a thousand
 values for each token and head. The scan takes initial states, so it is called for `PIECE_TOKENS` tokens at a time: each
