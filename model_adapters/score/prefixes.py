@@ -1,6 +1,7 @@
 """Inputs that share a prefix, such as questions after the same examples: the model reads the prefix once.
 
-Its KV cache is kept while the rest of each input in the group is read in batches.
+Its KV cache is kept while the rest of each input in the group is read in batches. Each batch's scores are read before
+the next batch starts, unlike in `schedule`.
 """
 
 import dataclasses
