@@ -83,25 +83,25 @@ def _answers(
         cuts[tuple(request.args)].update(request.cuts())
     names, pieces = _plan(cuts, load)
     scores = {name: stored for name in pieces if (stored := backend.kept(name)) is not None}
-    left = {name: piece for name, piece in pieces.items() if name not in scores}
-    backend.check_room(max((piece.tokens for piece in left.values()), default=0))
+    unscored = {name: piece for name, piece in pieces.items() if name not in scores}
+    backend.check_room(max((piece.tokens for piece in unscored.values()), default=0))
     askers = {tuple(request.args): request_name(request) for request in reversed(requests)}
     logger.info(
         "%s: %d windows need %d requests with %s tokens in total; %d more requests are answered by --use_cache",
-        *(backend.name, len(cuts), len(left), f"{sum(piece.tokens for piece in left.values()):,}", len(scores)),
+        *(backend.name, len(cuts), len(unscored), f"{sum(piece.tokens for piece in unscored.values()):,}", len(scores)),
     )
     rope = rope_entries(getattr(backend.config(), "rope_parameters", None))
     if len(pieces) > len(cuts) and any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope.values()):
         logger.warning(
             "the model's RoPE depends on the input's length: pieces before the last are scored as shorter inputs"
         )
-    for call in _calls(left):
-        sequences = [load(*left[name].arguments) for name in call]
+    for call in _calls(unscored):
+        sequences = [load(*unscored[name].arguments) for name in call]
         texts = [
             (of.inputs_L[: piece.context].tolist(), of.targets_T[piece.first : piece.stop].tolist())
-            for of, piece in zip(sequences, map(left.__getitem__, call), strict=True)
+            for of, piece in zip(sequences, map(unscored.__getitem__, call), strict=True)
         ]
-        named = {name: askers[left[name].arguments] for name in call}
+        named = {name: askers[unscored[name].arguments] for name in call}
         scores |= backend.score(dict(zip(call, texts, strict=True)), named, len(scores), len(pieces), quiet=quiet)
     counts = {name: piece.stop - piece.first for name, piece in pieces.items()}
     answers = {}
@@ -125,12 +125,12 @@ def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arg
         begins = {0, *places, *(np.flatnonzero(~follows) + 1).tolist()} & {*range(len(targets))}
         for first, stop in itertools.pairwise([*sorted(begins), len(targets)]):
             context = int(positions[first]) + 1
-            read = hashlib.sha256(inputs[: int(positions[stop - 1]) + 1].tobytes()).hexdigest()
-            if context not in contexts[read]:
-                contexts[read].append(context)
-            name = f"{read}:{context}:{targets[stop - 1]}"
+            tokens_hash = hashlib.sha256(inputs[: int(positions[stop - 1]) + 1].tobytes()).hexdigest()
+            if context not in contexts[tokens_hash]:
+                contexts[tokens_hash].append(context)
+            name = f"{tokens_hash}:{context}:{targets[stop - 1]}"
             names[arguments].append(name)
-            turn = contexts[read].index(context)
+            turn = contexts[tokens_hash].index(context)
             pieces.setdefault(name, _Piece(arguments, first, stop, context, context + stop - first, turn))
     return names, pieces
 

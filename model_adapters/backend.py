@@ -135,8 +135,8 @@ class Backend:
             scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
             for name, (nats, _) in scores.items():
                 if not -math.inf < nats <= ROUNDING_NATS * max(1, len(texts[name][1])):
-                    said = f"Expected {self.name} to tell log-probabilities, found a sum of {nats:.4g}"
-                    raise WrongAnswerError(said, [*texts[name][0], *texts[name][1]])
+                    fault_text = f"Expected {self.name} to tell log-probabilities, found a sum of {nats:.4g}"
+                    raise WrongAnswerError(fault_text, [*texts[name][0], *texts[name][1]])
         except Exception as error:  # raised by a server, an engine, or lm-eval for an answer that it cannot parse
             reason = USERINFO.sub("", first_line(error))
             message = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"

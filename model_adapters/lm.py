@@ -133,17 +133,19 @@ class StickBreakingLM(OpeningLM):
 
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
         """Tokenizes all contexts, with and without their continuations, in batches; `hf` does it text by text."""
-        whole = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
-        texts = list(dict.fromkeys(itertools.chain(*whole)))
+        context_pairs = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
+        texts = list(dict.fromkeys(itertools.chain(*context_pairs)))
         beginnings = (self.tokenizer.decode(self.prefix_token_id),) if texts else ()
         tokens = encode_texts(self.opened, texts, beginnings=tuple(filter(None, beginnings)), quiet=quiet)
         self._encoded = dict(zip(texts, tokens, strict=True))
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        before, behind = super()._encode_pair(context, continuation)
-        if self.session is not None and not before:  # the context is white space, and the tokenizer adds no prefix
-            before = [self.prefix_token_id]
-        return before, behind
+        context_tokens, continuation_tokens = super()._encode_pair(context, continuation)
+        if (
+            self.session is not None and not context_tokens
+        ):  # the context is white space, and the tokenizer adds no prefix
+            context_tokens = [self.prefix_token_id]
+        return context_tokens, continuation_tokens
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
         # `hf` calls this with tokenized requests and returns its result: `loglikelihood` above passes them to `score`

@@ -114,7 +114,7 @@ def _session_facts(session: Session) -> dict[str, Any]:
 
 def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
     """Fills the fields of a `ModelRecord` from config.json, the checkpoint's folder and the loaded model."""
-    own = getattr(config, "model_type", None) == "sbeval"
+    is_ours = getattr(config, "model_type", None) == "sbeval"
     by_name = getattr(config, "_attn_implementation", None) == STICKBREAKING
     recipe, training_seed = _training(folder)
     facts: dict[str, Any] = {
@@ -123,10 +123,10 @@ def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
         "training_length_tokens": training_length_tokens(config),
         "declared_length_tokens": declared_length_tokens(config),
         "extended_from": getattr(config, "extended_from", None),
-        "attention": config.scheme if own else STICKBREAKING if by_name else getattr(config, "model_type", None),
+        "attention": config.scheme if is_ours else STICKBREAKING if by_name else getattr(config, "model_type", None),
         "sliding_window": positive(getattr(config, "sliding_window", None)),
-        "remainder": config.remainder if own else None,
-        "head_norm": config.head_norm if own else None,
+        "remainder": config.remainder if is_ours else None,
+        "head_norm": config.head_norm if is_ours else None,
         "recipe": recipe,
         "training_seed": training_seed,
     }
@@ -166,9 +166,9 @@ def model_parts(source: str | None, arguments: Mapping[str, Any], *, model: Any,
         parts = {"weights": _tensors_sha256(model)}
         for name in ("config", "generation_config"):
             settings = getattr(model, name, None)
-            kept = settings.to_dict() if settings else {}
-            kept.pop("_name_or_path", None)
-            parts[f"{name}.json"] = short_sha256(json.loads(json.dumps(kept, default=str)))
+            saved_settings = settings.to_dict() if settings else {}
+            saved_settings.pop("_name_or_path", None)
+            parts[f"{name}.json"] = short_sha256(json.loads(json.dumps(saved_settings, default=str)))
     for name in ("peft", "delta"):
         if adapter := arguments.get(name):
             parts |= named(name, checkpoint_parts(adapter, revision=revision))

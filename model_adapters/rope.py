@@ -167,7 +167,7 @@ def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
         value_BGKD: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        **others: Any,
+        **options: Any,
     ) -> tuple[Tensor, None]:
         """Returns [B, Q, H, D] and, in place of attention weights, None."""
         frequencies = RopeFrequencies(rotary.inv_freq, float(rotary.attention_scaling))

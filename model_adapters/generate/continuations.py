@@ -35,9 +35,9 @@ def continuations(session: Session, groups: Sequence[Sequence[Prompt]]) -> Conti
         for prompt in prompts:
             if prompt.index not in answered:  # slots gave a wrong answer, and generation in slots has ended
                 by_setting[setting_name(prompt)].append(prompt)
-        for left in by_setting.values():
+        for same_setting in by_setting.values():
             session.self_test.check("generation")
-            yield from generate_in_batches(session, left, read)
+            yield from generate_in_batches(session, same_setting, read)
 
     together: set[int] = set()
     for prompt, read in prompts_together(session, [*itertools.chain(*groups)]):

@@ -67,8 +67,8 @@ class Thinking:
     def setting(self, setting: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the generation settings for a request's thinking."""
         budget = self.tokens - len(self.closing) - _JOINED_TOKENS
-        kept = {name: value for name, value in setting.items() if name != "min_new_tokens"}
-        return {**kept, "until": [self.end], "max_gen_toks": budget}
+        unchanged = {name: value for name, value in setting.items() if name != "min_new_tokens"}
+        return {**unchanged, "until": [self.end], "max_gen_toks": budget}
 
     def room(self, beginning: str) -> int:
         """Returns the most tokens between the prompt and the first token of the answer that the model itself writes."""

@@ -41,11 +41,11 @@ def whole_adapter(
         _check_adapter(Path(name))
     import peft  # takes seconds to import, so only runs with an adapter import it
 
-    load = peft.PeftModel.load_adapter
+    original_load_adapter = peft.PeftModel.load_adapter
 
-    @functools.wraps(load)
+    @functools.wraps(original_load_adapter)
     def load_adapter(model: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = load(model, *args, **kwargs)
+        loaded = original_load_adapter(model, *args, **kwargs)
         # peft also lists the weights of learned prompts as unexpected, although it has loaded them
         if names := set(loaded.unexpected_keys):
             names -= peft.get_peft_model_state_dict(model, save_embedding_layers=False).keys()
@@ -57,12 +57,12 @@ def whole_adapter(
             report(unread)
         return loaded
 
-    read = peft.PeftModel.from_pretrained
+    original_from_pretrained = peft.PeftModel.from_pretrained
 
-    @functools.wraps(read)
+    @functools.wraps(original_from_pretrained)
     def from_pretrained(*args: Any, **kwargs: Any) -> Any:
         try:
-            return read(*args, **kwargs)
+            return original_from_pretrained(*args, **kwargs)
         except (UserError, UserWarning):
             raise
         except Exception as error:  # a broken adapter can raise any class
@@ -75,8 +75,8 @@ def whole_adapter(
 
     with contextlib.ExitStack() as stack:
         for name_of_method, before, during in (
-            ("load_adapter", load, load_adapter),
-            ("from_pretrained", read, from_pretrained),
+            ("load_adapter", original_load_adapter, load_adapter),
+            ("from_pretrained", original_from_pretrained, from_pretrained),
         ):
             setattr(peft.PeftModel, name_of_method, during)
             stack.callback(setattr, peft.PeftModel, name_of_method, before)

@@ -59,9 +59,11 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     if isinstance(revision := remaining.get("revision"), list | Mapping):
         raise UserError(f"Expected revision to be a branch, a tag or a commit, found {shown(revision)}: correct it.")
     if (name := remaining.get("pretrained")) is None:
-        near = [key for key in remaining if key.startswith("pre")]
+        similar_names = [key for key in remaining if key.startswith("pre")]
         expected = "Expected pretrained=CHECKPOINT in --model_args"
-        raise UserError(f"{expected}, found {near[0] if near else 'none'}: name a folder or a hub id.")
+        raise UserError(
+            f"{expected}, found {similar_names[0] if similar_names else 'none'}: name a folder or a hub id."
+        )
     folder = local_path(name)
     inside = folder / str(remaining.get("subfolder") or "")
     _check_names(remaining, inside)
@@ -94,8 +96,10 @@ def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
         of_model = names_of_a_checkpoint(folder)
         if key in (of_model or ()):
             continue
-        if near := get_close_matches(key, names, n=1, cutoff=_LEAST_LIKENESS if of_model is None else _LIKENESS):
-            raise UserError(f"Expected {near[0]} in {SOURCE}, found {key}: correct the name.")
+        if similar_names := get_close_matches(
+            key, names, n=1, cutoff=_LEAST_LIKENESS if of_model is None else _LIKENESS
+        ):
+            raise UserError(f"Expected {similar_names[0]} in {SOURCE}, found {key}: correct the name.")
         if of_model is not None and known:
             advice = "give it with --metadata" if key == LABEL else "correct the name, or leave it out"
             raise UserError(
@@ -140,14 +144,14 @@ def _check_device(device: Any) -> None:
     import torch  # only here: the checks that run before loading must not import torch
 
     accelerator = torch.accelerator.current_accelerator()
-    there = 0 if accelerator is None else torch.accelerator.device_count()
+    device_count = 0 if accelerator is None else torch.accelerator.device_count()
     with contextlib.suppress(RuntimeError):  # torch knows no device of this name: the error below says so
         chosen = torch.device(str(device))
-        if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < there:
+        if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < device_count:
             return
     kind = "accelerators" if accelerator is None else f"{accelerator.type} devices"
     expected = "Expected an existing device, such as cpu or cuda:0"
-    raise UserError(f"{expected}, found {shown(device)} with {there} {kind}: correct --device.")
+    raise UserError(f"{expected}, found {shown(device)} with {device_count} {kind}: correct --device.")
 
 
 def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -> None:

@@ -98,11 +98,11 @@ def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
     """Warns if a task's text was tokenized with another tokenizer than the model's; `keys` name its token ranges."""
     model_hash = tokenizer_sha256(tokenizer)
     task_hashes = {tokenizer_behind(key) for key in keys}
-    if others := [task_hash for task_hash in task_hashes if not model_hash.startswith(task_hash)]:
+    if other_hashes := [task_hash for task_hash in task_hashes if not model_hash.startswith(task_hash)]:
         logger.warning(
             "the task's text was tokenized with another tokenizer (%s) than the model's (%s): remove tokenizer from "
             "--metadata, unless both give the same tokens",
-            *(others[0], model_hash[: len(others[0])]),
+            *(other_hashes[0], model_hash[: len(other_hashes[0])]),
         )
 
 
@@ -149,19 +149,19 @@ def added_to_texts(opened: Any) -> dict[str, Any] | None:
     if opened.add_bos_token is False or not any(added):
         return None
     names = added.to_json(opened.tokenizer)
-    before, behind = (" ".join(names[name]) for name in ("prefix", "suffix"))
-    places = [f"{text} {place} every text" for text, place in ((before, "before"), (behind, "behind")) if text]
+    prefix, suffix = (" ".join(names[name]) for name in ("prefix", "suffix"))
+    places = [f"{text} {place} every text" for text, place in ((prefix, "before"), (suffix, "behind")) if text]
     facts = [f"the tokenizer adds {' and '.join(places)}"]
     if not opened.causal:
         facts.append("an encoder-decoder model reads them as in hf")
         return {**names, "sentence": "; ".join(facts)}
-    if behind and opened.options.template_suffix == "keep":
-        facts.append(f"as in hf, {behind} stands between a prompt and its answer (template_suffix=keep)")
-    elif behind:
+    if suffix and opened.options.template_suffix == "keep":
+        facts.append(f"as in hf, {suffix} stands between a prompt and its answer (template_suffix=keep)")
+    elif suffix:
         facts.append(
-            f"{behind} is dropped behind prompts and contexts (template_suffix=keep reads it there, as hf does)"
+            f"{suffix} is dropped behind prompts and contexts (template_suffix=keep reads it there, as hf does)"
         )
-    scored = " and ".join(filter(None, (before, behind)))
+    scored = " and ".join(filter(None, (prefix, suffix)))
     facts.append(f"loglikelihood_rolling scores {scored} with every text, as lm-eval does")
     return {**names, "sentence": "; ".join(facts)}
 

@@ -46,15 +46,15 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
     Raises:
         UserError: such arguments were passed; the message names them.
     """
-    given = sorted(
+    refused = sorted(
         name
         for name, value in arguments.items()
         if name not in _SETTLED | _OF_PARALLELIZE and value is not None and value is not False and value != ""
     )
-    if given:
+    if refused:
         remedy = "remove it from --model_args"
         remedy += ", or rewrite the checkpoint with `sbeval convert` first" if convertible else ""
-        raise UserError(f"{', '.join(given)} cannot be used with the checkpoint format {format_found}: {remedy}.")
+        raise UserError(f"{', '.join(refused)} cannot be used with the checkpoint format {format_found}: {remedy}.")
 
 
 def tied_as_it_is(model: nn.Module) -> contextlib.AbstractContextManager[None]:

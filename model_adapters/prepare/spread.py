@@ -104,9 +104,9 @@ class Relay:
             self._leave(before)
             self._enter(after)
 
-    def _to_device(self, device: torch.device, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _to_device(self, device: torch.device, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns a block's arguments with the keyword arguments on its device, copied at most once for a window."""
-        return (given, {name: self._at(device, value) for name, value in named.items()}) if self._under_way else None
+        return (args, {name: self._at(device, value) for name, value in kwargs.items()}) if self._under_way else None
 
     def _at(self, device: torch.device, value: Any) -> Any:
         if type(value) is tuple:

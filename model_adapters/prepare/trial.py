@@ -120,8 +120,8 @@ def rounding_limit(model: Any, read: Callable[[], Tensor | None], expected_LV: T
             found_LV = read()
         if found_LV is not None and math.isfinite(share := float(shares_apart(found_LV, expected_LV).mean())):
             moved.append(share)
-    usual = max(moved, default=0.0) if len(expected_LV) < _FEW_POSITIONS else sum(moved) / max(1, len(moved))
-    return max(least(expected_LV.dtype, expected_LV.device), TIMES_ROUNDING * usual)
+    typical = max(moved, default=0.0) if len(expected_LV) < _FEW_POSITIONS else sum(moved) / max(1, len(moved))
+    return max(least(expected_LV.dtype, expected_LV.device), TIMES_ROUNDING * typical)
 
 
 def same_logits(model: Any, read: Callable[[], Tensor], found_LV: Tensor) -> bool:

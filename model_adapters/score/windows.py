@@ -42,8 +42,8 @@ def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> 
 
     def load(first: int, stop: int, target_count: int) -> LoadedWindow:
         before = [lead_in, *tokens[:stop]] if first == 0 else tokens[first - 1 : stop]
-        read = np.asarray(before, dtype=np.int64)
-        return LoadedWindow(read[:-1], [read[-target_count:]])
+        window_tokens = np.asarray(before, dtype=np.int64)
+        return LoadedWindow(window_tokens[:-1], [window_tokens[-target_count:]])
 
     windows = []
     for begin in range(0, len(tokens), max_length):

@@ -380,12 +380,12 @@ def _with_end(text: TargetSequence, before: int) -> TargetSequence:
     """Returns a text with other inputs from `before` on: those from its beginning, shifted by one if they are equal."""
     inputs = text.inputs_L.copy()
     tail = len(inputs) - before
-    others = np.resize(text.inputs_L[:before], tail)
-    same = others == inputs[before:]
+    replacement = np.resize(text.inputs_L[:before], tail)
+    same = replacement == inputs[before:]
     different = text.inputs_L[text.inputs_L != inputs[before]] if same[:1].any() else []
     if len(different):
-        others[0] = different[0]
-    inputs[before:] = others
+        replacement[0] = different[0]
+    inputs[before:] = replacement
     return text._replace(inputs_L=inputs)
 
 

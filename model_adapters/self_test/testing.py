@@ -83,8 +83,8 @@ def tested(session: Session) -> Session:
     if isinstance(outcome, UserError):
         raise outcome
     if ranks.is_first_process():
-        kept = names.ATTENTION in outcome.failed  # the user passed it, or `outcome.attention` replaces it
-        slower = kept or {outcome.scoring, outcome.generation} != {names.TOGETHER}
+        differs_from_eager = names.ATTENTION in outcome.failed  # the user passed it, or `outcome.attention` replaces it
+        slower = differs_from_eager or {outcome.scoring, outcome.generation} != {names.TOGETHER}
         unknown = outcome.untested is not None and opened.options.self_test
         logger.log(logging.WARNING if slower or unknown else logging.INFO, "self-test: %s", outcome)
     if outcome.attention is not None:

@@ -207,6 +207,6 @@ def _eps(norm: Any) -> Any:
     return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
 
 
-def _readable(part: nn.Linear) -> int:
+def _readable(linear_layer: nn.Linear) -> int:
     """Width of its input rows, padding included."""
-    return part.padded_in_features if isinstance(part, AlignedLinear) else _local(part).shape[1]
+    return linear_layer.padded_in_features if isinstance(linear_layer, AlignedLinear) else _local(linear_layer).shape[1]

@@ -79,6 +79,8 @@ def _end_capture(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: tor
     generator.graphsafe_set_state(generator.clone_state())
     free_memory()
     segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    kept = [segment for segment in segments if tuple(segment["segment_pool_id"]) == pool]
-    if kept and not any(segment["active_size"] for segment in kept):  # torch has not released the pool
+    pool_segments = [segment for segment in segments if tuple(segment["segment_pool_id"]) == pool]
+    if pool_segments and not any(
+        segment["active_size"] for segment in pool_segments
+    ):  # torch has not released the pool
         torch._C._cuda_releasePool(device.index, pool)

@@ -68,11 +68,11 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms) -> Continuations:
     while waiting:
         longest = waiting[0].length_tokens
         slots = _most_slots(model, _room(longest), terms.limits)
-        alike = waiting
+        similar = waiting
         if slots < len(waiting):  # shorter texts run later, in more slots
-            alike = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
-        waiting = waiting[len(alike) :]
-        yield from _generate_alike(model, alike, slots, terms)
+            similar = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
+        waiting = waiting[len(similar) :]
+        yield from _generate_alike(model, similar, slots, terms)
 
 
 def _size_class(length_tokens: int) -> int:
@@ -126,8 +126,8 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
     waiting = deque(sorted(texts, key=lambda text: -len(text.so_far)))
     reader = PromptReader(stepper, waiting, terms.limits.prompt_tokens)
     running: dict[int, Text] = {}
-    left = dict.fromkeys(range(slots), 0)  # most tokens that each slot may still generate
-    behind: tuple[Written, dict[int, Text]] | None = None
+    tokens_left = dict.fromkeys(range(slots), 0)  # most tokens that each slot may still generate
+    unread: tuple[Written, dict[int, Text]] | None = None
 
     def look(written: Written, texts_then: dict[int, Text]) -> list[tuple[int, Continuation]]:
         complete = []
@@ -152,29 +152,29 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
             free = [slot for slot in range(slots) if slot not in running]
             if waiting and _worth_reading(len(waiting[0].so_far), len(free), slots, len(waiting)):
                 for slot, text in reader.read(free, alone=not running):
-                    running[slot], left[slot] = text, text.budget_tokens - len(text.answer)
-            steps = min(STEPS_BETWEEN_LOOKS, max(left[slot] for slot in running))
-            before, behind = behind, None
+                    running[slot], tokens_left[slot] = text, text.budget_tokens - len(text.answer)
+            steps = min(STEPS_BETWEEN_LOOKS, max(tokens_left[slot] for slot in running))
+            before, unread = unread, None
             fits = True
             if steps:
                 fits = _fits(stepper, steps)
-                left = {slot: max(0, tokens - steps) for slot, tokens in left.items()}
-                behind = stepper.written(), dict(running)
+                tokens_left = {slot: max(0, tokens - steps) for slot, tokens in tokens_left.items()}
+                unread = stepper.written(), dict(running)
             if before is not None:
                 yield from handed_over(look(*before))
             # reading many texts takes the host a while, so the device gets its next steps first
             late = fits and model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
-            if behind is not None and not late:
-                now, behind = behind, None
+            if unread is not None and not late:
+                now, unread = unread, None
                 yield from handed_over(look(*now))
             if not fits:
                 raise torch.OutOfMemoryError("out of memory in a decode step")
     except GeneratorExit:
         raise
     except BaseException:
-        if behind is not None:
+        if unread is not None:
             with contextlib.suppress(Exception):  # only the first error is reported
-                yield from handed_over(look(*behind))
+                yield from handed_over(look(*unread))
         raise
 
 

@@ -168,9 +168,9 @@ class Stepper:
                 else:
                     self._read(piece, self.cache)
         if self._drafts:
-            whole = np.stack([np.append(row, 0) for row in input_ids])
-            whole[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]
-            self._text_BR[slots_N, : longest + 1] = torch.from_numpy(whole).to(device)
+            texts = np.stack([np.append(row, 0) for row in input_ids])
+            texts[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]
+            self._text_BR[slots_N, : longest + 1] = torch.from_numpy(texts).to(device)
         self.cache.position_B[slots_N] = length_N.int()
         self._token_B1[slots_N, 0] = last_N
         self._budget_B[slots_N] = budget_N

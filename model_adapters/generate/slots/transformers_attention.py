@@ -28,15 +28,15 @@ def _attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Returns [B, 1, H, D] and no weights. Sliding windows need no mask, since slots hold only the keys they see."""
-    more = [name for name in _MORE if others.get(name) is not None and others[name] is not False]
+    more = [name for name in _MORE if kwargs.get(name) is not None and kwargs[name] is not False]
     if attention_mask is not None or more or key_BGKD.shape != value_BGKD.shape:
         needs = ", ".join(more) or "a mask, or values of another size than keys"
         raise ValueError(f"its attention needs {needs}")
     scale = query_BH1D.shape[-1] ** -0.5 if scaling is None else scaling
-    options: dict[str, Any] = {"scale": scale, "sink_H": others.get("s_aux")}
+    options: dict[str, Any] = {"scale": scale, "sink_H": kwargs.get("s_aux")}
     output_BH1D = softmax_decode(query_BH1D, key_BGKD, value_BGKD, _slots.get().length_B, **options)
     return output_BH1D.transpose(1, 2), None
 

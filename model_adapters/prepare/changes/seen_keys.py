@@ -165,53 +165,53 @@ class _SeenKeys:
         kept = (module for module, same in self._same.items() if id(module) in modules and not all(same.values()))
         return sorted({type(module).__name__ for module in kept})
 
-    def mask(self, batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Any:
+    def mask(self, batch_size: int, q_length: int, kv_length: int, **options: Any) -> Any:
         """Returns a `SeenKeys` for a long text without padding, else the mask of the implementation `before`."""
         original = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
 
         @functools.lru_cache(maxsize=2)  # all layers with the same window share a mask
         def of_first(length: int) -> Any:
-            padding = asked.get("attention_mask")
+            padding = options.get("attention_mask")
             first = {} if padding is None else {"attention_mask": padding[:, :length]}
-            return original(batch_size=batch_size, q_length=length, kv_length=length, **{**asked, **first})
+            return original(batch_size=batch_size, q_length=length, kv_length=length, **{**options, **first})
 
-        size = asked.get("local_size")
-        if q_length == kv_length >= (self._shortest or SHORTEST_TOKENS) and not asked.get("use_vmap"):
-            offsets = [asked.get("q_offset", 0), asked.get("kv_offset", 0)]
-            padding = asked.get("attention_mask")
+        size = options.get("local_size")
+        if q_length == kv_length >= (self._shortest or SHORTEST_TOKENS) and not options.get("use_vmap"):
+            offsets = [options.get("q_offset", 0), options.get("kv_offset", 0)]
+            padding = options.get("attention_mask")
             unpadded = padding is None or (padding.shape == (batch_size, kv_length) and bool(padding.all()))
             if unpadded and all(type(offset) is int and offset == 0 for offset in offsets):
                 for window, chunk in ((None, None),) if size is None else ((size, None), (None, size)):
                     seen = SeenKeys(window=window, chunk=chunk, mask=of_first)
-                    if _agrees(asked["mask_function"], seen, batch_size, q_length, asked.get("device", "cpu")):
+                    if _agrees(options["mask_function"], seen, batch_size, q_length, options.get("device", "cpu")):
                         return seen
-        return original(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **asked)
+        return original(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **options)
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Returns [B, L, H, D], and the weights if the implementation `before` returns them."""
         original = functools.partial(self._original(module), module)
         if not isinstance(attention_mask, SeenKeys):
-            return original(query, key, value, attention_mask, **others)  # type: ignore[no-any-return]
-        length, sink_H = query.shape[2], others.get("s_aux")
+            return original(query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+        length, sink_H = query.shape[2], options.get("s_aux")
         seen = attention_mask.within(length)
-        more = others.get("dropout") or any(others.get(name) not in (None, False) for name in _MORE)
+        more = options.get("dropout") or any(options.get(name) not in (None, False) for name in _MORE)
         if not more and query.shape[-1] == value.shape[-1] and length == key.shape[2]:
-            scaling = others.get("scaling")
+            scaling = options.get("scaling")
             scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
             attend = functools.partial(attention_to_seen, seen=seen, scale=scale, sink_H=sink_H)
             same, kind = self._same.setdefault(module, {}), (seen.window, seen.chunk)
             if kind not in same:
                 few = min(length, (seen.window or seen.chunk or 0) + _COMPARED_TOKENS)
                 first = [x[:, :, :few] for x in (query, key, value)]
-                same[kind] = _same(attend, functools.partial(original, **others), first, _on(seen.mask(few), query))
+                same[kind] = _same(attend, functools.partial(original, **options), first, _on(seen.mask(few), query))
                 if not same[kind]:
                     logger.warning("%s", _KEEPS.format(type(module).__name__))
             if same[kind]:
                 self.served |= sink_H is not None or attention_mask.window is not None or seen.chunk is not None
                 return attend(query, key, value).transpose(1, 2).contiguous(), None
-        return original(query, key, value, _on(seen.mask(length), query), **others)  # type: ignore[no-any-return]
+        return original(query, key, value, _on(seen.mask(length), query), **options)  # type: ignore[no-any-return]
 
     def _original(self, module: nn.Module) -> Callable[..., Any]:
         # each model's file has an eager attention of its own
@@ -339,8 +339,8 @@ def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, 
         hidden_RK = ((distance_RK < 0) | (distance_RK >= window)).to(q_BHLD.device)
         logit_BHRK = q_BHLD[:, :, start:stop] @ k_BHLD[:, :, oldest:stop].transpose(2, 3) * scale
         logit_BHRK = logit_BHRK.masked_fill(hidden_RK, -torch.inf)
-        whole = torch.cat([logit_BHRK, sink_BHR1.expand(texts, heads, stop - start, 1)], dim=3)
-        outputs.append(whole.softmax(3)[..., :-1] @ v_BHLD[:, :, oldest:stop])
+        logits_with_sink = torch.cat([logit_BHRK, sink_BHR1.expand(texts, heads, stop - start, 1)], dim=3)
+        outputs.append(logits_with_sink.softmax(3)[..., :-1] @ v_BHLD[:, :, oldest:stop])
     return torch.cat(outputs, dim=2)
 
 
