@@ -1,5 +1,6 @@
 """Says what a tag still lacks to be published: `python .ci/release.py v0.1.0 https://github.com/NAME/sbeval`."""
 
+import json
 import re
 import sys
 import tomllib
@@ -13,6 +14,7 @@ def lacking(tag: str, repository: str, root: Path = ROOT) -> list[str]:
     texts = {name: (root / name).read_text(encoding="utf-8") for name in ("CITATION.cff", "CHANGELOG.md")}
     pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     version, address = pyproject["project"]["version"], pyproject["tool"]["sbeval"]["repository"]
+    counted = json.loads((root / "tests" / "measures" / "released.json").read_text(encoding="utf-8"))["version"]
     code = (root / "sbeval" / "__init__.py").read_text(encoding="utf-8")
     expected = [
         (tag == f"v{version}", f"Expected the tag v{version}, as pyproject.toml's version, found {tag}."),
@@ -22,6 +24,11 @@ def lacking(tag: str, repository: str, root: Path = ROOT) -> list[str]:
         (f"\nversion: {version}\n" in texts["CITATION.cff"], f"Expected CITATION.cff to have the version {version}."),
         (re.search(r"^date-released: ", texts["CITATION.cff"], re.M), "Expected a date-released in CITATION.cff."),
         (f"\n## {version}\n" in texts["CHANGELOG.md"], f"Expected CHANGELOG.md to have a section {version}."),
+        (
+            counted == version,
+            f"tests/measures/released.json holds the counts of {counted}: "
+            f"run python tests/measures/census.py --release {version}.",
+        ),
         ("\n## Unreleased\n" not in texts["CHANGELOG.md"], "Expected no section Unreleased in CHANGELOG.md."),
     ]
     return [sentence for holds, sentence in expected if not holds]

@@ -152,7 +152,7 @@ def random_checkpoint(tokenizer: str, size: str, dtype: str, folder: str) -> str
 
 def end_to_end(arguments: argparse.Namespace, model: str) -> None:
     """Prints one row a run: of each task, or of all together."""
-    from sbeval.commands.run import run
+    from sbeval.harness.run import run
 
     lengths = [int(length) for length in arguments.lengths.split(",")]
     own = {"context_lengths": lengths, "num_samples": arguments.samples or 50}
@@ -204,10 +204,10 @@ def print_fill(length: int, metadata: dict[str, Any]) -> None:
             own = {**metadata, "context_lengths": [length], "num_samples": FILLED_SAMPLES, "scripts": rule}
             task = TaskManager(include_path=str(folder), include_defaults=False, metadata=own).load([name])
             (task,) = task["tasks"].values()
-            fits = task.fitted.fitter(length, Frame()).fit(range(FILLED_SAMPLES)).values()
-            filled = [fit.prompt_tokens / (length - task.generated_tokens) for fit in fits]
+            sizes = task.sizes.filler(length, Frame()).sizes(range(FILLED_SAMPLES)).values()
+            filled = [size.prompt_tokens / (length - task.generated_tokens) for size in sizes]
             row[f"filled_{rule or 'here'}"] = [round(min(filled), 3), round(max(filled), 3)]
-            if depths := [percent for fit in fits for percent in fit.depths_percent]:
+            if depths := [percent for size in sizes for percent in size.depths_percent]:
                 row[f"depth_percent_{rule or 'here'}"] = [round(min(depths), 1), round(median(depths), 1), max(depths)]
         print(json.dumps(row), flush=True)
 

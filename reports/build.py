@@ -156,7 +156,7 @@ def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
     evaluated = [run for file in files if (run := read_run(file, notes)) is not None]
     if not evaluated:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
-        raise UserError(f"Expected a result file of lm-eval with results, found none that can be used: {reasons}.")
+        raise UserError.expected("a result file of lm-eval with results", found="none that can be used", remedy=reasons)
     models = with_one_set_of_targets(group_models(evaluated, labels), notes)
     note_runs(models, notes)
     return Results(
@@ -261,7 +261,7 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
     shown = pool_seeds(restrict(results, only), None)
     report = assemble(shown, baseline=None, publish=lambda spec, stem: (stem, ()), folder=place.parent)
     if report.opening is None:
-        raise UserError("Expected numbers at context lengths to draw, found none: evaluate sb_ tasks.")
+        raise UserError.expected("numbers at context lengths to draw", found="none", remedy="evaluate sb_ tasks")
     figure = next(iter(report.opening.first_row[0].variants.values()))
     with tempfile.TemporaryDirectory() as folder, ImageWriter(Path(folder), [ending]) as writer:
         writer.publish(figure, "figure")

@@ -24,7 +24,9 @@ from sbeval.reports.read.samples import MetricKey, SampleScores
 if TYPE_CHECKING:
     from sbeval.policy import Rule
 
-EVERYTHING, RULER, MEAN = "*", "ruler", "mean"
+EVERYTHING = "*"
+RULER = "ruler"
+MEAN = "mean"
 _BITS_METRIC = "bits_per_byte"
 _USUAL_METRICS = ("score", "exact_match")
 _EXIT_CODES = {"pass": 0, "fail": 1, "not enough data": 3, "not comparable": 3}
@@ -78,8 +80,10 @@ def gate(
 
 
 def _name(rule: "Rule") -> str:
-    place = f" at {length_text(rule.tokens)}" if rule.tokens else f", {OVER_OCTAVES}" if rule.length else ""
-    return f"{rule.task}{f' {rule.metric}' if rule.metric else ''}{place}"
+    name = f"{rule.task} {rule.metric}" if rule.metric else rule.task
+    if rule.tokens:
+        return f"{name} at {length_text(rule.tokens)}"
+    return f"{name}, {OVER_OCTAVES}" if rule.length else name
 
 
 def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
@@ -169,7 +173,7 @@ def _metric_name(rule: "Rule", scores: SampleScores) -> str:
     names = list(dict.fromkeys((context_metric(metric) or (metric,))[0] for metric, _ in scores.scores))
     usual = [name for name in _USUAL_METRICS if name in names]
     if not usual and len(names) != 1:
-        raise UserError(f"Expected a metric for {rule.task}, found none: name one of {', '.join(names)}.")
+        raise UserError.expected(f"a metric for {rule.task}", found="none", remedy=f"name one of {', '.join(names)}")
     return (usual or names)[0]
 
 

@@ -60,7 +60,9 @@ class Judged:
         """Whether the change is certainly within what is allowed, or certainly not."""
         if not self.comparable:
             return "not comparable"
-        return "pass" if self.high <= self.allowed else "fail" if self.low > self.allowed else "not enough data"
+        if self.high <= self.allowed:
+            return "pass"
+        return "fail" if self.low > self.allowed else "not enough data"
 
     @property
     def text(self) -> str:
@@ -75,7 +77,8 @@ def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "", 
     if number is None:
         return Judged(rule=rule, name=name, allowed=rule.largest_change, reason=reason, comparable=comparable)
     change, low, high = number.change
-    few, doubtful = math.isnan(low), number.doubtful
+    few = math.isnan(low)
+    doubtful = number.doubtful
     most = max(rule.largest_change, rule.share_of_rise * number.reference_rise)
     return Judged(
         rule=rule,
@@ -152,12 +155,18 @@ class Comparison:
             lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
             lines += map(self._line, numbers)
         notes = (*self.obstacles, *self.remarks)
-        lines += ["", *notes] if notes else []
+        if notes:
+            lines += ["", *notes]
         return "\n".join(lines)
 
     def _line(self, number: Difference) -> str:
-        words = "better" if number.better else "worse by too little to count" if number.worse else ""
-        words = "worse" if judge(self.rule, "", number).verdict == "fail" else words
+        words = ""
+        if judge(self.rule, "", number).verdict == "fail":
+            words = "worse"
+        elif number.better:
+            words = "better"
+        elif number.worse:
+            words = "worse by too little to count"
         place = _place(number)
         place = f"{place:>6}" if number.context_length_tokens else place
         return f"  {place}  {with_interval(number.estimate, number.low, number.high)}  {words}".rstrip()

@@ -21,7 +21,10 @@ from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SAMPLE_SCORES
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS
 
-NATS, BITS, SCORE, OCTAVES = "nats per token", "bits per byte", "score", "octaves"
+NATS = "nats per token"
+BITS = "bits per byte"
+SCORE = "score"
+OCTAVES = "octaves"
 ORDINARY = "ordinary tasks"
 OTHER_TOKENIZERS = "the tokenizers differ"
 _ROUNDING = 1e-9

@@ -204,8 +204,8 @@ def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]
     try:
         package = importlib.import_module(tracker)
     except ImportError as error:
-        raise UserError(
-            f"Expected the package {tracker} for --{tracker}, found none: pip install 'sbeval[{tracker}]'."
+        raise UserError.expected(
+            f"the package {tracker} for --{tracker}", found="none", remedy=f"pip install 'sbeval[{tracker}]'"
         ) from error
     for model, lengths in curves.items():
         facts = {name: fact for name, fact in results.model(model).record.to_json().items() if fact is not None}

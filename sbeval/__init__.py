@@ -13,6 +13,7 @@
 - `fingerprint`: what a number depends on, by content, and which part of it has changed
 - `training`: training of small models, and context extension
 - `processes`: how the processes of a command start and end
+- `harness`: lm-eval's options and its `run` command, as `sbeval run` uses them
 - `commands`: the command `sbeval` and its sub-commands
 - `sweep`: many checkpoints, one process and one results file a run
 - `demo`: two small checkpoints, and what is evaluated with them
@@ -23,6 +24,7 @@
 - `report_options`: which options has `sbeval report`?
 - `__main__`: how does it start?
 - `policy`: what may the file of `sbeval report --gate` hold?
+- `registered`: under which names does lm-eval find model and tasks?
 - `plugin`: how does a plain `lm_eval` command learn of model and tasks?
 - `settings`: how is what a user sets read?
 - `rope_parameters`: what may be written of RoPE's scaling?

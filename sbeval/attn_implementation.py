@@ -55,7 +55,8 @@ def texts(
     if allow_is_causal_skip or q_length < 2 or q_offset:
         return None
     # several texts in a row: there a token does not see the one before it
-    row_B1, place_1Q = torch.arange(batch_size, device=device)[:, None], torch.arange(q_length, device=device)[None]
+    row_B1 = torch.arange(batch_size, device=device)[:, None]
+    place_1Q = torch.arange(q_length, device=device)[None]
     begins_BQ = ~mask_function(row_B1, row_B1 * 0, place_1Q, (place_1Q - 1).clamp_min(0))
     begins_T = (begins_BQ.expand(batch_size, -1) | (place_1Q == 0)).flatten()
     place_T = torch.arange(len(begins_T), device=device, dtype=torch.int32)
@@ -159,7 +160,8 @@ def sequence_starts(attention_mask: Tensor | None, *, keys: int, has_past: bool)
     position = torch.arange(keys, device=token.device)
     start = torch.where(token, position, keys).amin(-1)
     stop = torch.where(token, position + 1, 0).amax(-1)
-    has_hole, ends_early = token.sum(-1) != (stop - start).clamp_min(0), stop != keys
+    has_hole = token.sum(-1) != (stop - start).clamp_min(0)
+    ends_early = stop != keys
     if torch.compiler.is_compiling():  # a value that decided something would break the graph
         torch._assert_async(~(has_hole | ends_early if has_past else has_hole).any(), f"{_HOLE} or pads on the right")
         return start.clamp_max(keys - 1)

@@ -11,7 +11,7 @@ import traceback
 import unicodedata
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 ENCODING = (
     "Expected a tokenizer that can encode the text, found one whose library gives up ({}): mend its tokenizer.json, "
@@ -31,6 +31,11 @@ class UserError(ValueError):
     The message is one clear sentence: what was expected, what was found, what to do. `sbeval` commands print the
     message alone and exit with code 1; under plain `lm_eval` the registration plugin does the same.
     """
+
+    @classmethod
+    def expected(cls, expected: str, *, found: object, remedy: str) -> Self:
+        """Makes the error `Expected <expected>, found <found>: <remedy>.`."""
+        return cls(f"Expected {expected}, found {found}: {remedy}.")
 
     def __str__(self) -> str:
         return _cut(super().__str__(), _LONGEST_CHARACTERS)
@@ -60,12 +65,14 @@ def visible_in_colour(text: str) -> str:
 
 def log_visibly() -> None:
     """Has no line of the log, and no warning, act on a terminal from here on; a second call does nothing."""
-    make, show = logging.getLogRecordFactory(), warnings.formatwarning
+    make = logging.getLogRecordFactory()
+    show = warnings.formatwarning
 
     def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         with contextlib.suppress(Exception):  # logging says what is wrong with a message
-            record.msg, record.args = visible(record.getMessage()), ()
+            record.msg = visible(record.getMessage())
+            record.args = ()
             if record.exc_info:
                 record.exc_text = visible("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
         return record

@@ -20,7 +20,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.errors import UserError, shown
 from sbeval.settings import Count, Flag, read_value
 
@@ -92,7 +92,7 @@ def evaluate(
     arguments = {**(model_args or {}), "tokenizer": copy.deepcopy(tokenizer)}
     asked = {**(metadata or {}), **arguments} | ({} if lengths is None else {"context_lengths": lengths})
     with _left_as_it_was(model), tempfile.TemporaryDirectory() as folder:
-        lm = get_model(plugin.MODEL_NAME)(model, **arguments)
+        lm = get_model(registered.MODEL_NAME)(model, **arguments)
         run_tasks(lm, names, output=folder, metadata=asked, limit=limit, **_NO_SEEDS)
         results = _reports("build").load_results(folder)
     (by_length,) = _reports("publish").curves_of(results).values() or ({},)
@@ -106,8 +106,8 @@ def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mappin
     """
     tracker = EvaluationTracker(output_path=output)
     # lm-eval's own fourteen thousand task names take seconds to read and are seldom needed
-    more = not all(task.startswith(plugin.TASK_PREFIX) for task in tasks)
-    manager = TaskManager(include_path=str(plugin.tasks_folder()), include_defaults=more, metadata=dict(metadata))
+    more = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
+    manager = TaskManager(include_path=str(registered.tasks_folder()), include_defaults=more, metadata=dict(metadata))
     asked |= {"tasks": tasks, "log_samples": True, "metadata": metadata, "task_manager": manager}
     evaluated = simple_evaluate(model, **asked, evaluation_tracker=tracker)
     samples = evaluated.pop("samples")
@@ -150,7 +150,8 @@ class LengthsCallback(TrainerCallback):
         self.every_steps = read_value(Count, every_steps, name="every_steps", source="LengthsCallback")
         self.raise_errors = read_value(Flag, raise_errors, name="raise_errors", source="LengthsCallback")
         self.curves: dict[int, Curve] = {}
-        self._trainer, self._tokenizer = trainer, cast(Any, tokenizer or trainer.processing_class)
+        self._trainer = trainer
+        self._tokenizer = cast(Any, tokenizer or trainer.processing_class)
         if self._tokenizer is None:
             raise UserError("Expected a tokenizer, found none, nor one that the Trainer has: give it to one of them.")
         self._asked: dict[str, Any] = {
@@ -205,7 +206,8 @@ def _left_as_it_was(model: Any) -> Iterator[None]:
     changed = {id(holder): vars(holder) for pair in both for holder in pair if hasattr(holder, "__dict__")}.values()
     kept = [{name: attributes[name] for name in _CHANGED if name in attributes} for attributes in changed]
     parts = [(module, dict(module._modules)) for module in model.modules()]
-    numbers, local_rank = random.getstate(), os.environ.get("LOCAL_RANK")
+    numbers = random.getstate()
+    local_rank = os.environ.get("LOCAL_RANK")
     log = logging.getLogger("lm_eval.models.huggingface")
     log.addFilter(_is_about_files)
     try:
@@ -234,8 +236,8 @@ def _checked(tasks: str | Sequence[str], limit: Any, metadata: Any, model_args: 
     if limit is not None:
         read_value(Count, limit, name="limit", source="evaluate")
     if given := sorted({"pretrained", "tokenizer"} & {*(model_args or {})}):
-        raise UserError(
-            f"Expected settings alone in model_args, found {given[0]}: the model and tokenizer are in memory."
+        raise UserError.expected(
+            "settings alone in model_args", found=given[0], remedy="the model and tokenizer are in memory"
         )
     packaged = importlib.import_module("sbeval.tasks.packaged")
     asked = [tasks] if isinstance(tasks, str) else list(tasks)

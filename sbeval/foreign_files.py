@@ -273,7 +273,8 @@ def fits(value: object, hint: Any) -> bool:
 
     `true` is no number, and NaN, infinity and huge numbers are none.
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if hint is Any:
         return True
     if origin in (types.UnionType, typing.Union):
@@ -294,4 +295,14 @@ def kind_text(hint: Any) -> str:
     arguments = typing.get_args(hint)
     kinds = ["null" if kind is types.NoneType else getattr(kind, "__name__", str(kind)) for kind in arguments]
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return " or ".join(kinds) if union else getattr(hint, "__name__", str(hint)) if not kinds else str(hint)
+    if union:
+        return " or ".join(kinds)
+    return str(hint) if kinds else getattr(hint, "__name__", str(hint))
+
+
+def has_tokenizer_files(folder: Path) -> bool:
+    """Whether a folder may hold a tokenizer, judged by file names. With remote code the answer is always yes."""
+    likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
+    config = folder / "config.json"
+    has_likely_name = any(likely.search(path.name.lower()) for path in folder.iterdir())
+    return has_likely_name or (config.is_file() and b"auto_map" in config.read_bytes())

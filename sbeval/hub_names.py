@@ -55,11 +55,11 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
     folder = local_path(name)
     if folder.is_dir():
         if file is not None and not (folder / file).is_file():
-            raise UserError(f"Expected {what} with its {file} at {name!r}, found a folder without it: {remedy}.")
+            raise UserError.expected(f"{what} with its {file} at {name!r}", found="a folder without it", remedy=remedy)
     elif folder.exists():
-        raise UserError(f"Expected {what}, which is a folder, found a file at {name!r}: {remedy}.")
+        raise UserError.expected(f"{what}, which is a folder", found=f"a file at {name!r}", remedy=remedy)
     elif not is_hub_id(name):
-        raise UserError(f"Expected {what} at {name!r}, found nothing there: {remedy}.")
+        raise UserError.expected(f"{what} at {name!r}", found="nothing there", remedy=remedy)
     elif not is_on_the_hub(name):
         raise UserError(
             f"Expected {what} at {name!r}, found no such folder, and neither the hub nor its cache here gave one of "
@@ -96,7 +96,8 @@ def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
     """
     if looks_like_path(name):
         return None
-    folder, revision = hub_folder(name, kind), revision or "main"
+    folder = hub_folder(name, kind)
+    revision = revision or "main"
     try:
         if (folder / "snapshots" / revision).is_dir():
             return revision

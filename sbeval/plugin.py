@@ -34,14 +34,13 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 from sbeval.errors import ENCODING, UserError, panics_as_errors
+from sbeval.registered import MODEL_NAME, TASK_PREFIX, includes_own_tasks, with_packaged_tasks
 
-MODEL_NAME = "sb"
 MODEL_TARGET = "sbeval.model_adapters.lm:StickBreakingLM"
 ANSWERING = "sbeval.model_adapters.any_model"
 GUARDED = "sbeval.scoring.guarded"
@@ -49,12 +48,8 @@ API_PACKAGES = ("aiohttp", "tenacity", "requests", "tqdm")
 MOST_LOGGED_CHARACTERS = 2000
 ANSWERED_BY_SUMS = ("token_logprobs", "target_logprobs")
 READERS = ("parse_logprobs", "_parse_logprobs", "parse_generations")
-TASKS_PACKAGE = "sbeval.tasks"
 FAMILY_PACKAGE = "sbeval.models"
 FAMILY = "sbeval"
-TASK_PREFIX = "sb_"
-
-_own_tasks = True
 
 
 def install() -> None:
@@ -74,28 +69,6 @@ def complete_imports() -> None:
     sys.meta_path.insert(0, _CompletingFinder())
 
 
-@contextlib.contextmanager
-def packaged_tasks_alone() -> Iterator[None]:
-    """Within it, lm-eval's task index leaves lm-eval's own tasks out."""
-    global _own_tasks
-    _own_tasks = False
-    try:
-        yield
-    finally:
-        _own_tasks = True
-
-
-def tasks_folder() -> Path:
-    """Returns the folder of the packaged task YAML files, found without importing them."""
-    spec = importlib.util.find_spec(TASKS_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            f"Expected the package {TASKS_PACKAGE}, found none: install sbeval with `pip install .` "
-            "instead of running it from the source folder."
-        )
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
 def _register_model(models: ModuleType) -> None:
     from lm_eval.api.registry import model_registry  # nothing of lm-eval is imported before its user does
 
@@ -113,14 +86,14 @@ def _complete_task_manager(manager: ModuleType) -> None:
         bound.apply_defaults()
         if bound.arguments["include_defaults"]:
             bound.arguments["include_path"] = with_packaged_tasks(bound.arguments["include_path"])
-            bound.arguments["include_defaults"] = _own_tasks
+            bound.arguments["include_defaults"] = includes_own_tasks()
         original(*bound.args, **bound.kwargs)
 
     @functools.wraps(original_match)
     def match_tasks(self: Any, task_list: Sequence[str]) -> list[str]:
         matching: list[str] = original_match(self, task_list)
         if not matching:
-            importlib.import_module(f"{TASKS_PACKAGE}.packaged").check_names(
+            importlib.import_module("sbeval.tasks.packaged").check_names(
                 [name for name in task_list if name.startswith(TASK_PREFIX)]
             )
         return matching
@@ -135,7 +108,7 @@ def _check_runs(harness: ModuleType) -> None:
     def parse_args(self: Any) -> Any:
         if MODEL_NAME not in sys.argv:
             return original_parse(self)
-        with importlib.import_module("sbeval.commands.options").options_told():
+        with importlib.import_module("sbeval.harness.options").options_told():
             return original_parse(self)
 
     @functools.wraps(original_execute)
@@ -144,7 +117,7 @@ def _check_runs(harness: ModuleType) -> None:
             return original_execute(self, chosen)  # type: ignore[no-any-return]
         cli = importlib.import_module("sbeval.commands.cli")
         evaluate = functools.partial(original_execute, self, chosen)
-        importlib.import_module("sbeval.commands.run").run_plain(chosen, evaluate, cli.check_run, cli.find_finished)
+        importlib.import_module("sbeval.harness.run").run_plain(chosen, evaluate, cli.check_run, cli.find_finished)
 
     harness.HarnessCLI.parse_args, harness.HarnessCLI.execute = parse_args, execute
 
@@ -206,7 +179,8 @@ def _complete_api_models(api: ModuleType) -> None:
 def _log_beginnings(record: Any) -> bool:
     message = record.getMessage()  # which may hold all that a server answered
     if len(message) > MOST_LOGGED_CHARACTERS:
-        record.msg, record.args = f"{message[:MOST_LOGGED_CHARACTERS]} ...", ()
+        record.msg = f"{message[:MOST_LOGGED_CHARACTERS]} ..."
+        record.args = ()
     return True
 
 
@@ -223,7 +197,7 @@ def _refuse_models(evaluator: ModuleType) -> None:
         given = signature.bind(*args, **kwargs).arguments
         class_of = importlib.import_module("lm_eval.api.registry").get_model
         names = [task for task in given.get("tasks") or () if isinstance(task, str)]
-        importlib.import_module(f"{TASKS_PACKAGE}.packaged").check_model(given["model"], names, class_of)
+        importlib.import_module("sbeval.tasks.packaged").check_model(given["model"], names, class_of)
         return original(*args, **kwargs)
 
     evaluator.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
@@ -272,23 +246,6 @@ def _offer_attention(modeling: ModuleType) -> None:
 def _say_panics(backends: ModuleType) -> None:
     # whoever encodes a text, with whichever method, ends here
     backends.TokenizersBackend._encode_plus = panics_as_errors(ENCODING)(backends.TokenizersBackend._encode_plus)
-
-
-def with_packaged_tasks(include_path: str | Path | Sequence[str | Path] | None) -> list[str | Path]:
-    """Puts the packaged task folder before the given ones, unless one of them holds the same task files.
-
-    The same files mean the folder itself, or the `tasks` folder of a checkout beside an installed package: there the
-    user's choice wins, and lm-eval has nothing to warn about.
-    """
-    given: list[str | Path] = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
-    try:
-        packaged = tasks_folder()
-    except UserError:
-        return given
-    files = [file.relative_to(packaged) for file in packaged.rglob("*.yaml")]
-    if any((Path(folder) / file).exists() for folder in given for file in files):
-        return given
-    return [packaged, *given]
 
 
 def _install_excepthook() -> None:

@@ -67,5 +67,5 @@ def read_policy(path: Path) -> tuple[Rule, ...]:
     """
     rules = Policy.read(read_yaml(path, "a policy"), place="the policy", source=path.name).rules
     if not rules:
-        raise UserError(f"Expected rules in {path.name}, found none: add one with task and largest_change.")
+        raise UserError.expected(f"rules in {path.name}", found="none", remedy="add one with task and largest_change")
     return rules

@@ -86,9 +86,13 @@ def parse_rope_scaling(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE parameters") -> None:
     """Checks that every value known here is of its kind, and that the base and the share rotated can be.
 
+    Beside one set of parameters for each kind of layer, transformers 5.16 saves keys without a value.
+
     Raises:
         UserError: naming the key.
     """
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        parameters = {name: value for name, value in parameters.items() if value is not None}
     for name, kind in _KIND_OF_VALUE.items():
         if name in parameters and not fits(value := parameters[name], kind):
             raise UserError(f"{name} of {place} must be of type {kind_text(kind)}, got {shown(value)}")

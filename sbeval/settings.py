@@ -9,7 +9,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -89,7 +89,11 @@ def as_counts(value: Any) -> tuple[int, ...]:
     Raises:
         ValueError: it is something else, or holds none.
     """
-    listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    listed: Sequence[Any] = [value]
+    if isinstance(value, str):
+        listed = value.split(",")
+    elif isinstance(value, list | tuple):
+        listed = value
     if not listed:
         raise ValueError
     return tuple(sorted({as_whole(item, 1, MOST_TOKENS) for item in listed}))

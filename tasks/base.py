@@ -13,6 +13,7 @@ from lm_eval.api.task import ConfigurableTask
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord
 from sbeval.scoring.requests import TARGET_LOGPROBS, TargetSequence, keep_sequences
+from sbeval.tasks.metadata import TaskOptions
 
 Numbered = Sequence[tuple[int, dict[str, Any]]]
 
@@ -24,11 +25,15 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     `keep_record`. lm-eval accepts no output type but its own four, so one is named; the requests carry their own.
 
     Attributes:
+        options_class: what a user may change with `--metadata`.
+        task_record: facts of this run, set by `keep_record`; written as JSON by `dump_config`.
         reads_null: a metric without an answer is NaN here, and those of other lengths stay what they are.
         fixed: configuration that no YAML changes.
     """
 
     VERSION = 1
+    options_class: ClassVar[type[TaskOptions]]
+    task_record: TaskRecord
     reads_null: ClassVar = True
     fixed: ClassVar[Mapping[str, Any]] = {"output_type": "loglikelihood_rolling", "num_fewshot": 0}
 
@@ -36,16 +41,44 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         given = {key: value for key, value in dict(config or {}).items() if key != "class"}
         super().__init__(config={"metadata": {}, **given, "metric_list": [], "test_split": "test", **self.fixed})
 
+    @classmethod
+    def read_options(cls, task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions:
+        """Returns the options of a task from the metadata in its YAML and, on top, the user's.
+
+        Raises:
+            UserError: an option cannot be.
+        """
+        known = cls.options_class.model_fields
+        return cls.options_class.of_task(
+            task, {key: definition[key] for key in definition if key in known} | dict(metadata)
+        )
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the text that samples are made of, which is then cached, and returns its name, hash and source.
+
+        All are None where text is generated, or where the task loads it with the tokenizer.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        return None, None, None
+
     def keep_documents(self, documents: Iterable[Mapping[str, Any]]) -> None:
         """Sets what lm-eval counts, limits and logs."""
         self.dataset = {"test": datasets.Dataset.from_list([dict(document) for document in documents])}
 
     def keep_record(self, record: TaskRecord, tokenizer: Any) -> None:
-        """Puts the facts of this run into the results file, and a tokenizer's name in place of the object."""
+        """Keeps the facts of this run for the results file, and a tokenizer's name in place of the object."""
         metadata = self.config.metadata
         if tokenizer is not None and not isinstance(metadata.get("tokenizer", ""), str):
             metadata["tokenizer"] = str(tokenizer.name_or_path)
-        metadata["sbeval"] = record.to_json()
+        self.task_record = record
+
+    def dump_config(self) -> dict[str, Any]:
+        """Returns the configuration that lm-eval writes into the results file, with the record in its metadata."""
+        config: dict[str, Any] = dict(super().dump_config())
+        return {**config, "metadata": {**config["metadata"], "sbeval": self.task_record.to_json()}}
 
     def chosen_samples(self, given: Mapping[str, Any]) -> Numbered:
         """Returns number and document of the samples that this process runs, at least one, as lm-eval selects them.

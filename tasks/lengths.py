@@ -62,10 +62,12 @@ def settle_lengths(
 def text_limit(corpus: TokenizedCorpus, context: str, *, targets: int) -> Limit:
     """Returns how long a context the joined text, or the longest document, can fill beside `targets` more tokens."""
     if context == "stream":
-        longest, because = corpus.total_tokens, f"the whole text has {corpus.total_tokens} tokens"
+        longest = corpus.total_tokens
+        because = f"the whole text has {corpus.total_tokens} tokens"
         remedy = "ask for shorter context_lengths or give a longer text"
     else:
-        longest, beside = int(corpus.document_tokens.max(initial=0)), f", {targets} of them targets" if targets else ""
+        longest = int(corpus.document_tokens.max(initial=0))
+        beside = f", {targets} of them targets" if targets else ""
         because = f"the longest document has {longest} tokens{beside}"
         remedy = 'ask for shorter context_lengths, give longer documents, or set "context": "stream"'
     return Limit(max(longest - targets, 0), because, remedy)

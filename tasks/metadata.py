@@ -37,6 +37,8 @@ def doublings(first: int, last: int) -> tuple[int, ...]:
 class TaskOptions(Settings):
     """Options of every task here."""
 
+    title: ClassVar[str] = "every sb_ task"
+    """Heading of these options in the help."""
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Fields that the task's name decides, so that no option changes them."""
     default_lengths: ClassVar[tuple[int, ...]]
@@ -101,6 +103,8 @@ class TaskOptions(Settings):
 class SampleOptions(TaskOptions):
     """Options of tasks that draw their samples."""
 
+    title = "tasks that draw samples: RULER, recall, copying"
+
     num_samples: Counted = Field(default=500, description="Samples at each length.")
     seed: WholeNumber = Field(default=SAMPLES_SEED, description="Seed of all draws.")
 
@@ -111,8 +115,8 @@ class SampleOptions(TaskOptions):
         longest = max(options.context_lengths or cls.default_lengths)
         for name in sorted(cls.model_fields.keys() - _NOT_IN_A_SAMPLE):
             if isinstance(value := getattr(options, name), int) and value > longest:
-                raise UserError(
-                    f"Expected {name} of {task} within {longest} tokens of context, found {value}: lower it."
+                raise UserError.expected(
+                    f"{name} of {task} within {longest} tokens of context", found=value, remedy="lower it"
                 )
         return options
 

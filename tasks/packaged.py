@@ -63,7 +63,7 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
         if not folder.is_dir():
             raise UserError(f"Expected a folder of tasks at --include_path, found none: {folder}: correct the path.")
     if "" in unknown:
-        raise UserError("Expected names of tasks, found an empty one: leave out the comma that is too many.")
+        raise UserError.expected("names of tasks", found="an empty one", remedy="leave out the comma that is too many")
     for name in unknown:
         if _is_written_in(others, name):
             continue
@@ -74,7 +74,7 @@ def check_names(asked: Iterable[str], folders: Iterable[str | Path] = ()) -> Non
         if (lm_eval := lm_eval_tasks()) and not _is_written_in([lm_eval], name):
             near = near or get_close_matches(name, {path.stem for path in _yaml_files([lm_eval])}, n=3)
             advice = f"try {', '.join(near)}" if near else "`lm_eval ls tasks` lists them"
-            raise UserError(f"Expected the name of a task, found {name!r}, which is none: {advice}.")
+            raise UserError.expected("the name of a task", found=f"{name!r}, which is none", remedy=advice)
 
 
 def check_model(model: object, asked: Iterable[str], class_of: Callable[[str], object] = str) -> None:
@@ -86,7 +86,8 @@ def check_model(model: object, asked: Iterable[str], class_of: Callable[[str], o
     ours = {name: of for name, of in named(asked) if of and of.get("output_type") != _ANSWERED_BY_ALL}
     if not ours or model == "sb":
         return
-    shown, kind = model if isinstance(model, str) else type(model).__name__, model
+    shown = model if isinstance(model, str) else type(model).__name__
+    kind = model
     with contextlib.suppress(Exception):  # whatever an engine's package raises, lm-eval is about to raise again
         kind = class_of(model) if isinstance(model, str) else model
     chats = {of.__name__ for of in (kind if isinstance(kind, type) else type(kind)).__mro__} & _CHATS
@@ -116,7 +117,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _members(member: str | Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
-    name, settings = "", definitions().get(member) if isinstance(member, str) else member
+    name = ""
+    settings = definitions().get(member) if isinstance(member, str) else member
     if isinstance(member, str):
         name = member
     elif not isinstance(member.get("task"), list):  # a member with settings of its own

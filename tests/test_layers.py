@@ -28,7 +28,7 @@ REPORT_ARROWS = {
 # within the core, a room imports those before it, at its top and in its functions
 CORE_ROOMS = (
     *("processes", "attention", "keeping", "models", "results", "checkpoints", "corpora", "scoring", "fingerprint"),
-    *("commands", "sweep", "demo", "inspection", "training", "paper"),
+    *("harness", "sweep", "demo", "inspection", "training", "paper", "commands"),
 )
 # within model_adapters: open -> prepare -> session, self-test -> {score, generate} -> lm
 LATER_STEPS = {
@@ -40,7 +40,7 @@ LATER_STEPS = {
     "score": {"generate", "lm"},
     "generate": {"score", "lm"},
 }
-MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin"}
+MAY_NAME_ROOMS = {"sbeval.commands.cli", "sbeval.evaluation", "sbeval.plugin", "sbeval.registered"}
 PREPARE = [name for name in MODULES if name.startswith("sbeval.model_adapters.prepare")]
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 

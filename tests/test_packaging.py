@@ -52,9 +52,9 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
 
 def test_the_installed_wheel_serves_code_and_data_outside_the_checkout(wheel_python: Path) -> None:
     lines = run_code(
-        "import importlib.resources, sbeval.tasks, sbeval.reports, sbeval.plugin\n"
+        "import importlib.resources, sbeval.tasks, sbeval.reports, sbeval.registered\n"
         "print(sbeval.__file__)\n"
-        "print(*(file.name for file in sbeval.plugin.tasks_folder().rglob('*.yaml')))\n"
+        "print(*(file.name for file in sbeval.registered.tasks_folder().rglob('*.yaml')))\n"
         "print(importlib.resources.files('sbeval.demo').joinpath('checkpoints').is_dir())",
         python=wheel_python,
     )
@@ -174,6 +174,7 @@ def test_a_readme_on_an_index_links_to_the_repository_once_its_address_is_set(tm
         ({"tag": "v0.2.0"}, ["the tag v0.1.0"]),
         ({"heading": "## Unreleased"}, ["a section 0.1.0", "no section Unreleased"]),
         ({"released": ""}, ["date-released"]),
+        ({"counted": "0.0.9"}, ["holds the counts of 0.0.9: run python tests/measures/census.py --release 0.1.0."]),
         ({"elsewhere": "https://example.org/fork/sbeval"}, ["the repository https://example.org/us/sbeval"]),
     ],
 )
@@ -186,6 +187,9 @@ def test_a_tag_is_published_when_nothing_is_missing(changed: dict[str, str], sai
     released = changed.get("released", "date-released: 2026-12-01")
     (tmp_path / "CITATION.cff").write_text(f"title: x\nversion: 0.1.0\n{released}\n")
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{changed.get('heading', '## 0.1.0')}\n\n- all\n")
+    (tmp_path / "tests" / "measures").mkdir(parents=True)
+    counts = {"version": changed.get("counted", "0.1.0"), "counts": {}}
+    (tmp_path / "tests" / "measures" / "released.json").write_text(json.dumps(counts))
     shutil.copy(ROOT / ".ci" / "release.py", tmp_path / ".ci")
     arguments = [changed.get("tag", "v0.1.0"), changed.get("elsewhere", "https://example.org/us/sbeval")]
     process = run([sys.executable, tmp_path / ".ci" / "release.py", *arguments])

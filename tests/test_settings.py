@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
 from sbeval.settings import Counts, Lengths, LocalPath, PathText, Settings, as_counts, read_value
+from sbeval.tasks.asked import options_classes
 from sbeval.tasks.metadata import PERPLEXITY_SEED, SAMPLES_SEED, TaskOptions
 
-HOMES = ("sbeval.tasks.asked", "sbeval.model_adapters.options", "sbeval.sweep.definition", "sbeval.training.recipe")
+HOMES = ("sbeval.model_adapters.options", "sbeval.sweep.definition", "sbeval.training.recipe")
 OPTIMIZATION = {"learning_rate": 1, "total_tokens": 640, "batch_tokens": 16, "warmup_steps": 1}
 # what a model cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -51,6 +52,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 def models() -> list[type[Settings]]:
     for home in HOMES:
         importlib.import_module(home)
+    options_classes()  # imports the task classes, beside which options may stand
 
     def below(kind: type[Settings]) -> Iterator[type[Settings]]:
         for one in kind.__subclasses__():

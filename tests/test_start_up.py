@@ -12,7 +12,7 @@ import pytest
 from fresh_process import run, run_code
 from source_tree import ROOT
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.commands import install_plugin
 from sbeval.errors import UserError
 
@@ -64,15 +64,18 @@ def package(site: Path, **sources: str) -> None:
 IMPORTS = "import lm_eval, lm_eval.models, lm_eval.tasks.manager\nprint('went on')"
 PLUGIN = (ROOT / "sbeval" / "plugin.py").read_text(encoding="utf-8")
 ERRORS = (ROOT / "sbeval" / "errors.py").read_text(encoding="utf-8")
+REGISTERED = (ROOT / "sbeval" / "registered.py").read_text(encoding="utf-8")
+WHOLE = {"__init__": "", "plugin": PLUGIN, "errors": ERRORS, "registered": REGISTERED}
 BROKEN = {
     "a syntax error": ({"__init__": "def (", "plugin": PLUGIN}, "SyntaxError"),
     "a syntax error in the plugin": ({"__init__": "", "plugin": "x = = 1"}, "SyntaxError"),
     "a file is missing": ({"__init__": "", "plugin": PLUGIN}, "No module named 'sbeval.errors'"),
+    "names are missing": ({"__init__": "", "plugin": PLUGIN, "errors": ERRORS}, "No module named 'sbeval.registered'"),
     "an error while it is imported": ({"__init__": "1 / 0"}, "ZeroDivisionError"),
     "an exit while it is imported": ({"__init__": "raise SystemExit(3)"}, "SystemExit"),
     "null bytes": ({"__init__": "\0"}, "null bytes"),
     "a plugin of another version": ({"__init__": "", "plugin": ""}, "install"),
-    "an lm-eval of another version": ({"__init__": "", "plugin": PLUGIN, "errors": ERRORS}, "not as sbeval expects"),
+    "an lm-eval of another version": (WHOLE, "not as sbeval expects"),
 }
 
 
@@ -136,7 +139,7 @@ def test_a_standard_error_that_takes_no_line_stops_nobody(state, said_by, site):
     if said_by == "the line":
         package(site, __init__="raise ValueError('naïve 東京 \\udc80')")
     else:
-        package(site, __init__="", plugin=PLUGIN, errors=ERRORS)
+        package(site, **WHOLE)
     code = f"import site\nsite.addsitedir({str(site)!r})\n{IMPORTS}"
     if state == "strict ASCII":
         code = f"import sys\nsys.stderr.reconfigure(encoding='ascii', errors='strict')\n{code}"
@@ -212,11 +215,11 @@ def test_packaged_tasks_are_found_without_a_path(wheel_python, tmp_path):
 
 
 def test_a_folder_that_holds_the_packaged_files_replaces_them(tmp_path):
-    packaged = plugin.tasks_folder()
-    assert plugin.with_packaged_tasks(None) == [packaged]
-    assert plugin.with_packaged_tasks(tmp_path) == [packaged, tmp_path]
+    packaged = registered.tasks_folder()
+    assert registered.with_packaged_tasks(None) == [packaged]
+    assert registered.with_packaged_tasks(tmp_path) == [packaged, tmp_path]
     relative = os.path.relpath(packaged)
-    assert plugin.with_packaged_tasks([tmp_path, relative]) == [tmp_path, relative]
+    assert registered.with_packaged_tasks([tmp_path, relative]) == [tmp_path, relative]
 
 
 def test_importing_the_package_makes_the_auto_classes_load_the_family_and_changes_nothing_else(wheel_python, tmp_path):
@@ -237,7 +240,7 @@ def test_importing_the_package_makes_the_auto_classes_load_the_family_and_change
 def test_hf_is_refused_what_only_sb_answers_before_it_loads(wheel_python, tmp_path):
     # without lm-eval's own tasks, which take ten seconds to read
     code = (
-        "import lm_eval.tasks\nfrom sbeval.plugin import tasks_folder\n"
+        "import lm_eval.tasks\nfrom sbeval.registered import tasks_folder\n"
         "manager = lm_eval.tasks.TaskManager(include_path=str(tasks_folder()), include_defaults=False)\n"
         f"lm_eval.simple_evaluate('hf', {f'pretrained={tmp_path}'!r}, tasks=['sb_span'], task_manager=manager)"
     )

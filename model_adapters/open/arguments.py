@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
 from sbeval.checkpoints.facts import refuse_adapter
-from sbeval.corpora.tokenizers import has_tokenizer_files
 from sbeval.errors import UserError, shown
+from sbeval.foreign_files import has_tokenizer_files
 from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
 from sbeval.model_adapters.options import SOURCE, AdapterOptions
 from sbeval.results.records import LABEL

@@ -73,6 +73,8 @@ class OpeningLM(HFLM):  # type: ignore[misc]
     """lm-eval's `hf`, extended by checkpoint formats that transformers does not know and by one-sentence errors."""
 
     AUTO_MODEL_CLASS: Any = None
+    chat_template_args: dict[str, Any]
+    think_end_token: str | int | None
 
     def open(self, pretrained: Any, **kwargs: Any) -> Opened:
         """Loads a model and its tokenizer through the constructor of `hf`, and checks that they belong together.

@@ -156,10 +156,12 @@ def length_claims(
         obstacle = "the lengths were not scored on the same targets"
         return LengthClaims(lengths=lengths, doubtful=doubtful, obstacle=obstacle)
     few = clusters < MINIMUM_CLUSTERS
-    nll, tokens = sums.nll_nats[same], sums.tokens[same, 0]
+    nll = sums.nll_nats[same]
+    tokens = sums.tokens[same, 0]
     reference = _reference(lengths, origin_length_tokens) or _reference(lengths, training_length_tokens)
     differences: tuple[LengthDifference, ...] = ()
-    raises_from, own = None, np.empty(0)
+    raises_from = None
+    own = np.empty(0)
     if reference is not None:
         earlier = lengths.index(reference)
         if few:
@@ -169,7 +171,7 @@ def length_claims(
         longer = [item for item in differences if item.context_length_tokens > reference]
         raises_from = next((item.context_length_tokens for item in longer if item.low > 0), None)
     steps = _differences(nll, tokens, lengths, list(itertools.pairwise(range(len(lengths)))), confidence)
-    last = longest_shown([-1 if step.high < 0 else 1 if step.low > 0 else 0 for step in steps])
+    last = longest_shown([_sign(step) for step in steps])
     return LengthClaims(
         lengths=lengths,
         training_length_tokens=training_length_tokens,
@@ -184,6 +186,13 @@ def length_claims(
         by_document=tuple(sorted(map(float, own))),
         obstacle=TOO_FEW if few else "",
     )
+
+
+def _sign(step: LengthDifference) -> int:
+    """Returns -1 for a measurable gain, 1 for a measurable loss, 0 where the interval holds zero."""
+    if step.high < 0:
+        return -1
+    return 1 if step.low > 0 else 0
 
 
 def longest_shown(signs: Sequence[int]) -> int:

@@ -36,7 +36,8 @@ class Finding(NamedTuple):
 def model_facts(model: EvaluatedModel) -> str:
     """Describes a model in a few words: scheme, size, training length, extension."""
     record = model.record
-    trained, parent = record.training_length_tokens, ""
+    trained = record.training_length_tokens
+    parent = ""
     if record.extended_from:
         name = model.parent or record.extended_from.get("name")
         parent = f"extended from {in_words(str(name)) if name else 'a parent not named'}"
@@ -110,7 +111,8 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
     headlines = [_lowers_headline(claim, longest)]
     if claim.beyond_reference:
         reference = length_text(claim.reference_tokens or 0)
-        value, meaning = "none", f"no context up to {longest} is measurably worse than {reference}"
+        value = "none"
+        meaning = f"no context up to {longest} is measurably worse than {reference}"
         if claim.raises_from_tokens:
             value = length_text(claim.raises_from_tokens)
             meaning = f"first context measurably worse than {reference}"
@@ -213,7 +215,8 @@ def _none_beyond(claim: LengthClaims) -> str:
 
 
 def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
-    longer, reference = difference.context_length_tokens, claim.reference_tokens or 0
+    longer = difference.context_length_tokens
+    reference = claim.reference_tokens or 0
     return f"{length_text(longer)} minus {length_text(reference)}: {difference.text} nats per token"
 
 

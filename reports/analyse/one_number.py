@@ -37,11 +37,22 @@ from sbeval.reports.read.samples import DOCUMENT_SUMS, SAMPLE_SCORES, SampleKey,
 from sbeval.results.intervals import ratio_interval, uneven
 from sbeval.results.records import IDENTICAL_TARGETS
 
-NLL_CHANGE, SCORE, EFFECTIVE = "nll_change", "score", "effective_nll_length"
+NLL_CHANGE = "nll_change"
+SCORE = "score"
+EFFECTIVE = "effective_nll_length"
 ScoresByLength = Mapping[int, Mapping[SampleKey, float]]
 COLUMNS = [
-    *("setting", "task", "metric", "unit", "from_tokens", "to_tokens", "value", "ci95_low", "ci95_high"),
-    *("units", "doubtful"),
+    "setting",
+    "task",
+    "metric",
+    "unit",
+    "from_tokens",
+    "to_tokens",
+    "value",
+    "ci95_low",
+    "ci95_high",
+    "units",
+    "doubtful",
 ]
 _RECALL_METRIC = "exact_match"
 
@@ -102,7 +113,9 @@ def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = (
     estimate = float(weights_K @ [means[length] for length in lengths])
     tasks = [_task_area(scores, lengths, weights_K) for scores in samples]
     known = [task for task in tasks if task is not None]
-    low, high, count = math.nan, math.nan, 0
+    low = math.nan
+    high = math.nan
+    count = 0
     # else some samples were not logged, or those logged are not those the score is of
     if len(known) == len(tasks) > 0 and abs(estimate - np.mean([task[0] for task in known])) < 1e-6:
         low, high = mean_interval(*zip(*(task[:3] for task in known), strict=True))
@@ -119,7 +132,8 @@ def _task_area(
     if len(shared) < 2:
         return None
     areas_C = np.array([[scores[length][key] for length in lengths] for key in sorted(shared)]) @ weights_K
-    mean, count = float(areas_C.mean()), len(areas_C)
+    mean = float(areas_C.mean())
+    count = len(areas_C)
     low, high = score_interval(mean, areas_C.std(ddof=1) / count**0.5, count)
     return mean, float(low), float(high), count
 
@@ -207,8 +221,11 @@ def curve_numbers(results: Results, claims: Claims, ruler: RulerScores) -> tuple
 def _perplexity(results: Results, claims: Claims) -> Iterator[CurveNumber]:
     rows = results.measurements[results.measurements["protocol"].isin(IDENTICAL_TARGETS)]
     for row in records(rows.drop_duplicates(["setting", "task", "corpus", "corpus_sha256"])):
-        label, task, text = row["setting"], row["task"], (row["corpus"], row["protocol"])
-        sums, claim = results.behind(DOCUMENT_SUMS, row), claims.get((label, *text))
+        label = row["setting"]
+        task = row["task"]
+        text = (row["corpus"], row["protocol"])
+        sums = results.behind(DOCUMENT_SUMS, row)
+        claim = claims.get((label, *text))
         area = nll_area(sums, claim.reference_tokens) if sums is not None and claim is not None else None
         if area is not None and claim is not None:
             effective = effective_nll_length(claim)

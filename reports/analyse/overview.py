@@ -59,7 +59,9 @@ def side_by_side(
 
 
 def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthClaims]]) -> list[str]:
-    identical, better, alike = protocol in IDENTICAL_TARGETS, [], []
+    identical = protocol in IDENTICAL_TARGETS
+    better = []
+    alike = []
     worse: dict[int, dict[str, LengthDifference]] = {}
     for label, claim in of_models:
         if not claim.beyond_reference:
@@ -100,18 +102,26 @@ def _rises(last: Mapping[str, LengthDifference]) -> str:
 
 
 def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
-    trained, last = claim.training_length_tokens, claim.differences[-1] if claim.differences else None
+    trained = claim.training_length_tokens
+    last = claim.differences[-1] if claim.differences else None
     longest = max(claim.lengths)
     further, reference = claim.beyond_reference, claim.reference_tokens
     other = f"{_COMPARED_WITH}{length_text(reference)}" if reference and reference != trained else ""
-    effective, raises = effective_nll_length(claim), claim.raises_from_tokens
+    effective = effective_nll_length(claim)
+    raises = claim.raises_from_tokens
     mark = f" {DOUBTFUL}" if claim.doubtful else ""
     without = not_compared(claim.lengths, reference or trained) or "not measured"
+    if not further:
+        raised = without
+    elif raises:
+        raised = length_text(raises)
+    else:
+        raised = f"nowhere measurably up to {length_text(longest)}"
     return (
         label,
         (length_text(trained) if trained else "not recorded") + other,
         "" if effective is None else effective.text,
-        (length_text(raises) if raises else f"nowhere measurably up to {length_text(longest)}") if further else without,
+        raised,
         f"{area.text}{mark}" if area is not None else without,
         f"{length_text(longest)}: {last.text}{mark}" if further and last is not None else without,
     )

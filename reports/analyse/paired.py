@@ -70,7 +70,9 @@ def ruler_differences(
     tasks = [task for task in own if short_name(task) in TASKS and task in base]
     lengths = [set(scores_by_length(own[task])) & set(scores_by_length(base[task])) for task in tasks]
     shared = sorted(set.intersection(*lengths)) if lengths else []
-    rows, weights, compared = [], [], []
+    rows = []
+    weights = []
+    compared = []
     for task in tasks:
         mine, theirs = scores_by_length(own[task]), scores_by_length(base[task])
         tables = [side[length] for side in (mine, theirs) for length in shared]
@@ -82,7 +84,8 @@ def ruler_differences(
     if not rows:
         return {}, ()
     weight = np.concatenate(weights)
-    differences_CK, named = np.concatenate(rows), list[int | None](shared)
+    differences_CK = np.concatenate(rows)
+    named = list[int | None](shared)
     if len(shared) > 1:
         differences_CK = np.column_stack([differences_CK, differences_CK @ stats.octave_weights(shared)])
         named.append(None)

@@ -116,7 +116,8 @@ def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
     seen = {name for r in records if r.corpus_sha256 == corpus_sha256 for name in r.seen_documents or ()}
     if not seen:
         return []
-    first, more = sorted(seen)[:_NAMES_AT_MOST], len(seen) - _NAMES_AT_MOST
+    first = sorted(seen)[:_NAMES_AT_MOST]
+    more = len(seen) - _NAMES_AT_MOST
     names = ", ".join(map(shown_name, first)) + (f" and {more} more" if more > 0 else "")
     seen_words = f"was trained on at least {len(seen)} of the documents ({names})"
     return [f"{model.label} {seen_words}, and may know them by heart."]

@@ -14,8 +14,14 @@ from sbeval.reports.read.fields import in_words, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 
 NIAH_TASKS = (
-    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
-    *("niah_multivalue", "niah_multiquery"),
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
 )
 TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
 THINKING_CUT = "thinking_cut"
@@ -77,7 +83,8 @@ def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFr
     rows["ruler_task"] = rows["task"].map(short_name)
     rows["samples"] = rows["samples"].where(rows["family"].notna())  # lm-eval's own tasks count all lengths together
     lows, highs = share_interval(rows)
-    rows["ci95_low"], rows["ci95_high"] = rows["ci95_low"].fillna(lows), rows["ci95_high"].fillna(highs)
+    rows["ci95_low"] = rows["ci95_low"].fillna(lows)
+    rows["ci95_high"] = rows["ci95_high"].fillna(highs)
     if metric == "score":
         rows = rows[rows["ruler_task"].isin([*TASKS, *ALIAS_SHARES])]
     ours_first = rows["task"].str.startswith("sb_").sort_values(ascending=False, kind="stable").index

@@ -98,7 +98,8 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
 
     `labels` are names to show in place of a group's own.
     """
-    groups, notes = seed_groups(results.models), results.notes
+    groups = seed_groups(results.models)
+    notes = results.notes
     if not groups:
         return results
     taken = {model.label for model in results.models} - {one.label for group in groups.values() for one in group}
@@ -145,7 +146,8 @@ def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedMod
             match = _NUMBERED.fullmatch(record.name)
             if match is None:
                 continue
-            name, seed = match["name"], int(match["seed"])
+            name = match["name"]
+            seed = int(match["seed"])
         found[(name, *describe_facts(model), record.parameters, record.format)].append((seed, model))
     groups: dict[str, list[EvaluatedModel]] = {}
     for key, members in found.items():
@@ -182,7 +184,8 @@ def _measurements(
     ran = own.assign(original=rows.loc[inside, "setting"]).groupby(["setting", "task"])["original"].nunique()
     wanted = pd.Series([ran[key] for key in zip(means["setting"], means["task"], strict=True)], index=means.index)
     for row in records(ran.rename("ran").reset_index()):
-        label, all_seeds = row["setting"], pooled[row["setting"]].seeds
+        label = row["setting"]
+        all_seeds = pooled[row["setting"]].seeds
         if row["ran"] < all_seeds:
             seeds = f"{row['ran']} of {all_seeds} seeds"
             notes.add(None, f"{label}: {row['task']} was run with {seeds}, and rests on these.")

@@ -122,7 +122,8 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
         better = [row["higher_is_better"] for row in groups[key] if not pd.isna(row["higher_is_better"])]
         samples, cells = {}, {}
         for row in groups[key]:
-            label, limit = row["setting"], InputLimit(*(_known(row[field]) for field in InputLimit._fields))
+            label = row["setting"]
+            limit = InputLimit(*(_known(row[field]) for field in InputLimit._fields))
             cells[label] = SuiteCell(*(float(row[column]) for column in SuiteCell._fields))
             if (label, task) in results[SAMPLE_SCORES]:
                 samples[label] = results[SAMPLE_SCORES][label, task].within(limit)

@@ -13,7 +13,8 @@ _LABEL_HEIGHT_PIXELS = 15.0
 _BESIDE_OWN_END_AT_MOST = 6
 WIDEST_PIXELS = 260.0
 SYMLOG_CONSTANT = 0.05
-_TICKS, _STEPS = 6, ((10, 50), (5, 10), (2, 2))
+_TICKS = 6
+_STEPS = ((10, 50), (5, 10), (2, 2))
 Row = dict[str, Any]
 VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 

@@ -45,7 +45,12 @@ def length_channel(
 def units_shown(looks: Mapping[str, Look]) -> list[str]:
     """Returns the axes that these models have; that of declared lengths only where one declares more than it saw."""
     training, declared = ({label: look.units.get(unit) for label, look in looks.items()} for unit in UNITS)
-    return [*(["training"] if any(training.values()) else []), *(["declared"] if declared != training else [])]
+    units = []
+    if any(training.values()):
+        units.append("training")
+    if declared != training:
+        units.append("declared")
+    return units
 
 
 def places(look: Look, tokens: float, units: Sequence[str], name: str = "x") -> dict[str, float | None]:

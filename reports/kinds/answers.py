@@ -4,7 +4,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -86,7 +86,9 @@ def _answers(sample: Mapping[str, Any]) -> Iterator[Answer]:
     expected = doc.get("references", sample.get("target"))
     expected = ", ".join(map(str, expected)) if isinstance(expected, list) else str(expected)
     for request, answer, length in zip(requests.values(), answers, lengths, strict=True):
-        prompt, settings = (request.get("arg_0"), request.get("arg_1")) if isinstance(request, dict) else (None, None)
+        arguments = request if isinstance(request, dict) else {}
+        prompt = arguments.get("arg_0")
+        settings = arguments.get("arg_1")
         known = length is None or (type(length) is int and is_length(length))
         # what is generated comes with the settings of its generation; scored text with the text
         if not isinstance(prompt, str) or not isinstance(settings, dict) or not isinstance(answer, str) or not known:
@@ -216,6 +218,11 @@ def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[list[Cell]]:
 def _answer_cell(answer: Answer | None) -> Cell:
     if answer is None:
         return NOT_MEASURED
-    text, score = answer.text or "(nothing)", answer.score
-    right, wrong = score is not None and score >= 1, score is not None and score <= 0
-    return Cell(text, verdict="better" if right else "worse" if wrong else None, quiet=not answer.text)
+    text = answer.text or "(nothing)"
+    score = answer.score
+    verdict: Literal["better", "worse"] | None = None
+    if score is not None and score >= 1:
+        verdict = "better"
+    elif score is not None and score <= 0:
+        verdict = "worse"
+    return Cell(text, verdict=verdict, quiet=not answer.text)

@@ -209,7 +209,8 @@ def _steps_section(material: Material) -> Section | None:
             rows = rows.drop_duplicates(["step", LENGTH]).sort_values("step")
             if rows["step"].nunique() > 1:
                 folder = training.rpartition("/")[2]
-                name, stem = f"{shown_name(folder)}: {task}", f"steps-{safe_stem(folder)}-{safe_stem(str(task))}"
+                name = f"{shown_name(folder)}: {task}"
+                stem = f"steps-{safe_stem(folder)}-{safe_stem(str(task))}"
                 caption = Caption(title=name, finding=_steps_finding(rows), subtitle="NLL at each context length")
                 figures.append(material.figure({"nll": _steps_figure(rows, caption)}, stem, caption))
                 if rows["protocol"].isin(IDENTICAL_TARGETS).all():

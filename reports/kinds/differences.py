@@ -119,7 +119,8 @@ def _bands(claims: Mapping[str, LengthClaims]) -> str:
 def _finding(label: str, claim: LengthClaims) -> str:
     last = claim.differences[-1]
     number = signed(last.estimate) if math.isnan(last.low) else last.text
-    number += f" {DOUBTFUL}" if claim.doubtful and not math.isnan(last.low) else ""
+    if claim.doubtful and not math.isnan(last.low):
+        number += f" {DOUBTFUL}"
     return f"{in_words(label)} {number} nats at {length_text(last.context_length_tokens)}"
 
 
@@ -180,7 +181,8 @@ def _cells(claim: LengthClaims) -> dict[int, Cell]:
         text, low, high = change_text(item.estimate, item.low, item.high)
         cells[item.context_length_tokens] = Cell(text)
         if not math.isnan(item.low):
-            text, side = text + (f" {DOUBTFUL}" if claim.doubtful else ""), verdict(item.low, item.high)
+            text = text + (f" {DOUBTFUL}" if claim.doubtful else "")
+            side = verdict(item.low, item.high)
             cells[item.context_length_tokens] = Cell(text, interval=(low, high), verdict=side)
     return cells
 

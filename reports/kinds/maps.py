@@ -123,10 +123,12 @@ def _finding(cells: pd.DataFrame, digits: str) -> str:
 def _maps(
     material: Material, cells: pd.DataFrame, caption: Caption, shades: heatmaps.Shades, rows_are: str
 ) -> dict[str, Any]:
-    x, order = heatmaps.length_bands(column_values(cells)), list(dict.fromkeys(cells["row"]))
+    x = heatmaps.length_bands(column_values(cells))
+    order = list(dict.fromkeys(cells["row"]))
     labels = [label for label in material.looks if (cells["setting"] == label).any()]
     tooltip = {"length": "context", "row": rows_are, "value_text": shades.title, "tokens_text": "targets"}
-    panels, numbers = {}, len(labels) <= heatmaps.NUMBERED_AT_MOST
+    panels = {}
+    numbers = len(labels) <= heatmaps.NUMBERED_AT_MOST
     for label in labels:
         drawn = [_cell(cell, shades) for cell in records(cells[cells["setting"] == label])]
         shown: dict[str, Any] = {"shades": shades, "tooltip": tooltip, "numbers": numbers}
@@ -157,7 +159,8 @@ def training_map(rows: pd.DataFrame, gains: Mapping[int, int], caption: Caption)
         begins = gains.get(int(number[LENGTH])) == number["step"]
         cell = _cell(number, shades)
         cells.append(cell | {"text": f"{cell['text']} {BEGINS}" if begins else cell["text"]})
-    x, order = heatmaps.length_bands(column_values(rows)), list(dict.fromkeys(cell["row"] for cell in cells))
+    x = heatmaps.length_bands(column_values(rows))
+    order = list(dict.fromkeys(cell["row"] for cell in cells))
     tooltip = {"length": "context", "row": "step", "value_text": shades.title}
     panel = heatmaps.grid(cells, x, rows=order, y_title="training step", shades=shades, tooltip=tooltip, numbers=True)
     return {**heatmaps.heatmaps({"": panel}, caption), "columns": 1}

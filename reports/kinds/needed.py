@@ -60,7 +60,8 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
     suffices_SK = np.logical_or.accumulate(enough_SK, axis=1)
     documents, index_S = np.unique([document_of(name) for name in np.array(sums.clusters)[same_S]], return_inverse=True)
     of_document_CS = (index_S == np.arange(len(documents))[:, None]).astype(np.float64)
-    tokens_C, targets_CK = of_document_CS @ tokens_S, of_document_CS @ (tokens_S[:, None] * suffices_SK)
+    tokens_C = of_document_CS @ tokens_S
+    targets_CK = of_document_CS @ (tokens_S[:, None] * suffices_SK)
     least = graded_errors(targets_CK / tokens_C[:, None], tokens_C)
     band = simultaneous_band(targets_CK, tokens_C, least_errors_K=least)
     shares = pd.DataFrame({LENGTH: sums.lengths, "value": band.estimates, "tokens": tokens_S.sum()})
@@ -81,7 +82,9 @@ def _section(material: Material) -> Section | None:
     measured = material.results.measurements
     rows = measured[measured["protocol"].isin(IDENTICAL_TARGETS) & (measured["metric"] == "nll")]
     rows = rows[rows.groupby(["setting", *_TEXT], dropna=False)[LENGTH].transform("nunique") > 1]
-    figures, tables, unlogged = [], [], []
+    figures = []
+    tables = []
+    unlogged = []
     ordered = rows.sort_values("setting", key=lambda labels: labels.map(list(material.looks).index), kind="stable")
     by_text = ordered.drop_duplicates(["setting", *_TEXT]).groupby(_TEXT, dropna=False, sort=False)
     for (task, *text, _), of_text in by_text:
@@ -94,7 +97,8 @@ def _section(material: Material) -> Section | None:
                 elif needed := context_needed(sums, trained, within_nats=material.within_nats):
                     by_unit[unit][row["setting"]] = needed
         if any(by_unit.values()):
-            name, stem = text_name(*map(str, text)), f"needed-{safe_stem(str(task))}"
+            name = text_name(*map(str, text))
+            stem = f"needed-{safe_stem(str(task))}"
             figures.append(_figure(material, by_unit, f"{name}: how much context is needed", stem))
             tables.append(_table(by_unit, f"{name}: share of targets that need at most a context length", stem))
     if not figures and not unlogged:
@@ -135,7 +139,8 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
 
 
 def _finding(material: Material, label: str, needed: Needed) -> str:
-    half, longest = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0], needed.shares[LENGTH].iloc[-1]
+    half = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0]
+    longest = needed.shares[LENGTH].iloc[-1]
     words = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
     if half == longest:
         words = (
@@ -158,7 +163,8 @@ def _within(needed: Needed, trained: int | None) -> str:
 
 def _table(by_unit: Mapping[str, Mapping[str, Needed]], caption: str, stem: str) -> Table:
     every = pd.concat([needed.shares for of_models in by_unit.values() for needed in of_models.values()])
-    lengths, rows = column_values(every), []
+    lengths = column_values(every)
+    rows = []
     for unit, of_models in by_unit.items():
         for label, needed in of_models.items():
             heading = Cell(f", {needed.units:,} {unit}{'es' if unit == 'stretch' else 's'}", name=label)

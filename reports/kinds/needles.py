@@ -51,7 +51,8 @@ def _section(material: Material) -> Section | None:
             explanation=explanation,
             subtitle=f"score in percent; {explanation}",
         )
-        spec, stem = _heatmaps(of_task, labels, caption), f"needles-{safe_stem(caption.title)}"
+        spec = _heatmaps(of_task, labels, caption)
+        stem = f"needles-{safe_stem(caption.title)}"
         folded = len(figures) >= _SHOWN
         figures.append(material.figure({"score": spec}, stem, caption, wide=True, folded=folded))
     return Section(
@@ -76,7 +77,8 @@ def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
         for length, depth, cell in (cell for seed in scores.seeds or (scores,) for cell in _cells(seed)):
             cells[length, depth] += cell
         for (length, depth), cell in sorted(cells.items()):
-            mean, count = float(np.mean(cell)), len(cell)
+            mean = float(np.mean(cell))
+            count = len(cell)
             stderr = float(np.std(cell, ddof=1)) / count**0.5 if count > 1 else 0.0
             low, high = score_interval(mean, stderr, count)
             rows.append((label, task, length, depth, mean, float(low), float(high), count))

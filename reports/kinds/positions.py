@@ -33,7 +33,8 @@ _TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "", "in
 
 def _section(material: Material) -> Section:
     """Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay."""
-    positions, baseline = first_pass(material.results[BINS]), material.baseline
+    positions = first_pass(material.results[BINS])
+    baseline = material.baseline
     looks = material.looks_of(positions["setting"])
     figures: list[Figure] = []
     texts = positions[["corpus", "corpus_sha256"]].astype(object).fillna("")
@@ -178,7 +179,8 @@ def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
         bins = rows_of[label]
         trained = material.training_lengths.get(label)
         inside = [row for row in bins if trained is not None and row["last"] <= trained]
-        start, last = inside[-1] if inside else bins[0], bins[-1]
+        start = inside[-1] if inside else bins[0]
+        last = bins[-1]
         ends = [f"{shown(row['nll'])} around position {length_text(int(row['last']))}" for row in (start, last)]
         words = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
         sentences.append(f"{in_words(label)} {words}")

@@ -81,7 +81,8 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
     """
     rows = measurements[measurements["family"] == "recall"].copy()
     names = rows["metric"].str.extract(f"^{_METRIC.pattern}$")
-    rows["metric"], rows["pairs"] = names["metric"], pd.to_numeric(names["pairs"]).astype("Int64")
+    rows["metric"] = names["metric"]
+    rows["pairs"] = pd.to_numeric(names["pairs"]).astype("Int64")
     rows["unit"] = names["unit"].map(_UNITS)
     rows = rows.dropna(subset=["metric", "context_length_tokens"])
     lows, highs = share_interval(rows)
@@ -103,7 +104,8 @@ def _title(task: str, words: str) -> str:
 
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
     """Returns (rows, what is held fixed, what the axis counts or None for lengths); the axis takes more values."""
-    pairs, lengths = column_values(scores, "pairs"), column_values(scores)
+    pairs = column_values(scores, "pairs")
+    lengths = column_values(scores)
     if not pairs:
         return [(scores, "", None)]
     counted = str(scores["unit"].dropna().iloc[0])
@@ -130,7 +132,8 @@ def _figure(
     levels = {_SOLVED: f"solved, {_SOLVED:.0%}"}
     if len(guesses) and guesses.max() == guesses.min():
         levels[float(guesses.max())] = "chance"
-    finding, explanation = _finding(exact, order, counted), _TASKS.get(task, ("", ""))[1]
+    finding = _finding(exact, order, counted)
+    explanation = _TASKS.get(task, ("", ""))[1]
     caption = Caption(title=_title(task, words), finding=finding, explanation=explanation)
     axes = Axes(
         x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
@@ -149,7 +152,9 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
     sentences = []
     for label in order:
         scores = by_length(exact, label, _column(counted))
-        solved, first, last = solved_up_to(scores), min(scores), max(scores)
+        solved = solved_up_to(scores)
+        first = min(scores)
+        last = max(scores)
         if solved is None:
             words = f"is below {_SOLVED:.0%} even at {_count(first, counted)} ({scores[first]:.1%})"
         elif solved == last:
@@ -181,7 +186,8 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
             )
             for count, value in values.items()
         }
-        rows += [(Cell(name=label), cells)] if cells else []
+        if cells:
+            rows.append((Cell(name=label), cells))
     title = _title(task, words)
     return Table.by_length(
         rows,

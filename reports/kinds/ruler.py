@@ -35,7 +35,8 @@ def _section(material: Material) -> Section | None:
         lead = "How often models that think had to be made to answer."
         return Section(identifier="ruler", title="Thinking", lead=lead, tables=tuple(thinking)) if thinking else None
     looks = material.looks_of(scores["setting"])
-    figures, drawn = [], set()
+    figures = []
+    drawn = set()
     for words, tasks in analysis.AVERAGED_TASKS.items():
         for alike in analysis.averaged_alike(scores, tasks):
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
@@ -227,7 +228,8 @@ def _thinking_tables(cut: pd.DataFrame, labels: Sequence[str]) -> list[Table]:
         of_task = cut[cut["ruler_task"] == task]
         values, lows, highs = (by_length(of_task, label, numbers=name) for name in ("value", "ci95_low", "ci95_high"))
         cells = {n: Cell(f"{values[n]:.1%}", interval=interval(lows[n], highs[n], ".1%")) for n in values}
-        rows += [(Cell(f" {task}", name=label), cells)] if cells else []
+        if cells:
+            rows.append((Cell(f" {task}", name=label), cells))
     table = Table.by_length(
         rows,
         lengths=column_values(cut),

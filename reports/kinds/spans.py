@@ -46,7 +46,9 @@ _TOOLTIP = {
     **{f"{share}_text": words for share, words in _SHARES.items()},
     "remainder_text": _REMAINDER,
 }
-_SHORTEST_SIDE_PIXELS, _LONGEST_SIDE_PIXELS, _CELL_PIXELS = 96, 190, 16
+_SHORTEST_SIDE_PIXELS = 96
+_LONGEST_SIDE_PIXELS = 190
+_CELL_PIXELS = 16
 
 
 def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
@@ -224,7 +226,8 @@ def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
         for column, (words, number_format) in _MEANS.items():
             known = by_length(means.dropna(subset=[column]), label, numbers=column)
             cells = {length: format(mean, number_format) for length, mean in known.items()}
-            rows += [(Cell(f", {words}", name=label), cells)] if cells else []
+            if cells:
+                rows.append((Cell(f", {words}", name=label), cells))
     caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
     named: dict[str, Any] = {"caption": caption, "folded": f"Numbers: {caption}"}
     return Table.by_length(rows, lengths=column_values(means), stem="spans", **named)
@@ -233,7 +236,7 @@ def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
 def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) -> dict[str, Any]:
     """Returns the Vega-Lite specification of one model's spans, one row a length; a head without weight stays empty."""
     sticks = bool((heads["remainder"].fillna(0) > 0).any())
-    fields = {**_SHARES, **({"remainder": _REMAINDER} if sticks else {})}
+    fields = {**_SHARES, "remainder": _REMAINDER} if sticks else _SHARES
     width, height = (_side(int(heads[name].nunique())) for name in ("head", "layer"))
     grids = []
     for length in lengths:

@@ -91,7 +91,8 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
 
 def _section(material: Material) -> Section | None:
     """Returns None where no such task was run."""
-    measurements, ordinary = material.results.measurements, suite_rows(material.results)
+    measurements = material.results.measurements
+    ordinary = suite_rows(material.results)
     labels = [model.label for model in material.results.models]
     tables = [_ordinary_table(ordinary, labels, material.baseline)] if ordinary else []
     tables += [_published_table(published, labels) for published in published_tables(measurements)]

@@ -40,7 +40,8 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
         fields left out.
     """
     hints = typing.get_type_hints(kind)
-    kept, left_out = {}, []
+    kept = {}
+    left_out = []
     for field in dataclasses.fields(kind):
         if field.name not in written:
             continue
@@ -144,7 +145,9 @@ def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
     names = [in_words(label) for label in labels]
     if at_most is not None and len(names) > at_most:
         names = [*names[: at_most - 1], f"{len(names) - at_most + 1} others"]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+    if len(names) > 1:
+        return f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if names else ""
 
 
 def listed(sentences: Sequence[str]) -> str:

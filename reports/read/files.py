@@ -193,8 +193,8 @@ def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
     """Returns every result file below the paths with its size and time of change."""
     sizes: _Fingerprint = {}
     for path in paths:
-        files = [path] if path.is_file() else path.rglob("*.json") if path.is_dir() else []
-        for file in files:
+        # rglob of a path that is no folder yields nothing
+        for file in [path] if path.is_file() else path.rglob("*.json"):
             with contextlib.suppress(OSError):
                 status = file.stat()
                 sizes[file] = (status.st_size, status.st_mtime_ns)

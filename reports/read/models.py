@@ -61,7 +61,8 @@ class EvaluatedModel:
     def declared_length_tokens(self) -> int | None:
         """What its configuration and RoPE's scaling declare; for runs that recorded neither, the training length."""
         # scalings of layers that do not see the whole text declare no length
-        entries, stated = rope_entries(self.record.rope_scaling), self.record.declared_length_tokens
+        entries = rope_entries(self.record.rope_scaling)
+        stated = self.record.declared_length_tokens
         scaling = entries.get(GLOBAL_LAYERS, entries.get("", {}))
         factor = usable_number(scaling.get("factor")) or 1.0
         unscaled = scaling.get("original_max_position_embeddings") or self.origin_length_tokens
@@ -321,7 +322,8 @@ def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None
     if not extrapolation or not isinstance(method, str):
         return None
     numbers = [str(value) for value in extrapolation.values() if isinstance(value, int)]
-    return " ".join([_METHODS.get(method, shown_name(method)), *(["/".join(numbers)] if numbers else [])])
+    name = _METHODS.get(method, shown_name(method))
+    return f"{name} {'/'.join(numbers)}" if numbers else name
 
 
 _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
@@ -405,7 +407,8 @@ def _parent_label(model: EvaluatedModel, models: Sequence[EvaluatedModel]) -> st
     origin = model.record.extended_from
     if not origin:
         return None
-    sha256, name = origin.get("sha256"), str(origin.get("name", "")).rpartition("/")[2]
+    sha256 = origin.get("sha256")
+    name = str(origin.get("name", "")).rpartition("/")[2]
     parents = [
         other
         for other in models

@@ -122,7 +122,9 @@ def by_model(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     return grouped((row["setting"], row) for row in records(frame))
 
 
-TEXT, DECIMAL, WHOLE = "object", "float64", "Int64"
+TEXT = "object"
+DECIMAL = "float64"
+WHOLE = "Int64"
 """What a column holds, as pandas calls it."""
 
 

@@ -57,7 +57,8 @@ _LATEX_ESCAPES = {
 _BEHIND_NUMBER = re.compile(r"^(.*\S) (\{\[\}[^][]*\])")
 _STACKED = r"\\begin{tabular}[t]{@{}r@{}}\1\\\\[-2pt]{\\scriptsize \2}\\end{tabular}"
 _WRAPPED = re.compile(r"(?=.{25})\S{1,16}( \S{1,16})+")
-_HEADING, _PROSE = r"\parbox[b]{1.1in}{\raggedleft %s}", 60
+_HEADING = r"\parbox[b]{1.1in}{\raggedleft %s}"
+_PROSE = 60
 """An interval stands below its number, and long headings in lines, where a table is to fit a page."""
 _FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")

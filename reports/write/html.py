@@ -85,4 +85,4 @@ def _without_direction_marks(value: object) -> object:
 
 
 def _template(name: str) -> str:
-    return files("sbeval.reports").joinpath("write", "templates", name).read_text(encoding="utf-8")
+    return files("sbeval.reports.write").joinpath("templates", name).read_text(encoding="utf-8")

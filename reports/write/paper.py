@@ -60,7 +60,8 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
         writer.svgs()
     (folder / FIGURES).write_text("\n".join([*lines, _END]), encoding="utf-8")
     tables = [table for table in report.tables if not table.prose and len(table.rows_in_files) <= _MOST_ROWS]
-    texts, labels = [_ALONE.replace("FILE", TABLES)], set[str]()
+    texts = [_ALONE.replace("FILE", TABLES)]
+    labels = set[str]()
     for table in tables:
         labels.add(label := unique_name(_without(table.stem, digests), labels, "{}-{}"))
         texts.append(latex_table(dataclasses.replace(table, stem=label), fitted=True))

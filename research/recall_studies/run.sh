@@ -58,7 +58,7 @@ one() {  # model, job line
     --tasks "$tasks" --limit "$samples" --device $DEVICE --batch_size auto --metadata "{$metadata}" --output_path "$folder")
   printf '%q ' sbeval run "${options[@]}" >"$folder/command.txt"
   local begun; begun=$(date +%s)
-  (cd "$WORK" && timeout -k 2 $((DEADLINE - begun + STARTED + 1)) $PY -c 'import sys; from sbeval.commands.run import run; run(sys.argv[1:])' "${options[@]}") >"$folder/log.txt" 2>&1
+  (cd "$WORK" && timeout -k 2 $((DEADLINE - begun + STARTED + 1)) $PY -c 'import sys; from sbeval.harness.run import run; run(sys.argv[1:])' "${options[@]}") >"$folder/log.txt" 2>&1
   local code=$?
   say "$model $name: exit $code after $(($(date +%s) - begun)) s"
   if [ $code = 0 ]; then touch "$folder/finished"; else tail -n 4 "$folder/log.txt"; fi  # ended as it wrote is not finished

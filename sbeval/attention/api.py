@@ -149,7 +149,9 @@ def stickbreaking_decode(
         return StickBreakingOutput(*decode_slots(*arguments, skipping=skip_threshold is not None))
     k_BGKD, v_BGKD, start_B = _newest_last(k_BGKD, v_BGKD, length_B)
     return stickbreaking_attention(
-        *(q_BHQD, k_BGKD, v_BGKD),
+        q_BHQD,
+        k_BGKD,
+        v_BGKD,
         scale=scale,
         attend_current=attend_current,
         seq_start=start_B,

@@ -127,7 +127,8 @@ class _Walk:
 
     def __init__(self, context: ContextParallel, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> None:
         self.context, self.options = context, options
-        self.q, self.kv = q, (k, v)
+        self.q = q
+        self.kv = (k, v)
         self.chunk = q.shape[2] // 2
         self.skip_threshold: float | None = options["skip_threshold"]
         dtype = torch.promote_types(q.dtype, torch.float32)

@@ -49,7 +49,8 @@ def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
     asked = []
     older, newer = chunks_of(rank, ranks)
     for chunk in reversed(range(newer)):
-        of_newer, of_both = chunk >= ranks, chunk < older
+        of_newer = chunk >= ranks
+        of_both = chunk < older
         holder = 2 * ranks - 1 - chunk if of_newer else chunk
         bounds = itertools.pairwise(twice if of_both else once)
         asked += [Piece(holder, of_newer, start, stop, of_both) for stop, start in bounds if start < stop]

@@ -12,9 +12,15 @@ from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.models import SbevalForCausalLM
 
 _TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model"),
-    *("chat_template.jinja", "generation_config.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
 )
 
 

@@ -1,6 +1,7 @@
 """Finds the files of a checkpoint, checks that they are complete, and reads single tensors."""
 
 import contextlib
+import logging
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +20,19 @@ from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id, local_path
 
-_SAFETENSORS = ("model.safetensors.index.json", "model.safetensors")
-_PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+logger = logging.getLogger(__name__)
+# in the order in which transformers looks for them
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _MOST_LABELS = 2**20
 _WEIGHT_SUFFIXES = ("weight", "proj", "bias")
 _MASKS = (".attn.bias", "attention.bias", "attention_bias")
 _MOST_DIMENSIONS = 3
+_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
+# adapters, Mistral's own format, and variants such as model.fp16.safetensors: a user selects these by name
+_OTHER_USES = re.compile(
+    r"adapter_model|consolidated|(model|pytorch_model)(-\d+-of-\d+)?\.\w+(-\d+-of-\d+)?\.(safetensors|bin)$"
+)
 _FLOATING_POINT = re.compile(r"(F|FLOAT)(16|32|64)$")  # not 8 bits, since those have separate scales
 
 
@@ -82,13 +90,13 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
     Raises:
         UserError: a file is missing or damaged, an index is invalid, or the configuration needs larger files.
     """
-    for name in (*_SAFETENSORS[::-1], *_PICKLES[::-1]):
+    for name in (*_SAFETENSORS, *_PICKLES):
         if (folder / name).is_file():
             config = config or read_config(folder)
             try:
                 weights = Weights(folder)
             except UserError:
-                if name != _PICKLES[1]:
+                if name != _PICKLES[0]:
                     raise
                 size = (folder / name).stat().st_size
                 check_sizes(config, tensors=size, weight_bytes=size)
@@ -100,7 +108,7 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
 def held_bytes(folder: Path) -> int:
     """Returns the total size in bytes of the weight files in a folder, and of shards that an index names elsewhere."""
     files = {*folder.glob("*")}
-    for name in (_SAFETENSORS[0], _PICKLES[0]):
+    for name in (_SAFETENSORS[1], _PICKLES[1]):
         if (folder / name).is_file():
             with contextlib.suppress(UserError):  # loading reports what is wrong with the index
                 files |= {folder / shard for shard in _shards(folder / name)}
@@ -124,6 +132,7 @@ class Weights:
         self._taken: set[str] = set()
         for name in files:
             if (folder / name).is_file():
+                self._source = name
                 self._open(folder / name)
                 return
         raise UserError(f"Expected model.safetensors, pytorch_model.bin or an index of shards in {folder}, found none")
@@ -169,11 +178,13 @@ class Weights:
         """Checks that the files are large enough for a configuration, and that weights are in floating point.
 
         Integer or boolean weights are allowed only if config.json names a quantisation; without one, loading would cast
-        them. Attention masks and positions may be integers or booleans in any checkpoint.
+        them. Attention masks and positions may be integers or booleans in any checkpoint. Shards that are not read are
+        an error; other weight files that are not read are named in a warning.
 
         Raises:
-            UserError: the files are too small, or a weight is not in floating point.
+            UserError: the files are too small, a weight is not in floating point, or a shard is not read.
         """
+        self._check_unread_files()
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
         if names_quantisation(config):
@@ -185,6 +196,26 @@ class Weights:
                 f"config.json in {self.folder} names no quantisation, but these weights are integers or booleans: "
                 f"{some(integers)}; save the checkpoint again, with its quantization_config if it has one"
             )
+
+    def _check_unread_files(self) -> None:
+        candidates = self.folder.glob("pytorch_model*.bin" if self._pickled else "*.safetensors")
+        unread = sorted(path for path in {*candidates} - {*self._file_of.values()} if not _OTHER_USES.match(path.name))
+        for path in unread:
+            if _SHARD.fullmatch(path.name) and (further := self._missing_from(path)):
+                raise UserError(
+                    f"{path.name} in {self.folder} has tensors ({some(further)}) that {self._source} neither holds nor "
+                    "names: correct the index of the shards, or move that file to another folder."
+                )
+        if unread:
+            names = some(path.name for path in unread)
+            logger.warning("%s in %s: not read, since %s holds or names all weights", names, self.folder, self._source)
+
+    def _missing_from(self, path: Path) -> list[str]:
+        """Returns the names of tensors in another file that these weights lack."""
+        try:
+            return [name for name in Weights(self.folder, (path.name,)).names() if name not in self]
+        except UserError:  # a damaged file is not read either
+            return []
 
     def all_in_floating_point(self) -> bool:
         """Whether every tensor is in floating point with at least 16 bits."""

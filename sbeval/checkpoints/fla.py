@@ -153,11 +153,11 @@ def _take(config: SbevalConfig, gates: str, model_type: str, weights: Weights) -
         if config.output_norm:
             names[f"{ours}.output_norm.weight"] = (f"{theirs}.output_norm.weight", (width,))
         if gates == "full":
-            gate = "fgate_proj" if fox else "f_proj"
-            names[f"{ours}.forget_gate.weight"] = (f"{theirs}.{gate}.weight", (heads, width))
-        if gates != "none":
-            gate = f"{theirs}.fgate_bias" if gates != "full" else f"{theirs}.{'fgate' if fox else 'f'}_proj.bias"
-            names[f"{ours}.forget_gate.bias"] = (gate, (heads,))
+            gate = f"{theirs}.fgate_proj" if fox else f"{theirs}.f_proj"
+            names[f"{ours}.forget_gate.weight"] = (f"{gate}.weight", (heads, width))
+            names[f"{ours}.forget_gate.bias"] = (f"{gate}.bias", (heads,))
+        elif gates != "none":
+            names[f"{ours}.forget_gate.bias"] = (f"{theirs}.fgate_bias", (heads,))
         if fox:
             # gate and up projection are one matrix, with the rows of the gate first
             mlp = f"model.layers.{layer}.mlp"

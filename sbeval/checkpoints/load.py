@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -29,6 +31,9 @@ from sbeval.models import SbevalConfig
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
+OLDEST_TRANSFORMERS_OF_FP8 = (5, 17)
+"""transformers 5.16 looks up the expert-parallel plan of every model with fp8 weights, and fails if there is none."""
+
 _ALIGNMENT_BYTES = 64  # alignment of PyTorch's CPU allocator
 
 
@@ -287,6 +292,8 @@ def check_quantisation(config: Any, folder: Path) -> None:
     owner = next((candidate for candidate in configs if hasattr(candidate, "quantization_config")), None)
     if owner is None or not isinstance(quantization := owner.quantization_config, Mapping):
         return
+    if quantization.get("quant_method") == "fp8":
+        _check_transformers_of_fp8(transformers.__version__)
     try:
         AutoQuantizationConfig.from_dict(dict(quantization))
     except Exception as error:  # each quantisation method raises its own errors
@@ -301,6 +308,15 @@ def check_quantisation(config: Any, folder: Path) -> None:
             f"transformers cannot read the quantisation quant_method={shown(quantization.get('quant_method'))} here "
             f"({first_line(error)}); install its package, or use weights that are not quantised"
         ) from error
+
+
+def _check_transformers_of_fp8(installed: str) -> None:
+    if Version(installed).release < OLDEST_TRANSFORMERS_OF_FP8:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_FP8))
+        raise UserError(
+            f"Weights in fp8 need transformers {oldest} or newer, and {installed} is installed: upgrade transformers, "
+            "or use weights that are not quantised."
+        )
 
 
 def from_transformers(

@@ -58,7 +58,8 @@ class Gate(nn.Module):
 
     def __init__(self, config: ModuleFormerConfig, experts: int, chosen: int) -> None:
         super().__init__()
-        self.kind, self.chosen = config.gate, chosen
+        self.kind = config.gate
+        self.chosen = chosen
         if config.gate == "mlp":
             self.hidden = nn.Linear(config.hidden_size, config.gate_width)
             self.output = nn.Linear(config.gate_width, experts, bias=False)
@@ -107,7 +108,8 @@ class ModuleFormerAttention(nn.Module):
 
     def __init__(self, config: ModuleFormerConfig, layer_index: int) -> None:
         super().__init__()
-        self.layer_index, self.heads = layer_index, config.num_attention_heads
+        self.layer_index = layer_index
+        self.heads = config.num_attention_heads
         self.head_dim = config.attention_width // config.num_attention_heads
         self.q_proj = Mixture(config, config.attention_experts, config.attention_chosen, config.attention_width)
         self.k_proj = nn.Linear(config.hidden_size, config.attention_width)
@@ -187,6 +189,8 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
         """Runs the blocks on tokens [B, L]; `attention_mask` may mark padding on the left only."""
         if use_cache is None:
             use_cache = self.config.use_cache
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # its name from transformers 5.24 on
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0

@@ -269,7 +269,7 @@ def _of_token_prediction(model: Any, names: set[str], stored: Sequence[str]) -> 
         with torch.device("meta"):
             other: Any = MtpModel(model, count)
         owned = other.state_dict().keys()
-        renamed = _renamed(other, stored, other.get_weight_conversions(model))
+        renamed = _renamed(other, stored, _conversions_of_token_prediction(other, model, count))
         ignored = [re.compile(pattern) for pattern in other._keys_to_ignore_on_load_unexpected or ()]
         place = re.compile(r"(layers\.\d+\.)")
         # a decoder layer that the configuration cuts off has only a block, and must not count as a prediction layer
@@ -285,3 +285,16 @@ def _of_token_prediction(model: Any, names: set[str], stored: Sequence[str]) -> 
             and (renamed[name] in owned or any(pattern.search(renamed[name]) for pattern in ignored))
         }
     return set()
+
+
+def _conversions_of_token_prediction(other: Any, model: Any, count: int) -> Sequence[Any]:
+    if hasattr(other, "get_weight_conversions"):  # from transformers 5.20 on
+        conversions: Sequence[Any] = other.get_weight_conversions(model)
+        return conversions
+    layers = model.config.get_text_config().num_hidden_layers
+    renamings = [
+        WeightRenaming(source_patterns=f"layers.{n}.", target_patterns=f"layers.{n - layers}.mtp_block.")
+        for n in range(layers, layers + count)
+    ]
+    of_layers = get_model_conversion_mapping(other, add_legacy=False)
+    return [*renamings, *of_layers, *get_model_conversion_mapping(model)]

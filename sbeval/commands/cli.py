@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.metadata
-import shlex
 import signal
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import typer
 
 from sbeval import report_options
 from sbeval.errors import UserError
-from sbeval.processes.next_step import EVALUATE, say_next
+from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, say_next
 from sbeval.processes.signals import AskedToEnd
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -55,9 +54,9 @@ def run(arguments: _Arguments = None) -> None:
     """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
     if not arguments or {"-h", "--help"} & {*arguments}:
         of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.commands.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
+        print(_load("sbeval.harness.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
         return
-    _load("sbeval.commands.run", "run")(arguments, check_run, find_finished)
+    _load("sbeval.harness.run", "run")(arguments, check_run, find_finished)
 
 
 @app.command()
@@ -84,14 +83,14 @@ def sweep(
     settings = _load("sbeval.sweep.command", "sweep_from_command")(arguments or [], suite=suite, **options)
 
     def check(config: Any) -> None:
-        check_run(_load("sbeval.commands.options", "asked")(config))
+        check_run(_load("sbeval.harness.options", "asked")(config))
 
     go = functools.partial(
         _load("sbeval.sweep.execute", "run_sweep"), only=only, dry_run=dry_run, check=check, replace=replace, ray=ray
     )
     following = settings.follow is not None
     if following and only is not None:
-        raise UserError("Expected --run or a training to follow, found both: leave one out.")
+        raise UserError.expected("--run or a training to follow", found="both", remedy="leave one out")
     if _load("sbeval.sweep.follow", "follow")(settings, go, once=dry_run) if following else go(settings):
         raise typer.Exit(1)
 
@@ -139,10 +138,14 @@ def report(
             raise typer.Exit(code)
         return
     if fail_if_worse or least_effect is not None or gate is not None:
-        option = "--fail-if-worse" if fail_if_worse else "--gate" if gate is not None else "--least-effect"
-        raise UserError(f"Expected --compare A B with {option}, found it alone: name the two to compare.")
+        option = "--least-effect"
+        if fail_if_worse:
+            option = "--fail-if-worse"
+        elif gate is not None:
+            option = "--gate"
+        raise UserError.expected(f"--compare A B with {option}", found="it alone", remedy="name the two to compare")
     if not paths:
-        raise UserError("Expected results files or folders that hold some, found none: name at least one.")
+        raise UserError.expected("results files or folders that hold some", found="none", remedy="name at least one")
 
     def build() -> Path:
         shown: dict[str, Any] = {"baseline": baseline, "only": only or [], "axis": axis, "within_nats": within}
@@ -211,7 +214,7 @@ def convert(
     options = {"dtype": dtype, "kv_expand": kv_expand, "replace": replace}
     loaded = _load("sbeval.checkpoints", "convert_checkpoint")(source, destination, **options)
     print(f"{source}, of the format {loaded.format}, is now in {destination.resolve()}")
-    say_next(EVALUATE.format(shlex.quote(str(destination))))
+    say_next(evaluation_of_folder(destination))
 
 
 @app.command()
@@ -258,7 +261,7 @@ def extend(arguments: _Arguments = None) -> None:
 @app.command()
 def tasks() -> None:
     """Print the folder of the packaged tasks, for lm-eval's --include_path."""
-    print(_load("sbeval.plugin", "tasks_folder")())
+    print(_load("sbeval.registered", "tasks_folder")())
 
 
 @app.command()
@@ -271,7 +274,7 @@ def check_run(asked: Any) -> bool:
     """Refuses a run that cannot start, before torch is imported; returns whether lm-eval's own tasks are needed."""
     _load("sbeval.tasks.packaged", "check_names")(asked.tasks, asked.folders)
     if not asked.tasks:
-        raise UserError("Expected --tasks with names of tasks, found none: `lm_eval ls tasks` lists them.")
+        raise UserError.expected("--tasks with names of tasks", found="none", remedy="`lm_eval ls tasks` lists them")
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
         _load("sbeval.model_adapters.open.arguments", "check_early")(asked.model_args, batch_size=asked.batch_size)
@@ -297,7 +300,7 @@ def _pairs(given: list[str], option: str) -> dict[str, str]:
     for pair in given:
         left, equals, right = pair.partition("=")
         if not (left and equals and right):
-            raise UserError(f"Expected {option}, found {pair!r}: write both names with = between them.")
+            raise UserError.expected(option, found=f"{pair!r}", remedy="write both names with = between them")
         pairs[left] = right
     return pairs
 

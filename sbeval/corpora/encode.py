@@ -132,7 +132,8 @@ def words_and_bytes_before(text: str, ends: NDArray[np.int64]) -> tuple[NDArray[
     Both are int64 [n].
     """
     if text.isascii():
-        spaces, sizes_before = _SPACE_TABLE[np.frombuffer(text.encode("ascii"), np.uint8)], ends
+        spaces = _SPACE_TABLE[np.frombuffer(text.encode("ascii"), np.uint8)]
+        sizes_before = ends
     else:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         spaces = _SPACE_TABLE[np.minimum(points, len(_SPACE_TABLE) - 1)]

@@ -47,7 +47,7 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
             and if there is no text at all.
     """
     if not path.exists():
-        raise UserError(f"Expected text at data_path {str(path)!r}, found nothing there: check the path.")
+        raise UserError.expected(f"text at data_path {str(path)!r}", found="nothing there", remedy="check the path")
 
     changes: Changes = {}
 

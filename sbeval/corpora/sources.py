@@ -21,8 +21,16 @@ from sbeval.errors import UserError, first_line
 
 STDLIB_LEFT_OUT = frozenset(
     [
-        *("test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "distutils"),
-        *("site-packages", "dist-packages", "__pycache__"),
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "encodings",
+        "pydoc_data",
+        "distutils",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
     ]
 )
 _LEVEL_1_HEADING = re.compile(r"\s*= (?!=)[^\n]*(?<!=) =\s*")

@@ -31,7 +31,8 @@ def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> Tokenized
     """
     if layout.special_tokens and not adds_special_tokens(tokenizer):
         layout = layout._replace(special_tokens=False)
-    corpus_hash, tokenizer_hash = corpus_sha256(corpus), tokenizer_sha256(tokenizer)
+    corpus_hash = corpus_sha256(corpus)
+    tokenizer_hash = tokenizer_sha256(tokenizer)
     if (name := _name(corpus_hash, tokenizer_hash, layout)) not in _open:
         path = _path(name)
         if not path.exists():
@@ -102,7 +103,8 @@ def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         characters += len(document.text)
         if characters >= BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from weakref import WeakKeyDictionary
 from tqdm import tqdm
 
 from sbeval.errors import UserError, first_line, panics_as_errors
+from sbeval.foreign_files import has_tokenizer_files
 from sbeval.keeping.hashes import file_sha256
 
 _BATCH_TEXTS = 256
@@ -56,14 +56,6 @@ def load_tokenizer(source: str | Path, **options: Any) -> Any:
     return tokenizer
 
 
-def has_tokenizer_files(folder: Path) -> bool:
-    """Whether a folder may hold a tokenizer, judged by file names. With remote code the answer is always yes."""
-    likely = re.compile(r"tok|tek|vocab|merges|sentencepiece|spiece|spm|bpe|dict|\.(model|py|gguf)$")
-    config = folder / "config.json"
-    has_likely_name = any(likely.search(path.name.lower()) for path in folder.iterdir())
-    return has_likely_name or (config.is_file() and b"auto_map" in config.read_bytes())
-
-
 @contextmanager
 def all_cores() -> Iterator[None]:
     """Lets fast tokenizers use all cores inside the block; lm-eval's command line disables this for the process."""
@@ -98,7 +90,8 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def _hash(tokenizer: Any) -> str:
-    backend, code = getattr(tokenizer, "backend_tokenizer", None), _code(type(tokenizer))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    code = _code(type(tokenizer))
     state = ""
     if backend is None or code:
         init_kwargs = getattr(tokenizer, "init_kwargs", {})

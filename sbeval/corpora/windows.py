@@ -129,7 +129,8 @@ def targets_sha256(windows: Sequence[Window]) -> str:
     """
     bounds = np.array(sorted((window.stop - window.scored, window.stop) for window in windows), "<i8")
     joined = bounds[1:, 0] == bounds[:-1, 1]
-    firsts, stops = bounds[np.r_[True, ~joined], 0], bounds[np.r_[~joined, True], 1]
+    firsts = bounds[np.r_[True, ~joined], 0]
+    stops = bounds[np.r_[~joined, True], 1]
     return hashlib.sha256(np.stack([firsts, stops]).tobytes()).hexdigest()
 
 
@@ -158,7 +159,8 @@ def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) ->
         below: NDArray[np.int64] = starts * before - sums[before]
         return below
 
-    firsts, stops = [window.stop - window.scored for window in windows], [window.stop for window in windows]
+    firsts = [window.stop - window.scored for window in windows]
+    stops = [window.stop for window in windows]
     return np.diff(up_to_starts(firsts) - up_to_starts(stops))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.results.saving import saved_whole
@@ -112,15 +112,14 @@ def model_args(checkpoint: Path) -> dict[str, Any]:
 
 
 def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: str, device: str) -> None:
-    plugin.install()
-    from lm_eval.utils import setup_logging  # after the plugin is installed, which patches lm-eval
+    from lm_eval.utils import setup_logging  # imports torch, which checking the options does without
 
-    from sbeval.evaluation import run_tasks  # imports lm-eval: after the plugin is installed
+    from sbeval.evaluation import run_tasks  # imports lm-eval and torch
 
     setup_logging("WARNING")
     arguments = model_args(checkpoint)
     run_tasks(
-        plugin.MODEL_NAME,
+        registered.MODEL_NAME,
         [task.name],
         output=output,
         metadata={**arguments, **_metadata(task, text)},

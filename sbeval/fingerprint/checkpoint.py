@@ -15,10 +15,28 @@ from sbeval.keeping.hashes import file_sha256, files_sha256
 
 # irrelevant files that people and trainers put beside a model; every other file is a part of the fingerprint
 NO_PART = (
-    *(".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.svg", "*.pdf"),
-    *("*.log", "*.lock", "*.part", "*.partial", "*.pyc"),
-    *("training_record.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
-    *("run.json", "runs.jsonl", "training_log.jsonl", "training_text-*.u64"),
+    ".*",
+    "*.md",
+    "LICENSE*",
+    "NOTICE*",
+    "*.png",
+    "*.jpg",
+    "*.svg",
+    "*.pdf",
+    "*.log",
+    "*.lock",
+    "*.part",
+    "*.partial",
+    "*.pyc",
+    "training_record.json",
+    "trainer_state.json",
+    "all_results.json",
+    "train_results.json",
+    "eval_results.json",
+    "run.json",
+    "runs.jsonl",
+    "training_log.jsonl",
+    "training_text-*.u64",
 )
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # relevant files in subfolders: imported code and chat templates
@@ -43,11 +61,13 @@ def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str =
     if place.is_file():
         return {part_name(place.name): shortened(file_sha256(place))}
     if place.is_dir():
-        folder, parts = place / subfolder, _folder_parts(place / subfolder)
+        folder = place / subfolder
+        parts = _folder_parts(place / subfolder)
         if subfolder:
             parts |= named("code above the subfolder", _code_below(place))
     else:
-        commit, parts = hub_commit(name, "models", revision), {"hub id": f"{name}@{revision or 'main'}"}
+        commit = hub_commit(name, "models", revision)
+        parts = {"hub id": f"{name}@{revision or 'main'}"}
         if commit is None:
             return parts
         parts[REVISION] = commit

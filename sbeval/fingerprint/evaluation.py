@@ -44,7 +44,8 @@ def run_inputs(config: Mapping[str, Any]) -> RunInputs:
     """
     arguments = config.get("model_args") or {}
     parts = versions()
-    revision, subfolder = arguments.get("revision"), str(arguments.get("subfolder") or "")
+    revision = arguments.get("revision")
+    subfolder = str(arguments.get("subfolder") or "")
 
     def read(setting: Any, name: str, key: str) -> Any:
         """Adds the parts of the files that a value names; returns the value, or a placeholder for a local path."""

@@ -86,7 +86,8 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """
     differing = []
     for name in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(name), now.get(name)
+        was = before.get(name)
+        is_now = now.get(name)
         if was == is_now or (name.endswith(REVISION) and (was is None or is_now is None)):
             continue
         if was is None:

@@ -18,14 +18,41 @@ from sbeval.keeping.hashes import file_sha256
 
 # options whose values are paths of data
 DATA = (
-    *("data_path", "dataset", "essays", "squad", "hotpot"),
-    *("trec", "banking77", "clinc150", "nlu", "examples_file"),
+    "data_path",
+    "dataset",
+    "essays",
+    "squad",
+    "hotpot",
+    "trec",
+    "banking77",
+    "clinc150",
+    "nlu",
+    "examples_file",
 )
 _PATH_KEYS = ("dataset_path", "data_dir", "data_files", *DATA)
 """Keys of a task's YAML whose values are paths, even without a slash."""
 _BUILDERS = (
-    *("csv", "json", "pandas", "parquet", "arrow", "text", "conll", "xml", "hdf5", "eval", "lance", "tsfile"),
-    *("iceberg", "webdataset", "vortex", "mmcif", "pdb", "genbank", "fasta", "fastq", "harbor"),
+    "csv",
+    "json",
+    "pandas",
+    "parquet",
+    "arrow",
+    "text",
+    "conll",
+    "xml",
+    "hdf5",
+    "eval",
+    "lance",
+    "tsfile",
+    "iceberg",
+    "webdataset",
+    "vortex",
+    "mmcif",
+    "pdb",
+    "genbank",
+    "fasta",
+    "fastq",
+    "harbor",
     *(f"{kind}folder" for kind in ("image", "audio", "video", "mesh", "pdf", "nifti")),
 )
 """Values of `dataset_path` that name a reader of the datasets library, not a folder."""

@@ -84,11 +84,8 @@ def inspect_command(
         if answer.description.format is None:
             raise typer.Exit(1)
         if not as_json:
-            patterns = ":".join(_allow_unread(model_args))
-            is_json = (model_args or "").lstrip().startswith("{")
-            # of JSON arguments the printed command repeats only allow_unread, which the checkpoint may need to load
-            next_args = (f"allow_unread={patterns}" if patterns else None) if is_json else model_args
-            say_next(evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=next_args, limit=limit))
+            step = evaluation_of(checkpoint, tasks=tasks, metadata=metadata, model_args=model_args, limit=limit)
+            say_next(f"mend what is missing or wrong, then {step}" if answer.description.problems else step)
 
     app(list(arguments), prog_name="sbeval inspect")
 
@@ -196,7 +193,15 @@ def inspect(
         read_value(Limit, limit, name="--limit")
     if tasks is None and measure:
         raise UserError("--measure needs --tasks: name the tasks to estimate.")
-    description = describe(checkpoint, dtype=dtype, kv_expand=kv_expand, allow_unread=_allow_unread(model_args))
+    given = _parsed(model_args)
+    source = given.get("tokenizer")
+    description = describe(
+        checkpoint,
+        dtype=dtype,
+        kv_expand=kv_expand,
+        allow_unread=_allow_unread(given),
+        tokenizer_source=None if source is None else str(source),
+    )
     run = None
     if tasks is not None:
         run = _run_options({"pretrained": checkpoint, "dtype": dtype}, model_args, tasks, metadata)
@@ -233,34 +238,33 @@ def inspect(
 def _run_options(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
     """Parses the options as `sbeval run` does."""
     # imports lm-eval, which --help does without
-    from sbeval.commands.options import asked, parse
+    from sbeval.harness.options import asked, parse
 
     arguments = json.dumps({**model, **_parsed(model_args)})
     options = ["--tasks", tasks, "--model_args", arguments]
-    return asked(vars(parse([*options, *(["--metadata", metadata] if metadata else [])])))
+    if metadata:
+        options += ["--metadata", metadata]
+    return asked(vars(parse(options)))
 
 
 def _parsed(model_args: str | None) -> dict[str, Any]:
-    from lm_eval.utils import simple_parse_args_string  # slow import that --help does without
+    from sbeval.harness.options import read_mapping  # slow import that --help does without
 
-    arguments: dict[str, Any] = simple_parse_args_string(model_args or "")
-    return arguments
+    return read_mapping(model_args or "", "--model_args")
 
 
 def _has_zones(arguments: Mapping[str, Any]) -> bool:
-    """Whether a method of extrapolation splits pairs of queries and keys into zones, which takes memory of its own."""
-    from sbeval.models.extrapolation.methods import (
-        parse_extrapolation,
-    )  # PyTorch, whose import --help is printed without
+    """Whether the extrapolation method splits pairs of queries and keys into zones, which needs more memory."""
+    from sbeval.models.extrapolation.methods import parse_extrapolation  # imports torch, which --help does without
 
     spec = arguments.get("extrapolation")
     method = None if spec is None else parse_extrapolation(str(spec))
     return method is not None and not isinstance(method, dict) and len(method.zones) > 1
 
 
-def _allow_unread(model_args: str | None) -> tuple[str, ...]:
+def _allow_unread(model_args: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the patterns of tensors that `allow_unread` in the model's arguments permits to stay unread."""
-    patterns = _parsed(model_args).get("allow_unread")
+    patterns = model_args.get("allow_unread")
     return read_value(Patterns | None, patterns, name="allow_unread", source="--model_args") or ()
 
 

@@ -93,8 +93,11 @@ def describe(
     dtype: str = "auto",
     kv_expand: facts.KvExpand = "auto",
     allow_unread: Sequence[str] = (),
+    tokenizer_source: str | None = None,
 ) -> Description:
     """Describes a checkpoint without reading its weights. The options are those of `load_checkpoint`.
+
+    `tokenizer_source` is a folder or hub id, None for the checkpoint's own tokenizer.
 
     Raises:
         UserError: there is no checkpoint, a file is missing or damaged, or the sizes in the configuration exceed those
@@ -113,7 +116,7 @@ def describe(
             name, model = _assemble(folder, source, headers, kv_expand, allow_unread=allow_unread, report=unread.append)
         except UserError as error:
             problems.append(str(error))
-        tokenizer = _tokenizer(folder, problems)
+        tokenizer = _tokenizer(tokenizer_source, folder, problems)
     config: Any = None if model is None else facts.text_config(model.config)
     if model is not None and target_dtype is not None:
         model.to(target_dtype)
@@ -227,7 +230,10 @@ def _details(config: Any, model: Any) -> dict[str, Any]:
     if kinds and rotates is None and not any("rotary" in type(module).__name__.lower() for module in model.modules()):
         positions = None
     learned = any(_POSITIONS.search(name) for name, _ in model.named_parameters())
-    details["positions"] = None if positions == "rope" else str(positions or ("learned" if learned else "no rotation"))
+    if positions == "rope":
+        details["positions"] = None
+    else:
+        details["positions"] = str(positions or ("learned" if learned else "no rotation"))
     details["layers"] = _places(list(kinds)) if kinds else None
     return {name: value for name, value in details.items() if value not in (None, False, "none")}
 
@@ -266,12 +272,12 @@ def _length_source(source: Mapping[str, Any], length_tokens: int | None) -> str 
     return "the default of its model type"
 
 
-def _tokenizer(folder: Path, problems: list[str]) -> Tokenizer | None:
+def _tokenizer(source: str | None, folder: Path, problems: list[str]) -> Tokenizer | None:
     """Describes the tokenizer; if it does not load, returns None and adds the reason to `problems`."""
     try:
-        tokenizer = load_tokenizer(folder, local_files_only=True)
+        tokenizer = load_tokenizer(source) if source else load_tokenizer(folder, local_files_only=True)
     except UserError as error:
-        problems.append(str(error))
+        problems.append(f"{str(error).removesuffix('.')}, with tokenizer=... in --model_args.")
         return None
     added = tokenizer.get_added_vocab()
     highest = max((index for token, index in tokenizer.get_vocab().items() if token not in added), default=0)

@@ -266,7 +266,7 @@ def read_memory(text: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,6})?)\s*([KMGT]?i?B?)\s*", text)
     size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
     if not 0 < size < 2**62:
-        raise UserError(f"Expected --memory to be a size such as 80GiB, found {text[:50]!r}: correct it.")
+        raise UserError.expected("--memory to be a size such as 80GiB", found=f"{text[:50]!r}", remedy="correct it")
     return size
 
 

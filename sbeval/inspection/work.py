@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.corpora.tokenizers import encode_together, load_tokenizer
 from sbeval.errors import UserError, first_line, raised_here
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TokenLogprobsRequest
@@ -105,12 +105,11 @@ def make_tasks(
     Raises:
         UserError: lm-eval cannot load a task, or a task refuses its options or its text.
     """
-    plugin.install()
-    # imported after the plugin is installed, which patches lm-eval's modules
+    # lm-eval takes a second to import
     from lm_eval.evaluator_utils import get_sample_size
-    from lm_eval.tasks import TaskManager  # also patched by the plugin
+    from lm_eval.tasks import TaskManager
 
-    places = [*folders, str(plugin.tasks_folder())]
+    places = [*folders, str(registered.tasks_folder())]
     manager = TaskManager(include_path=places, include_defaults=not packaged, metadata=dict(metadata))
     try:
         tasks: dict[str, Any] = manager.load(list(names))["tasks"]
@@ -188,7 +187,7 @@ def measure(
         encode: counts tokens of texts.
         share: the model adapter's `share_windows`.
     """
-    from lm_eval.api.registry import get_model  # after the plugin is installed, which registers `sb`
+    from lm_eval.api.registry import get_model  # takes a second to import
 
     started = time.perf_counter()
     settings = {"batch_size": "auto", "max_batch_size": None, "device": device}

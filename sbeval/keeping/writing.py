@@ -142,7 +142,8 @@ def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
     folder = folder.resolve()
     with contextlib.ExitStack() as stack:
         with told(folder):
-            appears, was_new = not folder.exists(), is_new(folder)
+            appears = not folder.exists()
+            was_new = is_new(folder)
             parent = folder.parent if appears else folder
             parent.mkdir(parents=True, exist_ok=True)
             _remove_left(folder)  # also where the folder itself has appeared since
@@ -219,8 +220,8 @@ def alone_in(path: Path) -> Iterator[None]:
     with lock_tried(path, without_locks=True) as is_held:
         if not is_held:
             folder = path if path.is_dir() else path.parent
-            raise UserError(
-                f"Expected no other process that writes to {folder}, found one: wait for it, or name another folder."
+            raise UserError.expected(
+                f"no other process that writes to {folder}", found="one", remedy="wait for it, or name another folder"
             )
         yield
 

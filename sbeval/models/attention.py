@@ -159,7 +159,9 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_dim
-        width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        width = config.hidden_size
+        heads = config.num_attention_heads
+        groups = config.num_key_value_heads
         query_width, key_width = heads * config.head_dim, groups * config.head_dim
         qkv_bias = "qkv" in config.bias
         self.q_proj = nn.Linear(width, query_width, bias=qkv_bias)

@@ -30,8 +30,13 @@ _COUNTS = """
     max_position_embeddings
 """
 LAYER_FIELDS = (
-    *("attention", "remainder", "head_norm", "intermediate_size"),
-    *("num_experts", "num_experts_per_token", "shared_intermediate_size"),
+    "attention",
+    "remainder",
+    "head_norm",
+    "intermediate_size",
+    "num_experts",
+    "num_experts_per_token",
+    "shared_intermediate_size",
 )
 """Fields that `layer_overrides` may set: those in which layers of public checkpoints differ.
 

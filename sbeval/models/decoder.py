@@ -96,6 +96,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             UserError: `output_attentions` is set, position ids fall within a row, or RoPE frequencies that depend on
                 the length would change for cached keys or differ between packed texts.
         """
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
         if kwargs.get("output_attentions"):
             raise UserError(
                 "output_attentions is not supported, since attention weights are never materialised; remove it"
@@ -225,6 +227,8 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         positions to compute logits for (0 for all), or their indices. `kwargs` may hold `output_hidden_states`, and
         arguments of the loss such as the Trainer's `num_items_in_batch`.
         """
+        if past_key_values is None:
+            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

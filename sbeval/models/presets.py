@@ -22,8 +22,13 @@ _MIXTURE: dict[str, Any] = {
 
 
 _COLUMNS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("tie_word_embeddings", "training_length_tokens"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "tie_word_embeddings",
+    "training_length_tokens",
 )
 _DENSE = {
     "350m": (32000, 1024, 2730, 24, 32, False, 2048),

@@ -173,7 +173,9 @@ def softmax_decode(
 
         q_BHQD = q_BHQD if q_BHQD.stride(-1) == 1 else q_BHQD.contiguous()
         return kernel_softmax_decode(q_BHQD, k_BGKD, v_BGKD, length_B, scale, sink_H=sink_H)
-    groups, queries, longest = k_BGKD.shape[1], q_BHQD.shape[2], int(length_B.max())
+    groups = k_BGKD.shape[1]
+    queries = q_BHQD.shape[2]
+    longest = int(length_B.max())
     last_BQ1 = length_B[:, None, None] - torch.arange(queries, 0, -1, device=length_B.device)[:, None]
     seen_BQK = torch.arange(longest, device=length_B.device) <= last_BQ1
     # query heads that share a key head are rows of one matmul, so that keys are not copied
@@ -198,7 +200,9 @@ def _after_earlier(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> Ten
 
 
 def _fill(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> None:
-    begin, room, end = filling.begin, room_BGKD.shape[2], filling.begin + new_NGQD.shape[2]
+    begin = filling.begin
+    room = room_BGKD.shape[2]
+    end = filling.begin + new_NGQD.shape[2]
     if end <= room:
         room_BGKD[filling.slots_N, :, begin:end] = new_NGQD
         return

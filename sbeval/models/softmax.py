@@ -81,7 +81,9 @@ def softmax_attention(
         position_ids_BQ: [B or 1, Q], the queries' positions in their texts, for a bias that depends on them; None
             counts from the first key.
     """
-    heads, queries, keys = q_BHQD.shape[1], q_BHQD.shape[2], k_BGKD.shape[2]
+    heads = q_BHQD.shape[1]
+    queries = q_BHQD.shape[2]
+    keys = k_BGKD.shape[2]
     if sliding_window is None or sliding_window > keys:
         sliding_window = keys
     plain = sliding_window == keys and seq_start_B is None and bias is None

@@ -16,11 +16,21 @@ from sbeval.processes.signals import AskedToEnd, raising_when_asked_to_end
 
 # the operating system's words, SQLite's, and those of torch's writer, which a short write surprises at a file's end
 _NO_ROOM = (
-    *("No space left", "Disk quota exceeded", "File too large", "database or disk is full"),
-    *("inline_container.cc", "PytorchStreamWriter failed"),
+    "No space left",
+    "Disk quota exceeded",
+    "File too large",
+    "database or disk is full",
+    "inline_container.cc",
+    "PytorchStreamWriter failed",
 )
-# of an allocator, of the loader of a library, and of a thread
-_NO_MEMORY = ("annot allocate memory", "an't allocate memory", "failed to map segment", "can't start new thread")
+# of the allocators of the machine and of a GPU, of the loader of a library, and of a thread
+_NO_MEMORY = (
+    " out of memory.",
+    "annot allocate memory",
+    "an't allocate memory",
+    "failed to map segment",
+    "can't start new thread",
+)
 _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urllib3", "aiohttp")
 
 
@@ -84,7 +94,8 @@ def _showing_what_is_visible() -> Iterator[None]:
 
 def _silence_threads_of_databases() -> None:
     """Has a thread of sqlitedict end without a word for good: who waits for it raises the same error, and tells it."""
-    logger, hook = logging.getLogger("sqlitedict"), threading.excepthook
+    logger = logging.getLogger("sqlitedict")
+    hook = threading.excepthook
     logger.setLevel(logging.CRITICAL + 1)
 
     def others(ended: threading.ExceptHookArgs) -> None:

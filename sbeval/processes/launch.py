@@ -60,7 +60,8 @@ def _as_module(chosen: Any) -> Any:
                 f"{chosen.training_script!r}: write `sbeval launch --num_processes 2 run ...`."
             )
         chosen.training_script_args = [chosen.training_script, *chosen.training_script_args]
-        chosen.training_script, chosen.module = "sbeval", True
+        chosen.training_script = "sbeval"
+        chosen.module = True
     if (chosen.num_processes or 1) > 1 and not (chosen.use_fsdp or chosen.use_deepspeed or chosen.use_megatron_lm):
         chosen.multi_gpu = True  # accelerate's word for several processes, on CPUs too
     if (chosen.num_machines or 1) == 1 and chosen.main_process_port is None:

@@ -70,17 +70,17 @@ def check_environment(*, meeting: bool = False) -> None:
         if not value.removeprefix("-").isdecimal():
             raise UserError(f"Expected a whole number in the environment's {name}, found {shown(value)}: {remedy}.")
     if (value := os.environ.get("ACCELERATE_USE_CPU", "no")).lower() not in _TRUTHS:
-        raise UserError(
-            f"Expected true or false in the environment's ACCELERATE_USE_CPU, found {shown(value)}: unset it."
+        raise UserError.expected(
+            "true or false in the environment's ACCELERATE_USE_CPU", found=shown(value), remedy="unset it"
         )
     # accelerate takes any LOCAL_RANK for one of several processes
     if meeting and (several() or int(given.get("LOCAL_RANK", -1)) >= 0):
         if missing := [name for name in _MEETING if not os.environ.get(name)]:
             there = next(name for name in ("WORLD_SIZE", "LOCAL_RANK") if name in given)
-            raise UserError(f"Expected {', '.join(missing)} beside {there}, found none: {remedy}.")
+            raise UserError.expected(f"{', '.join(missing)} beside {there}", found="none", remedy=remedy)
         if not 0 <= int(given["RANK"]) < int(given["WORLD_SIZE"]):
             below = f"RANK from 0 to below WORLD_SIZE={given['WORLD_SIZE']}"
-            raise UserError(f"Expected {below}, found {given['RANK']}: {remedy}.")
+            raise UserError.expected(below, found=given["RANK"], remedy=remedy)
 
 
 def find_processes() -> None:
@@ -242,7 +242,8 @@ class _Watch:
         return None
 
     def _look(self) -> None:
-        published, answered = -1, time.monotonic()
+        published = -1
+        answered = time.monotonic()
         while True:
             ready, _, _ = select.select([self._ended], [], [], _LOOK_SECONDS)
             numbers = {*os.read(self._ended, 16)} if ready else set()

@@ -78,7 +78,8 @@ def ratio_interval(
     if clusters < MINIMUM_CLUSTERS:
         return RatioEstimate(estimate, None, None, clusters)
     # residuals are centred on the estimate first: y ~ R x cancels badly in the raw moments
-    residuals_CK, x_CW = (y_C - estimate * x_C)[:, None], x_C[:, None]
+    residuals_CK = (y_C - estimate * x_C)[:, None]
+    x_CW = x_C[:, None]
     error = float(linearised_errors(np.ones((1, clusters)), residuals_CK, x_CW)[1][0, 0])
     if error <= np.finfo(np.float64).eps * abs(estimate):
         return RatioEstimate(estimate, estimate, estimate, clusters)

@@ -46,10 +46,10 @@ def saved_whole(output_path: str) -> Iterator[str]:
         with told(folder):
             move_into(folder, new, first="samples_*")
         if missing or not results:
-            raise UserError(
-                f"Expected lm-eval to write its results to {folder}, found that "
-                f"{missing[0] if missing else 'it wrote none'}: make room there and run again; with --use_cache no "
-                "answer is computed twice."
+            raise UserError.expected(
+                f"lm-eval to write its results to {folder}",
+                found=f"that {missing[0] if missing else 'it wrote none'}",
+                remedy="make room there and run again; with --use_cache no answer is computed twice",
             )
 
 
@@ -59,7 +59,8 @@ def _named_in_logs(new: Path, folder: Path) -> Iterator[None]:
 
     def name(record: logging.LogRecord) -> bool:
         if str(new) in (message := record.getMessage()):
-            record.msg, record.args = message.replace(str(new), str(folder)), None
+            record.msg = message.replace(str(new), str(folder))
+            record.args = None
         return True
 
     # lm-eval's logger has a handler of its own, and hands nothing on to the root's
@@ -108,7 +109,8 @@ def _results(file: Path) -> dict[str, Any] | None:
 
 def _samples(path: Path) -> int | None:
     """Counts a samples file's documents; None where it is missing or its last line was cut off."""
-    documents, line = set(), b"\n"
+    documents = set()
+    line = b"\n"
     try:
         if not path.is_file():  # a FIFO would be waited for
             return None

@@ -137,7 +137,10 @@ class _KeptByOne:
     """The cache of layers while a prompt is read: `keeper` keeps keys and values of all processes, none of padding."""
 
     def __init__(self, context: ContextParallel, keeper: int, cache: Cache | None, tokens: int) -> None:
-        self._context, self._keeper, self._cache, self._tokens = context, keeper, cache, tokens
+        self._context = context
+        self._keeper = keeper
+        self._cache = cache
+        self._tokens = tokens
 
     def get_seq_length(self, layer_index: int = 0) -> int:
         """Nothing was read before."""

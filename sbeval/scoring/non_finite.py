@@ -87,7 +87,8 @@ class NoText(str):
     def __new__(cls, found: str, row: int = 0) -> Self:
         """Keeps the sentence."""
         self = super().__new__(cls, "")
-        self.error, self.facts = NonFiniteError(found, row), {}
+        self.error = NonFiniteError(found, row)
+        self.facts = {}
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:

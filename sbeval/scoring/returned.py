@@ -221,7 +221,11 @@ def _of_completions(choice: Mapping[str, Any], read: int | None, asked: Asked) -
         for name in ("token_logprobs", "top_logprobs", "tokens")
     )
     ids = choice.get("prompt_token_ids")
-    repeated = ids if isinstance(ids, list) else tokens[:-1] if tokens else None
+    repeated: list[Any] | None = None
+    if isinstance(ids, list):
+        repeated = ids
+    elif tokens:
+        repeated = tokens[:-1]
     return _Answer((logprobs or [])[:-1], best and best[:-1], repeated, choice.get("text"), read)
 
 
@@ -249,7 +253,8 @@ def _of_engine(output: Any, prompt: Sequence[int]) -> _Answer:
 
 def _miscounted(answer: _Answer, prompt: Sequence[int], asked: Asked) -> str:
     """Returns why an answer is to other tokens than were sent, or to some of them; nothing where it is to all."""
-    count, entries = len(prompt), answer.logprobs
+    count = len(prompt)
+    entries = answer.logprobs
     scored = min(1, len(entries)) + sum(value is not None for value in entries[1:])
     read = scored if answer.read is None else answer.read
     if read == count + 1:

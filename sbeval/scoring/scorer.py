@@ -132,11 +132,13 @@ class TokenScorer:
         """Returns what `PendingScores` takes, on the device."""
         if splits := self._splits(input_ids_BL):
             hidden_BLD = self._hidden(input_ids_BL) if after is None else self._hidden_after(after, input_ids_BL)
-            device, skipped = hidden_BLD.device, 0
+            device = hidden_BLD.device
+            skipped = 0
         else:
             logits_BLV = self._own_logits(input_ids_BL)
             # a learned prompt stands before the input
-            device, skipped = logits_BLV.device, logits_BLV.shape[1] - input_ids_BL.shape[1]
+            device = logits_BLV.device
+            skipped = logits_BLV.shape[1] - input_ids_BL.shape[1]
         rows, positions, targets = (to_device(x, device) for x in (row_N, position_N, target_N))
         positions = positions + skipped
 

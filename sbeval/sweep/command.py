@@ -30,13 +30,16 @@ def sweep_from_command(
     if suite is None:
         return _from_file(arguments, list(given), follow)
     if not arguments and follow is None:
-        raise UserError(f"Expected checkpoints behind --suite {suite}, found none: name at least one.")
+        raise UserError.expected(f"checkpoints behind --suite {suite}", found="none", remedy="name at least one")
     lengths = given.pop("context_lengths", None)
     if lengths is not None:
         lengths = read_value(_LengthsOption, lengths, name="--context-lengths")
     checkpoints = tuple(SweepCheckpoint(pretrained=path) for path in arguments)
     given["output"] = given.get("output") or f"results/{suite}"
-    given |= {name: _mapping(given[name], name) for name in ("model_args", "metadata") if name in given}
+    if mappings := [name for name in ("model_args", "metadata") if name in given]:
+        from sbeval.harness.options import read_mapping  # it is lm-eval, which takes seconds
+
+        given |= {name: read_mapping(given[name], f"--{name.replace('_', '-')}") for name in mappings}
     return Sweep(checkpoints=checkpoints, follow=follow, runs=suite_runs(suite, lengths), **given)
 
 
@@ -50,7 +53,8 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     Raises:
         UserError: no such file, no YAML, an unknown or missing key, or a value that cannot be.
     """
-    values, source = read_yaml(path, "a sweep file"), path.name
+    values = read_yaml(path, "a sweep file")
+    source = path.name
     known = {*Sweep.model_fields, "suite", "context_lengths"}
     if unknown := [key for key in values if key not in known]:
         raise UserError(unknown_key(unknown[0], known, place="the sweep", source=source))
@@ -97,15 +101,3 @@ def _from_file(arguments: Sequence[str], options: Sequence[str], follow: str | N
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise UserError(f"Expected {names} with --suite only, found {arguments[0]}: write it into that file.")
     return load_sweep(Path(arguments[0]), follow)
-
-
-def _mapping(text: str, name: str) -> dict[str, Any]:
-    from lm_eval._cli.utils import key_val_to_dict, try_parse_json  # lm-eval takes seconds
-
-    try:
-        parsed = try_parse_json(text)
-        return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
-    except ValueError as error:
-        raise UserError(
-            f"Expected --{name.replace('_', '-')} as key=value,... or a JSON object, found {text!r} ({error})."
-        ) from None

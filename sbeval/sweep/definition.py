@@ -35,8 +35,8 @@ class SweepCheckpoint(Settings):
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         if "pretrained" in self.model_args:
-            raise UserError(
-                f"Expected pretrained of {self.pretrained!r} once, found it in its model_args too: take that out."
+            raise UserError.expected(
+                f"pretrained of {self.pretrained!r} once", found="it in its model_args too", remedy="take that out"
             )
         return self
 
@@ -76,8 +76,8 @@ class SweepRun(Settings):
     @model_validator(mode="after")
     def _lengths_to_part(self) -> Self:
         if self.lengths_apart and self.context_lengths is None:
-            raise UserError(
-                f"Expected context_lengths in run {self.name!r} beside lengths_apart, found none: list them."
+            raise UserError.expected(
+                f"context_lengths in run {self.name!r} beside lengths_apart", found="none", remedy="list them"
             )
         return self
 
@@ -123,9 +123,9 @@ class Sweep(Settings):
     @model_validator(mode="after")
     def _something_to_run(self) -> Self:
         if not self.checkpoints and self.follow is None:
-            raise UserError("Expected checkpoints to evaluate, found none: name at least one.")
+            raise UserError.expected("checkpoints to evaluate", found="none", remedy="name at least one")
         if not self.runs:
-            raise UserError("Expected a suite or runs, found neither: name a suite or list runs.")
+            raise UserError.expected("a suite or runs", found="neither", remedy="name a suite or list runs")
         _check_distinct([checkpoint.folder_name for checkpoint in self.checkpoints], "checkpoints", "label")
         _check_distinct([name for run in self.runs for name, _ in run.parts], "runs", "name")
         return self

@@ -46,10 +46,11 @@ def run_sweep(
     runs = [run for run in planned if only in (None, str(run), run.name)]
     if not runs:
         names = ", ".join(map(str, planned))
-        raise UserError(f"Expected --run to name a run of the sweep, found {only!r}: name one of {names}.")
+        raise UserError.expected("--run to name a run of the sweep", found=f"{only!r}", remedy=f"name one of {names}")
     numbers = {str(run): number for number, run in enumerate(runs, start=1)}
     failures: list[Failure] = []
-    complete, to_run = 0, []
+    complete = 0
+    to_run = []
 
     def say(run: PlannedRun, text: str) -> None:
         print(f"[{numbers[str(run)]}/{len(runs)}] {run}: {text}", flush=True)

@@ -81,7 +81,8 @@ def in_the_way(run: PlannedRun) -> str | None:
         return f"{run.folder} is no folder"
     files = [file for file in _files(run.folder) if file.name != LOCK and not is_unfinished(file.name)]
     record = [run.folder / name for name in _OWN_FILES]
-    recorded, inputs = _record(run.config_file), _inputs(run.inputs_file)
+    recorded = _record(run.config_file)
+    inputs = _inputs(run.inputs_file)
     measured = [file for file in files if file.match("results_*.json") or file.match("samples_*.jsonl")]
     others = [file for file in files if file not in record and file not in measured]
     held = None

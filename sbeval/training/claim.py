@@ -144,7 +144,8 @@ def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: s
     """Returns the names of the settings in which two runs differ; nested ones as `optimization.learning_rate`."""
     names = []
     for key in sorted(recorded.keys() | wanted.keys()):
-        before, now = recorded.get(key), wanted.get(key)
+        before = recorded.get(key)
+        now = wanted.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
             names += _differing(before, now, f"{prefix}{key}.")
         elif before != now:

@@ -13,7 +13,7 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name, local_path
 from sbeval.keeping.writing import whole_file
-from sbeval.processes.next_step import EVALUATE, say_next, saying_next_later
+from sbeval.processes.next_step import evaluation_of_folder, say_next, saying_next_later
 from sbeval.processes.ranks import is_first_process
 from sbeval.settings import Count, Patterns, Settings, read_value
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
@@ -62,7 +62,8 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     mapping, file = recipes.read_mapping(options.recipe or "own_text")
     changes = [*options.set, *(["data.allow_repeat=true"] if options.allow_repeat else [])]
     if options.text is None:
-        folder, mapping = options.data, _with_changes(mapping, changes)
+        folder = options.data
+        mapping = _with_changes(mapping, changes)
     else:
         folder, mapping = _with_own_text(options, mapping, changes)
     recipe = recipes.TrainRecipe.read(mapping, place="the recipe", source=file.name)
@@ -195,7 +196,7 @@ def _check_parent_and_text(extension: Extension) -> None:
 
 def _print_next_command(checkpoint: Path | None) -> None:
     if checkpoint is not None:
-        say_next(EVALUATE.format(shlex.quote(str(checkpoint))))
+        say_next(evaluation_of_folder(checkpoint))
 
 
 def _check_text_options(options: argparse.Namespace) -> None:

@@ -139,6 +139,10 @@ class TrainingSettings(Settings):
     def length_tokens(self) -> int:
         """Length of a training window, in model inputs."""
 
+    @abstractmethod
+    def memory_remedies(self) -> list[str]:
+        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+
 
 class TrainRecipe(TrainingSettings):
     """The settings of a training run (`sbeval train`)."""
@@ -178,6 +182,16 @@ class TrainRecipe(TrainingSettings):
         length: int = self.model["training_length_tokens"]
         return length
 
+    def memory_remedies(self) -> list[str]:
+        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+        length, optimization = self.length_tokens, self.optimization
+        smaller = (optimization.micro_batch_tokens or optimization.batch_tokens) > length
+        return [
+            *([f"lower the tokens of a pass, as by --set optimization.micro_batch_tokens={length}"] if smaller else []),
+            "use --fsdp on several GPUs",
+            "lower model.training_length_tokens",
+        ]
+
 
 class Extension(TrainingSettings):
     """The settings of a context extension (`sbeval extend`)."""
@@ -212,6 +226,17 @@ class Extension(TrainingSettings):
     def length_tokens(self) -> int:
         """Length of a training window, in model inputs."""
         return self.context_tokens
+
+    def memory_remedies(self) -> list[str]:
+        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+        micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
+        smaller = micro > self.context_tokens
+        return [
+            *([f"lower --micro-batch-tokens to {self.context_tokens}"] if smaller else []),
+            *(["add --gradient-checkpointing"] if not self.gradient_checkpointing else []),
+            "use --fsdp or --context-parallel on several GPUs",
+            "lower --context",
+        ]
 
 
 def read_recipe(path: str | Path) -> TrainRecipe:

@@ -1,19 +1,21 @@
 """One training run in its folder: resumes from the newest state, trains, and writes the final checkpoint."""
 
+import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PrinterCallback
 
 from sbeval.checkpoints.quiet import without_bars
 from sbeval.corpora.seen import keep_seen
 from sbeval.corpora.tokenizers import load_tokenizer, tokenizer_sha256
-from sbeval.errors import UserError
+from sbeval.errors import UserError, first_line
 from sbeval.keeping.writing import written_beside
 from sbeval.processes.ranks import is_first_process
 from sbeval.training import record
@@ -86,8 +88,30 @@ class TrainingRun:
             The trained model, on rank 0 with full weights; None if time ran out first.
 
         Raises:
-            UserError: loss or weights are not finite, the disk is full, or FSDP runs on a single rank.
+            UserError: loss or weights are not finite, disk or memory is full, or FSDP runs on a single rank.
         """
+        with self._memory_named():
+            return self._train(model, windows, loss)
+
+    @contextlib.contextmanager
+    def _memory_named(self) -> Iterator[None]:
+        """Says what a user can lower where memory runs out within it."""
+        try:
+            yield
+        except Exception as error:
+            if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)):
+                raise
+            optimization = self.settings.optimization
+            tokens = optimization.micro_batch_tokens or optimization.batch_tokens // process_count()
+            *remedies, last = self.settings.memory_remedies()
+            state = last_complete_state(self.out / "states")
+            again = " with another --out" if state else ""  # a run goes on with the settings that it was begun with
+            raise UserError(
+                f"Expected memory for the model, its optimizer and a pass of {tokens:,} tokens, found none left "
+                f"({first_line(error)}): {', '.join(remedies)} or {last}, and start again{again}."
+            ) from error
+
+    def _train(self, model: Any, windows: TrainingWindows, loss: Loss) -> Any | None:
         if self.fsdp and process_count() == 1:
             raise UserError("--fsdp needs several ranks, found one; start the command with `accelerate launch`")
         optimization = self.settings.optimization

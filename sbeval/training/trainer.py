@@ -40,7 +40,9 @@ class WindowTrainer(Trainer):
         self, *, factor: Callable[[int], float], window_loss: Loss, context_parallel: int, **rest: Any
     ) -> None:
         super().__init__(data_collator=lambda window_tokens: {"window_tokens": window_tokens}, **rest)
-        self._factor, self._window_loss, self._context_parallel = factor, window_loss, context_parallel
+        self._factor = factor
+        self._window_loss = window_loss
+        self._context_parallel = context_parallel
         if context_parallel > 1:
             self._window_loss = context_parallel_loss(self.model, context_parallel, self.args.device)
         # our loss is a mean over windows of equal length, so the Trainer must weight accumulation steps equally

@@ -52,7 +52,9 @@ class TrainingWindows(Dataset[Tensor]):
         self.tokens = tokens
         self._recall, self._recall_share = recall, recall_share
         self._length_tokens, self._windows = length_tokens, windows
-        self._seed, self._epoch, self._offset = seed, -1, 0
+        self._seed = seed
+        self._epoch = -1
+        self._offset = 0
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
     def __len__(self) -> int:

@@ -162,7 +162,8 @@ def _add(
 
 
 def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequence[_Finished]) -> None:
-    newest, done = entries[0], _lengths(entries)
+    newest = entries[0]
+    done = _lengths(entries)
     path, asked = newest.path, options.context_lengths
     if asked is None:
         if not done <= set(options.default_lengths):
@@ -174,7 +175,11 @@ def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequ
     targets = options.targets_per_window or max(1, min(MOST_TARGETS, asked[0] // 2))
     width = newest.record.get("targets_per_window")
     if done <= set(asked):
-        other_end = "longest" if asked[-1] != newest.room else "shortest" if width and targets != width else None
+        other_end = None
+        if asked[-1] != newest.room:
+            other_end = "longest"
+        elif width and targets != width:
+            other_end = "shortest"
         if other_end is not None and newest.record.get("protocol") == _PROTOCOL:
             found.sentences.append(
                 f"{task}: this run repeats the lengths of {path} on other targets, since its {other_end} context "
@@ -236,7 +241,8 @@ def _is_same_model(run: _Run, entry: _Finished) -> bool:
     ]
     if settings[0] != settings[1]:
         return False
-    before, now = _inputs(entry), _parts(run)
+    before = _inputs(entry)
+    now = _parts(run)
     if "weights" in before and "weights" in now:
         return before["weights"] == now["weights"] and before.get("peft: weights") == now.get("peft: weights")
     return run.arguments.get("pretrained") == given.get("pretrained")

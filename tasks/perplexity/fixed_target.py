@@ -4,6 +4,7 @@ Targets are chosen to have room for the longest length before them. A later run 
 it continues the first: it takes their room and number from its results file, and refuses to score others.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,8 @@ class FixedTarget(PerplexityTask):
 
     def blocks(self) -> list[dict[str, Any]]:
         """One block is one run of targets; documents take turns."""
-        longest, targets = self.room_tokens(), self.targets_per_window()
+        longest = self.room_tokens()
+        targets = self.targets_per_window()
         if self.context == "stream":
             bounds = list(stream_target_blocks(self.corpus.total_tokens, longest=longest, targets=targets))
         else:
@@ -133,7 +135,7 @@ class FixedTarget(PerplexityTask):
         masks = key_tokens(evaluator, pairs, dtype=dtype, **written_in)
         self._key_tokens = {block["start"]: mask for block, mask in zip(blocks, masks, strict=True)}
         self.metrics.longppl = True
-        self.config.metadata["sbeval"]["longppl"] = {
+        longppl = {
             "evaluator": evaluator,
             "dtype": dtype,
             "short": scored[0],
@@ -141,6 +143,7 @@ class FixedTarget(PerplexityTask):
             "least_gain_nats": LEAST_GAIN_NATS,
             "least_logprob_nats": LEAST_LOGPROB_NATS,
         }
+        self.task_record = dataclasses.replace(self.task_record, longppl=longppl)
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
         """Adds where key tokens begin and end."""

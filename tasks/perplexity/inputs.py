@@ -62,7 +62,8 @@ def local_name(path: Path) -> str:
 
 def words_sha256(path: Path) -> str:
     """Returns the hash over the words of a local text, single spaces between them."""
-    digest, between = sha256(), b""
+    digest = sha256()
+    between = b""
     for document in corpora.local_corpus(path).documents():
         digest.update(between + " ".join(document.text.split()).encode("utf-8", "surrogatepass"))
         between = b" "

@@ -101,7 +101,9 @@ class _Evaluator:
 
     def logprobs(self, request: TokenLogprobsRequest) -> NDArray[np.float64]:
         """Returns the log-probabilities of a request's scored targets, float64 [scored]."""
-        lead_in, key, scored = request.lead_in, request.key, request.scored
+        lead_in = request.lead_in
+        key = request.key
+        scored = request.scored
         return self.cache.kept(request, lambda: self._computed(lead_in, resolve_tokens(key), scored))
 
     def matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
@@ -125,7 +127,8 @@ class _Evaluator:
         _, key_begins, key_ends = (values[-count:][key] for values in read[1])
         # key tokens that follow one another are one stretch of characters
         apart = key_begins[1:] != key_ends[:-1]
-        key_begins, key_ends = key_begins[np.r_[True, apart][: len(key)]], key_ends[np.r_[apart, True][: len(key)]]
+        key_begins = key_begins[np.r_[True, apart][: len(key)]]
+        key_ends = key_ends[np.r_[apart, True][: len(key)]]
         return np.asarray(((key_begins >= begins[:, None]) & (key_ends <= ends[:, None])).any(axis=1))
 
     def _read(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

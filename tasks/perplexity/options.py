@@ -27,6 +27,8 @@ Continued = Annotated[
 class CorpusOptions(TaskOptions):
     """Which text a task reads; None leaves the corpus's own."""
 
+    title = "perplexity and attention spans: which text"
+
     data_path: LocalPath | None = Field(default=None, description="Local file or folder to read instead.")
     dataset: Text | None = Field(default=None, description="Hub dataset to read instead.")
     dataset_config: Text | None = Field(default=None, description="Configuration of the hub dataset.")
@@ -60,6 +62,7 @@ class CorpusOptions(TaskOptions):
 class PerplexityOptions(CorpusOptions):
     """Options of the perplexity tasks."""
 
+    title = "perplexity: sb_wikitext, sb_stdlib, sb_pile, sb_pg19, sb_text"
     default_lengths = doublings(512, 65536)
 
     bos: Literal["text", "window"] | None = Field(

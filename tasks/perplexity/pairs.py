@@ -36,7 +36,8 @@ class Pairs(PerplexityTask):
 
     def source(self, tokenizer: Any) -> Corpus:
         """Returns one document a pair, and counts the tokens of each target."""
-        path, other = self.options.data_path, self.options.dataset or self.options.split or self.options.text_field
+        path = self.options.data_path
+        other = self.options.dataset or self.options.split or self.options.text_field
         if path is None or other is not None:
             expected = "Expected the .jsonl file of your pairs as data_path and no dataset, split or text_field"
             raise UserError(f'{expected}, found {other or "none"}: give --metadata \'{{"data_path": "FILE.jsonl"}}\'.')
@@ -59,7 +60,8 @@ class Pairs(PerplexityTask):
 
     def settle(self) -> SettledLengths:
         """Takes contexts as long as a pair has, and as the model takes with the longest target behind."""
-        room, longest = self.corpus.document_tokens - self._targets, int(self._targets.max())
+        room = self.corpus.document_tokens - self._targets
+        longest = int(self._targets.max())
         because = f"the longest context has {room.max()} tokens"
         text = Limit(int(room.max()), because, "ask for shorter context_lengths or give longer contexts")
         model = [limit._replace(tokens=limit.tokens - longest) for limit in self.model_limits()]

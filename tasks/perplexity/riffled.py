@@ -8,6 +8,7 @@ read three times, with the same tokens where it is riffled and where it is in bl
 - replaced: riffled, with another document in place of the scored one's earlier pieces
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -73,22 +74,26 @@ class Riffled(PerplexityTask):
         """Draws where k stretches of other documents end."""
         rng = np.random.default_rng([self.options.seed, index])
         others = rng.permutation(long[long != self.corpus.document_at(stop - 1)])[: self.options.riffled_documents]
-        firsts, stops = self.corpus.starts[others] + stretch, self.corpus.stops[others]
+        firsts = self.corpus.starts[others] + stretch
+        stops = self.corpus.stops[others]
         return rng.integers(firsts, stops, endpoint=True).tolist()  # type: ignore[no-any-return]
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
         """Returns the scored piece with what is shown of its own document."""
-        shown, stop = context_length // self.options.riffled_documents, block["stop"]
+        shown = context_length // self.options.riffled_documents
+        stop = block["stop"]
         return [Window(stop - shown, stop, self.options.piece_tokens)]
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the requests; no target's context is its own document's alone."""
         super().build_all_requests(**kwargs)
-        record = self.config.metadata["sbeval"]
-        record["own_document_share"] = None
         # the same targets among more documents are another question
-        among = f"{record['targets_sha256']} among {self.options.riffled_documents}"
-        record["targets_sha256"] = hashlib.sha256(among.encode()).hexdigest()
+        among = f"{self.task_record.targets_sha256} among {self.options.riffled_documents}"
+        self.task_record = dataclasses.replace(
+            self.task_record,
+            own_document_share=None,
+            targets_sha256=hashlib.sha256(among.encode()).hexdigest(),
+        )
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Returns three requests at each length."""

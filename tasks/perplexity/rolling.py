@@ -33,7 +33,8 @@ class Rolling(PerplexityTask):
         defaults = self.options.default_lengths
         enough = next((length for length in defaults if length >= longest), defaults[-1])
         whole = Limit(enough, f"no document is longer than {longest} tokens", "give longer documents")
-        hard, asked = self.model_limits(), self.options.context_lengths
+        hard = self.model_limits()
+        asked = self.options.context_lengths
         return settle_lengths(self.config.task, asked, defaults, hard=hard, by_default=[whole])
 
     def blocks(self) -> list[dict[str, Any]]:
@@ -48,7 +49,10 @@ class Rolling(PerplexityTask):
 
     def rows(self, doc: Mapping[str, Any], context_length: int, nll: WindowNll) -> list[ClusterSums]:
         """Returns the document's one row; its words and bytes are the whole page's."""
-        windows, corpus, index = self.windows(doc, context_length), self.corpus, doc["document"]
-        nats, tokens = float(sum(nll[window].sum() for window in windows)), sum(window.scored for window in windows)
+        windows = self.windows(doc, context_length)
+        corpus = self.corpus
+        index = doc["document"]
+        nats = float(sum(nll[window].sum() for window in windows))
+        tokens = sum(window.scored for window in windows)
         size = (float(corpus.original_words[index]), float(corpus.original_bytes[index]))
         return [ClusterSums(corpus.names[index], nats, tokens, *size)]

@@ -1,5 +1,6 @@
 """What all perplexity protocols share: one lm-eval document is one block, cut anew at every context length."""
 
+import dataclasses
 import functools
 import importlib.metadata
 import logging
@@ -53,6 +54,7 @@ class PerplexityTask(BaseTask):
     beside: ClassVar[tuple[str, ...]] = ()
     default_context = "stream"
 
+    options_class = PerplexityOptions
     options: PerplexityOptions
     corpus: TokenizedCorpus
     lead_in: LeadIn
@@ -177,17 +179,23 @@ class PerplexityTask(BaseTask):
             expected = f"{self.config.task}: expected at least one block for each of {processes} processes"
             remedy = "use fewer processes, a larger --limit, or shorter context_lengths"
             raise UserError(f"{expected}, found {len(chosen)} at context length {self.lengths.scored[-1]}: {remedy}.")
-        starts, record = self.corpus.starts, self.config.metadata["sbeval"]
+        starts = self.corpus.starts
         windows = {n: [window for block in chosen for window in self.windows(block, n)] for n in self.lengths.scored}
         leads = self.lead_in.policy != "window"
-        shares = {str(n): own_document_share(of_length, starts, lead_in=leads) for n, of_length in windows.items()}
-        record["own_document_share"] = shares
-        record["targets_sha256"] = targets_sha256(windows[self.lengths.scored[-1]])
-        self.check_targets(chosen, record["targets_sha256"])
+        targets_hash = targets_sha256(windows[self.lengths.scored[-1]])
+        self.check_targets(chosen, targets_hash)
         targets = [targets_by_document(of_length, starts) for of_length in windows.values()]
-        record["uneven_documents"] = any(map(uneven, targets))
         scored = np.flatnonzero(np.any(targets, axis=0))
-        record["seen_documents"] = seen = trained_on(self.config.metadata, self.corpus, scored.tolist())
+        seen = trained_on(self.config.metadata, self.corpus, scored.tolist())
+        self.task_record = dataclasses.replace(
+            self.task_record,
+            own_document_share={
+                str(n): own_document_share(of_length, starts, lead_in=leads) for n, of_length in windows.items()
+            },
+            targets_sha256=targets_hash,
+            uneven_documents=any(map(uneven, targets)),
+            seen_documents=seen,
+        )
         if seen:
             words = "%s: the model was trained on at least %d of the documents scored, %s among them"
             log.warning(words, self.config.task, len(seen), seen[0])
@@ -201,7 +209,10 @@ class PerplexityTask(BaseTask):
             log.warning(
                 "%s: %d document%s scored, and an interval needs %d, so there will be none; a larger --limit, more "
                 'text, or text cut into documents with --metadata \'{"split": "paragraph"}\' gives more',
-                *(self.config.task, documents, " is" if documents == 1 else "s are", MINIMUM_CLUSTERS),
+                self.config.task,
+                documents,
+                " is" if documents == 1 else "s are",
+                MINIMUM_CLUSTERS,
             )
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
@@ -217,7 +228,8 @@ class PerplexityTask(BaseTask):
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
         """Returns the scored targets of a block's window with which another sum begins: those of the next document."""
-        first, starts = window.stop - window.scored, self.corpus.starts
+        first = window.stop - window.scored
+        starts = self.corpus.starts
         inside = starts[np.searchsorted(starts, first, side="right") : np.searchsorted(starts, window.stop)]
         return [int(start) - first for start in inside]
 

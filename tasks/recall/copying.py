@@ -21,7 +21,9 @@ from sbeval.tasks.recall.options import CUE_WORDS, SHORTEST_DISTANCE, PassageOpt
 from sbeval.tasks.recall.task import Asked, Condition, Scored, TokenizedRecallTask, WithRetrievalGain
 from sbeval.tasks.tokens import TokenCounter
 
-_MARK, _END_OF_MARK, _QUESTION = "\nmarked:", "\n", "\nall that was marked:"
+_MARK = "\nmarked:"
+_END_OF_MARK = "\n"
+_QUESTION = "\nall that was marked:"
 
 Tokens = NDArray[np.int64]
 

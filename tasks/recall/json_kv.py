@@ -81,7 +81,8 @@ class JsonKvGenerator(NiahGenerator):
 
     def _make_haystack(self, index: int) -> Haystack:
         """Orders the pairs block by block, so that a longer haystack begins with a shorter one."""
-        name, blocks = (*self._name, index, "haystack"), range(len(self._block_tokens))
+        name = (*self._name, index, "haystack")
+        blocks = range(len(self._block_tokens))
         order = np.concatenate([i * BLOCK_PAIRS + seeded_order(BLOCK_PAIRS, *name, i) for i in blocks])
         totals = running_totals(np.concatenate(self._block_tokens)[order])
         return LineHaystack(pool=self._lines[0], order=order, cumulative_tokens=totals)

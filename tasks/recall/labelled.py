@@ -106,7 +106,8 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
         questions = [row for number, row in enumerate(shots) if number in held_out]
         shots = [row for number, row in enumerate(shots) if number not in held_out]
     known = sorted({label for _, label in shots}, key=lambda label: (str(type(label)), label))
-    shown, number = {text for text, _ in shots}, {label: i for i, label in enumerate(known)}
+    shown = {text for text, _ in shots}
+    number = {label: i for i, label in enumerate(known)}
     questions = [(text, label) for text, label in questions if label in number and text not in shown]
     if len(known) < 2 or not questions:
         raise UserError(

@@ -6,7 +6,7 @@ loses its middle, and every question is asked a second time without its text.
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jinja2
 import numpy as np
@@ -18,7 +18,7 @@ from sbeval.tasks.recall.many_shot import LabelTask
 from sbeval.tasks.recall.options import LongBenchOptions
 from sbeval.tasks.recall.questions import LETTERS, Question, load_questions
 from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
-from sbeval.tasks.ruler.task import Fits
+from sbeval.tasks.ruler.task import SizesByLength
 from sbeval.tasks.ruler.wording import long_bench_wording
 from sbeval.tasks.tokens import TokenCounter
 
@@ -86,7 +86,8 @@ class LongBenchGenerator(Generator):
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - lives as long as its task
     def _draft(self, index: int) -> CutDraft:
-        entry, (opening, behind, *_) = self._questions[index], long_bench_wording()
+        entry = self._questions[index]
+        (opening, behind, *_) = long_bench_wording()
         closing = jinja2.Template(behind).render(question=entry.question, choices=entry.choices)
         _, starts, stops = self.counter.encode_with_offsets(entry.text)
         inside = stops > starts
@@ -107,11 +108,18 @@ class LongBenchGenerator(Generator):
 class LongBenchTask(LabelTask):
     """Questions of one stratum of LongBench v2, with the text and without it."""
 
+    options_class = LongBenchOptions
     generator_class = LongBenchGenerator
     metrics: ClassVar = {**LabelTask.metrics, "retrieval_gain": True}
     cue: ClassVar = _CUE
 
-    def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the questions and returns the data set's name, hash and source."""
+        _, digest, source = load_questions(options.longbench2)
+        return "longbench2", digest, source
+
+    def prompts(self, index: int, sizes: SizesByLength, frame: Frame) -> list[str]:
         """Adds the same question without its text behind every prompt."""
         without = prompt_text(self.generator.draft(index, self.lengths[0]), 0, frame)
-        return [prompt for whole in super().prompts(index, fits, frame) for prompt in (whole, without)]
+        return [prompt for whole in super().prompts(index, sizes, frame) for prompt in (whole, without)]

@@ -25,7 +25,7 @@ from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame, Generator, HaystackDraft
 from sbeval.tasks.ruler.haystacks import LineHaystack, running_totals
-from sbeval.tasks.ruler.task import Fits, RulerTask
+from sbeval.tasks.ruler.task import RulerTask, SizesByLength
 
 INSTRUCTION = "Each text has a number for its label.\n"
 CUE = "Label:"
@@ -71,7 +71,8 @@ class ManyShotGenerator(Generator):
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
         """Makes sample `index`; its question, labels and order of shots are the same at every length."""
-        name, labelled = (*self._name, index), self._labelled
+        name = (*self._name, index)
+        labelled = self._labelled
         dealt = seeded_order(labelled.labels, *name, "labels")
         order = self._order(1 + context_length // (LEAST_SHOT_TOKENS * labelled.labels), *name)
         text_tokens, number_tokens = self._tokens
@@ -155,16 +156,17 @@ class LabelTask(RulerTask):
         """All labels, as they stand behind a space."""
         return self.generator.labels  # type: ignore[attr-defined,no-any-return]
 
-    def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
+    def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
         """Makes a request for each place where labels part, at each length; with most tokenizers that is one."""
         end = f"a{frame.middle}{self.cue}{frame.tail}"
         ended = [end, *(f"{end} {label}" for label in self.labels)]
         alone, *behind = self.counter.encode(ended, special_tokens=False)
-        shared, trunk = shared_start([alone, *behind]), behind[0][: shared_start(behind)]
+        shared = shared_start([alone, *behind])
+        trunk = behind[0][: shared_start(behind)]
         self.tree = LabelTree([tuple(tokens[len(trunk) :]) for tokens in behind])
         sequences = []
         for _, doc in documents:
-            for prompt in self.prompts(doc["index"], fits, frame):
+            for prompt in self.prompts(doc["index"], sizes, frame):
                 (tokens,) = self.counter.encode([prompt], special_tokens=True)
                 tokens = tokens[: len(tokens) - len(alone) + shared] + trunk[shared:]
                 sequences += self.tree.sequences(np.array(tokens, dtype=np.int64))
@@ -172,7 +174,8 @@ class LabelTask(RulerTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
-        right, places = self.labels.index(doc["references"][0]), len(self.tree.next_of)
+        right = self.labels.index(doc["references"][0])
+        places = len(self.tree.next_of)
         scored = []
         for first in range(0, len(results), places):
             of_prompt = results[first : first + places]
@@ -197,4 +200,11 @@ class LabelTask(RulerTask):
 class ManyShotTask(LabelTask):
     """Many-shot classification."""
 
+    options_class = ManyShotOptions
     generator_class = ManyShotGenerator
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the labelled texts and returns their name, hash and source."""
+        labelled = task_labelled(options)
+        return options.examples, labelled.sha256, labelled.source

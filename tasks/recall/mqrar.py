@@ -44,7 +44,9 @@ class MqrarTask(OverPairs):
             raise UserError(f"{name} uses {self.options.vocabulary} token ids and the model has {known}: {remedy}.")
 
     def _setting(self, condition: Condition) -> Mqrar:
-        length, pairs, vocabulary = condition.context_length, condition.pairs or 1, self.options.vocabulary
+        length = condition.context_length
+        pairs = condition.pairs or 1
+        vocabulary = self.options.vocabulary
         return Mqrar(length_tokens=length, pairs=pairs, vocabulary=vocabulary, n_back=condition.n_back)
 
     def asked(self, index: int, condition: Condition) -> list[Asked]:
@@ -129,10 +131,16 @@ class FlipFlopTask(TextRecallTask):
         spans = []
         written = len(text[0])
         for _ in range(events):
-            ignored, reads, drawn = rng.random() < self.options.ignore_share, rng.random() < 0.5, rng.randrange(2)
-            name, shown = ("i", drawn) if ignored else ("r", bit) if reads else ("w", drawn)
-            if name == "w":
-                bit = shown
+            ignored = rng.random() < self.options.ignore_share
+            reads = rng.random() < 0.5
+            drawn = rng.randrange(2)
+            if ignored:
+                name, shown = "i", drawn
+            elif reads:
+                name, shown = "r", bit
+            else:
+                name, shown = "w", drawn
+                bit = drawn
             text.append(f" {name} {shown}")
             written += len(text[-1])
             if name == "r":

@@ -18,6 +18,7 @@ Examples = Literal["trec", "trec_fine", "banking77", "clinc150", "nlu", "file"]
 class MqrarTextOptions(SampleOptions):
     """Options of associative recall as text."""
 
+    title = "associative recall: sb_mqrar, sb_mqrar_text"
     default_lengths = doublings(1024, 16384)
 
     num_samples: Counted = Field(default=100, description="Samples of each condition.")
@@ -28,6 +29,7 @@ class MqrarTextOptions(SampleOptions):
 class MqrarOptions(MqrarTextOptions):
     """Options of associative recall over token ids."""
 
+    title = "sb_mqrar, where it differs from sb_mqrar_text"
     default_lengths = (LENGTH_TOKENS,)
 
     num_samples: Counted = Field(default=200, description="Samples of each condition.")
@@ -38,6 +40,7 @@ class MqrarOptions(MqrarTextOptions):
 class FlipFlopOptions(SampleOptions):
     """Options of flip-flop language modelling."""
 
+    title = "flip-flops: sb_flipflop"
     default_lengths = doublings(512, 16384)
 
     num_samples: Counted = Field(default=100, description="Samples at each length.")
@@ -47,6 +50,7 @@ class FlipFlopOptions(SampleOptions):
 class CopyOptions(SampleOptions):
     """Options of every copying task."""
 
+    title = "copying: sb_copy"
     default_lengths = doublings(1024, 131072)
 
     num_samples: Counted = Field(default=100, description="Samples at each length.")
@@ -54,6 +58,8 @@ class CopyOptions(SampleOptions):
 
 class PassageOptions(CopyOptions):
     """Options of the repeated passage."""
+
+    title = "a passage: sb_copy_passage"
 
     passage_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
         default=32, description=f"Words of the passage; all but its first {CUE_WORDS} are asked for."
@@ -63,11 +69,15 @@ class PassageOptions(CopyOptions):
 class SelectiveOptions(CopyOptions):
     """Options of selective copying."""
 
+    title = "marked words: sb_copy_selective"
+
     marked_words: Count = Field(default=16, description="Words marked in the text, and asked for in their order.")
 
 
 class PhraseOptions(CopyOptions):
     """Options of phrases by distance."""
+
+    title = "phrases by distance: sb_copy_phrase"
 
     phrase_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
         default=8, description=f"Words of a phrase; all but its first {CUE_WORDS} are asked for."
@@ -83,6 +93,8 @@ class PhraseOptions(CopyOptions):
 class ManyShotOptions(RulerOptions):
     """Options of many-shot classification."""
 
+    title = "many-shot classification: sb_many_shot"
+
     examples: Examples = Field(description="Which labelled texts.")
     trec: PathText | None = Field(default=None, description="Local copy of CogComp/trec; None takes the hub's.")
     banking77: PathText | None = Field(default=None, description="The same of PolyAI/banking77.")
@@ -96,6 +108,8 @@ class ManyShotOptions(RulerOptions):
 class AssociationOptions(PlacedOptions):
     """Options of needles that share no word with their question."""
 
+    title = "needles without a shared word: sb_association"
+
     type_haystack: Literal["noise", "essay"] = Field(description="What the sentences about people lie in.")
     people: Annotated[int, whole(2)] = Field(description="People in the text, one of them asked for.")
     associations: PathText | None = Field(
@@ -107,11 +121,15 @@ class AssociationOptions(PlacedOptions):
 class TurnsOptions(PlacedOptions):
     """Options of the n-th of several same-looking turns."""
 
+    title = "the n-th of some turns: sb_turns"
+
     same_turns: Annotated[int, whole(2)] = Field(description="Turns with the same request, one of them asked for.")
 
 
 class LongBenchOptions(RulerOptions):
     """Options of LongBench v2."""
+
+    title = "LongBench v2 by length: sb_longbench2"
 
     stratum: Literal["short", "medium", "long"] = Field(description="Which of its texts.")
     longbench2: PathText | None = Field(default=None, description="Local copy of LongBench v2; None takes the hub's.")
@@ -126,6 +144,7 @@ def _from_two(value: Any) -> tuple[int, ...]:
 class SpanOptions(CorpusOptions):
     """Options of the attention-span task."""
 
+    title = "attention spans: sb_span"
     default_lengths = doublings(512, 16384)
 
     context_lengths: Annotated[tuple[int, ...], Expected("a list of at least 2 tokens each", _from_two)] | None = Field(

@@ -32,7 +32,9 @@ _NAMES = (
 )
 _PEOPLE = _NAMES.split()
 _FORMS = ("poem", "story", "letter", "song", "riddle", "speech", "joke", "prayer")
-_REPLY_WORDS, _CODE_LETTERS, _POOL_TURNS = 8, 10, 16384
+_REPLY_WORDS = 8
+_CODE_LETTERS = 10
+_POOL_TURNS = 16384
 
 
 class AssociationGenerator(NeedleGenerator):
@@ -61,7 +63,8 @@ class AssociationGenerator(NeedleGenerator):
 
     def _drawn(self, index: int) -> tuple[list[str], list[str]]:
         """Returns what could be asked, and people, the first of each asked for."""
-        rng, count = seeded_random(*self._name, index, "needles"), self.options.people
+        rng = seeded_random(*self._name, index, "needles")
+        count = self.options.people
         return rng.sample(sorted(self._shown), count), rng.sample(_PEOPLE, count)
 
     def _make(self, index: int) -> HaystackDraft:
@@ -104,13 +107,16 @@ class TurnsGenerator(NeedleGenerator):
     @functools.cached_property
     def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
         """Turns about every second noun, which no sample asks for, and their tokens."""
-        rng, nouns = seeded_random(*self._name, "pool"), short_nouns()[::2]
+        rng = seeded_random(*self._name, "pool")
+        nouns = short_nouns()[::2]
         lines = [_turn(_request(rng, nouns), _reply(rng)) + "\n" for _ in range(_POOL_TURNS)]
         return lines, self.counter.count_pool(lines)
 
     def _make(self, index: int) -> HaystackDraft:
-        rng, count = seeded_random(*self._name, index, "turns"), self.options.same_turns
-        request, replies = _request(rng, short_nouns()[1::2]), distinct(count, lambda: _reply(rng))
+        rng = seeded_random(*self._name, index, "turns")
+        count = self.options.same_turns
+        request = _request(rng, short_nouns()[1::2])
+        replies = distinct(count, lambda: _reply(rng))
         code = "".join(rng.choices(string.ascii_letters + string.digits, k=_CODE_LETTERS))
         inserts = self.placed(index, [_turn(request, reply) for reply in replies], {0}, 0)
         place = 1 + next(number for number, insert in enumerate(inserts) if insert.asked)
@@ -144,12 +150,23 @@ def _turn(request: str, reply: str) -> str:
 class AssociationTask(NiahTask):
     """A needle that shares no word with its question, by generation; the answer holds the name."""
 
+    options_class = AssociationOptions
     generator_class = AssociationGenerator
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Returns the facts of the haystack, with the hash of the user's associations."""
+        name, digest, source = super().corpus_facts(options)
+        if options.associations:
+            associated = f"associations {associations(options.associations)[1][:16]}"
+            source = f"{source}, {associated}" if source else associated
+        return name, digest, source
 
 
 class TurnsTask(NiahTask):
     """The reply to the n-th of several same-looking requests, by generation; scored as OpenAI-MRCR is."""
 
+    options_class = TurnsOptions
     generator_class = TurnsGenerator
 
     def score(self, answer: str, references: Sequence[str]) -> float:

@@ -81,7 +81,8 @@ class Mqrar:
                 targets.append(past[-self.n_back])
             past.append(int(values[slot]))
         inputs = np.empty(self.length_tokens, dtype=np.int64)
-        inputs[0::2], inputs[1::2] = names[keys], values
+        inputs[0::2] = names[keys]
+        inputs[1::2] = values
         return TargetSequence(inputs, np.array(positions, dtype=np.int64), np.array(targets, dtype=np.int64))
 
 

@@ -30,6 +30,8 @@ class SpanTask(BaseTask):
     first token, entropy in nats], averaged over blocks), and means over all heads, see `MEANS`.
     """
 
+    options_class = SpanOptions
+
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Tokenises the corpus and spreads blocks over it."""
         name = str(self.config.task)
@@ -41,7 +43,8 @@ class SpanTask(BaseTask):
         separator = separator_ids(tokenizer, None)
         source = load_corpus(self.config.dataset_name, options, tokenizer)
         self.corpus: TokenizedCorpus = tokenize_corpus(source, tokenizer, Layout(separator, False))
-        longest, total = self.lengths[-1], self.corpus.total_tokens
+        longest = self.lengths[-1]
+        total = self.corpus.total_tokens
         if total < longest:
             remedy = "ask for shorter context_lengths or give a longer text with data_path"
             raise UserError(f"{name} expected text for {longest} tokens, and found {total}; {remedy}.")

@@ -65,7 +65,7 @@ class RecallTask(BaseTask):
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
-    options_class: type[SampleOptions]
+    options_class: ClassVar[type[SampleOptions]]
     options: SampleOptions
     all_conditions: list[Condition]
 

@@ -9,6 +9,6 @@
 - `words`: how are lists with common words and texts of coded words made?
 - `qa`: how are questions read and put behind their documents?
 - `haystacks`: which units does a haystack consist of?
-- `drafts`: what is a sample before it is fitted to a length?
-- `fit`: how many units fill a length?
+- `drafts`: what is a sample before its length is known?
+- `sizes`: how many units fill a prompt of a length?
 """

@@ -1,4 +1,4 @@
-"""A sample before it is fitted to a length, and the whole prompt around it: system text and chat template."""
+"""A sample before its length is known, and the whole prompt around it: system text and chat template."""
 
 import dataclasses
 import functools

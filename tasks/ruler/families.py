@@ -22,8 +22,9 @@ from sbeval.tasks.draws import seeded_random
 from sbeval.tasks.recall.task import split_answers
 from sbeval.tasks.ruler.drafts import Frame, Generator
 from sbeval.tasks.ruler.niah import NeedleGenerator, NiahGenerator, VtGenerator
-from sbeval.tasks.ruler.qa import QaGenerator
-from sbeval.tasks.ruler.task import Fits, RulerTask, string_match_part
+from sbeval.tasks.ruler.options import CweOptions, FweOptions, NiahOptions, QaOptions, RulerOptions, VtOptions
+from sbeval.tasks.ruler.qa import QaGenerator, task_questions
+from sbeval.tasks.ruler.task import RulerTask, SizesByLength, string_match_part
 from sbeval.tasks.ruler.words import CweGenerator, FweGenerator
 from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter
 
@@ -31,31 +32,42 @@ from sbeval.tasks.tokens import TAIL_CHARACTERS, TokenCounter
 class NiahTask(RulerTask):
     """Needles in a haystack."""
 
+    options_class: ClassVar[type[RulerOptions]] = NiahOptions
     generator_class: ClassVar[type[Generator]] = NiahGenerator
 
 
 class VtTask(RulerTask):
     """Variable tracking."""
 
+    options_class = VtOptions
     generator_class = VtGenerator
 
 
 class CweTask(RulerTask):
     """Common-words extraction."""
 
+    options_class = CweOptions
     generator_class = CweGenerator
 
 
 class FweTask(RulerTask):
     """Frequent-words extraction."""
 
+    options_class = FweOptions
     generator_class = FweGenerator
 
 
 class QaTask(RulerTask):
     """Question answering; any of the answer's aliases counts."""
 
+    options_class = QaOptions
     generator_class = QaGenerator
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the questions and returns the data set's name, hash and source."""
+        questions = task_questions(options)
+        return options.dataset, questions.sha256, questions.source
 
     def score(self, answer: str, references: Sequence[str]) -> float:
         """Scores 1 where an alias is found in the answer."""
@@ -83,7 +95,7 @@ class ForcedNiahTask(NiahTask):
             raise UserError(f"{name} scores one answer; leave num_needle_q and num_needle_v at 1.")
         return generator
 
-    def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
+    def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
         """Makes two requests for each length: with the needle's value, and with another one in its place."""
         generator = self.generator
         sequences: list[TargetSequence] = []
@@ -92,7 +104,7 @@ class ForcedNiahTask(NiahTask):
             rng = seeded_random(self.config.task, self.options.seed, doc["index"], "another value")
             other = generator.other_value(doc["index"], value, rng)
             needle = generator.value_in_needle(value)
-            for prompt in self.prompts(doc["index"], fits, frame):
+            for prompt in self.prompts(doc["index"], sizes, frame):
                 if prompt.count(needle) != 1:
                     raise UserError(f"Expected the value {value} once in the prompt, found {prompt.count(needle)}.")
                 replaced = prompt.replace(needle, generator.value_in_needle(other))

@@ -56,7 +56,9 @@ class HaystackGenerator(Generator):
 
     def steps(self, length: int) -> Steps | None:
         """Returns 500 words of essays, or some lines, 5 at short lengths."""
-        return Steps(500 if self._inline else self.step_lines if length >= SHORT_TOKENS else 5)
+        if self._inline:
+            return Steps(500)
+        return Steps(self.step_lines if length >= SHORT_TOKENS else 5)
 
     def _depths(self, rng: random.Random, count: int) -> list[float]:
         """Draws relative depths: some of RULER's own in essays, any elsewhere."""
@@ -143,7 +145,8 @@ class NiahGenerator(NeedleGenerator):
 
     def _make(self, index: int) -> HaystackDraft:
         rng = seeded_random(*self._name, index, "needles")
-        options, each = self.options, self.options.num_needle_v
+        options = self.options
+        each = self.options.num_needle_v
         keys = draw_distinct(options.type_needle_k, self.keys, rng, self.haystack_strings)
         values = draw_distinct(options.type_needle_v, self.keys * each, rng, self.haystack_strings)
         of_key = {key: values[i * each :][:each] for i, key in enumerate(keys)}
@@ -174,7 +177,8 @@ class NiahGenerator(NeedleGenerator):
     @functools.cached_property
     def _template(self) -> tuple[str, str]:
         """Template and noun, in RULER's singular where one value is asked for."""
-        template, noun = self._wording.template, str(self.options.type_needle_v)
+        template = self._wording.template
+        noun = str(self.options.type_needle_v)
         if not self.asks_one:
             return template, noun
         for plural, singular in (("Some", "A"), ("are all", "is"), ("are", "is"), ("answers", "answer")):

@@ -27,6 +27,7 @@ GRID_DEPTHS = 11
 class RulerOptions(SampleOptions):
     """Options of every RULER task: samples, and local copies of the texts."""
 
+    title = "RULER: sb_ruler"
     default_lengths = doublings(4096, 131072)
 
     essays: PathText | None = Field(
@@ -60,6 +61,8 @@ def _depths(value: Any) -> tuple[float, ...] | None:
 class PlacedOptions(RulerOptions):
     """Options of tasks whose needles have depths."""
 
+    title = "needles by depth: sb_niah, sb_niah_forced, sb_json_kv, sb_association, sb_turns"
+
     depths: Annotated[
         tuple[float, ...] | None,
         Expected('"random", "grid", a number of depths of at least 2, or a list of percents from 0 to 100', _depths),
@@ -73,6 +76,8 @@ class PlacedOptions(RulerOptions):
 class NiahOptions(PlacedOptions):
     """Options of a needle task."""
 
+    title = "needles: sb_niah, sb_niah_forced, sb_json_kv"
+
     type_haystack: Literal["noise", "needle", "essay"] = Field(description="What the needles lie in.")
     type_needle_k: NeedleType = Field(description="What keys are.")
     type_needle_v: NeedleType = Field(description="What values are.")
@@ -84,6 +89,8 @@ class NiahOptions(PlacedOptions):
 class VtOptions(RulerOptions):
     """Options of variable tracking."""
 
+    title = "variable tracking: sb_ruler_vt"
+
     type_haystack: Literal["noise", "essay"] = Field(description="What the assignments lie in.")
     num_chains: Count = Field(description="Chains of assignments.")
     num_hops: Count = Field(description="Assignments of a chain behind its first.")
@@ -93,6 +100,8 @@ class VtOptions(RulerOptions):
 class CweOptions(RulerOptions):
     """Options of common-words extraction."""
 
+    title = "common words: sb_ruler_cwe"
+
     freq_cw: Count = Field(description="How often a common word comes.")
     freq_ucw: Count = Field(description="How often any other word comes.")
     num_cw: Count = Field(description="Common words, all of them asked for.")
@@ -101,6 +110,8 @@ class CweOptions(RulerOptions):
 
 class FweOptions(RulerOptions):
     """Options of frequent-words extraction."""
+
+    title = "frequent words: sb_ruler_fwe"
 
     alpha: Annotated[float, number("a number above 1", lambda alpha: 1 < alpha < math.inf)] = Field(
         description="Exponent by which counts fall off with rank."

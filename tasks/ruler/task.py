@@ -13,13 +13,12 @@ from lm_eval.api.task import ConfigurableTask
 
 from sbeval.errors import UserError
 from sbeval.results.records import TaskRecord, metric_key
-from sbeval.scoring.non_finite import NoText
 from sbeval.scoring.requests import Answer
-from sbeval.tasks.asked import corpus_facts, read_options
 from sbeval.tasks.base import BaseTask, Numbered
 from sbeval.tasks.ruler.drafts import PROMPT_MARK, Frame, Generator, prompt_text, rendered_frame
-from sbeval.tasks.ruler.fit import Fit, FittedSamples, needs_at_least
 from sbeval.tasks.ruler.options import RulerOptions
+from sbeval.tasks.ruler.sizes import PromptSize, SampleSizes, needs_at_least
+from sbeval.tasks.ruler.texts import SENTENCE_RULE, load_essays
 from sbeval.tasks.ruler.wording import lm_eval_version
 from sbeval.tasks.tokens import TokenCounter, load_counter
 
@@ -29,7 +28,7 @@ _AROUND = ("system_instruction", "apply_chat_template", "chat_template")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 THINKING_CUT = "thinking_cut"
 """Metric: whether the model had to be made to answer."""
-Fits = Mapping[int, Mapping[int, Fit]]
+SizesByLength = Mapping[int, Mapping[int, PromptSize]]
 """How samples fill lengths, by length and sample."""
 
 
@@ -53,6 +52,7 @@ class RulerTask(BaseTask):
     """
 
     fixed: ClassVar = {"output_type": "generate_until"}
+    options_class: ClassVar[type[RulerOptions]]
     generator_class: ClassVar[type[Generator]]
     family: ClassVar[str] = "ruler"
     metrics: ClassVar[Mapping[str, bool]] = {"score": True}
@@ -63,10 +63,32 @@ class RulerTask(BaseTask):
         if self.OUTPUT_TYPE == "generate_until":
             self._filters = [FilterEnsemble(name="none", filters=[ParsedAnswer])]
 
+    @classmethod
+    def read_options(cls, task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> RulerOptions:
+        """Returns the options of a task from `metadata.ruler` in its YAML and, on top, the user's.
+
+        Raises:
+            UserError: the YAML holds a key that is no option of this class, or an option cannot be.
+        """
+        settings = definition["ruler"]
+        if not settings.keys() <= cls.options_class.model_fields.keys():
+            expected = f"Expected metadata.ruler of {task} to hold the options of one kind of task"
+            raise UserError(f"{expected}, found {', '.join(settings)}: begin with the YAML of a packaged task.")
+        return cls.options_class.of_task(task, metadata, settings)
+
+    @classmethod
+    def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
+        """Loads the essays of a haystack and returns their name, hash and source, None for other haystacks."""
+        if getattr(options, "type_haystack", None) != "essay":
+            return None, None, None
+        essays = load_essays(options.essays)
+        return "essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}"
+
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Reads options and tokenizer and lists the samples."""
-        name, metadata = str(self.config.task), self.config.metadata
-        self.options = read_options(name, metadata["ruler"], metadata)
+        name = str(self.config.task)
+        metadata = self.config.metadata
+        self.options = self.read_options(name, metadata, metadata)
         generates = self.OUTPUT_TYPE == "generate_until"
         self.thinking_tokens = self.options.thinking_tokens if generates else None
         if not (generates or self.options.answer_prefix):
@@ -86,7 +108,7 @@ class RulerTask(BaseTask):
 
     def record(self) -> TaskRecord:
         """Returns the facts of this run."""
-        corpus, corpus_sha256, corpus_detail = corpus_facts(self.options)
+        corpus, corpus_sha256, corpus_detail = self.corpus_facts(self.options)
         return TaskRecord(
             family=self.family,
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
@@ -128,20 +150,21 @@ class RulerTask(BaseTask):
         indices = [int(doc["index"]) for _, doc in selected]
         if (frame, self.generated_tokens) != self._prepared_for:
             self._prepare(frame)
-        fits = {length: self.fitted.fits(indices, length, frame) for length in self.lengths}
-        rows = {index: self._row(index, [fits[length][index] for length in self.lengths]) for index in indices}
+        sizes = {length: self.sizes.at_length(indices, length, frame) for length in self.lengths}
+        rows = {index: self._row(index, [sizes[length][index] for length in self.lengths]) for index in indices}
         documents = self.keep_samples(selected, rows, self.num_samples)
-        self._instances = self.make_requests(documents, fits, frame)
+        self._instances = self.make_requests(documents, sizes, frame)
 
-    def make_requests(self, documents: Numbered, fits: Fits, frame: Frame) -> list[Instance]:
+    def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
         """Makes the requests of some documents: one for each length, in order."""
         requests = []
         for number, doc in documents:
-            settings, behind = self.config.generation_kwargs, ""
+            settings = self.config.generation_kwargs
+            behind = ""
             if self.thinking_tokens is not None:
                 behind = doc["answer_prefix"]
                 settings = {**settings, "answer_prefix": behind, "thinking_tokens": self.thinking_tokens}
-            for place, prompt in enumerate(self.prompts(doc["index"], fits, frame)):
+            for place, prompt in enumerate(self.prompts(doc["index"], sizes, frame)):
                 arguments = (prompt.removesuffix(behind), copy.deepcopy(settings))
                 name = (self.config.task, number, 1)
                 requests.append(Instance("generate_until", doc, arguments, place, metadata=name))
@@ -150,18 +173,21 @@ class RulerTask(BaseTask):
     def _framed(self, render: Callable[[str | None], str]) -> Frame:
         return rendered_frame(render, prefixed=self.options.answer_prefix, behind=self.thinking_tokens is not None)
 
-    def prompts(self, index: int, fits: Fits, frame: Frame) -> list[str]:
+    def prompts(self, index: int, sizes: SizesByLength, frame: Frame) -> list[str]:
         """Returns the whole prompts of a sample at every length."""
-        drafts = [self.generator.draft(index, length) for length in fits]
-        return [prompt_text(draft, fit[index].units, frame) for draft, fit in zip(drafts, fits.values(), strict=True)]
+        drafts = [self.generator.draft(index, length) for length in sizes]
+        return [
+            prompt_text(draft, size[index].units, frame) for draft, size in zip(drafts, sizes.values(), strict=True)
+        ]
 
     def _prepare(self, frame: Frame) -> None:
         """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
-        name, asked = str(self.config.task), self.asked_lengths
+        name = str(self.config.task)
+        asked = self.asked_lengths
         self._prepared_for = (frame, self.generated_tokens)
         self.generator: Generator = self.make_generator(name)
         self.num_samples = min(self.options.num_samples, self.generator.available() or self.options.num_samples)
-        self.fitted = FittedSamples(
+        self.sizes = SampleSizes(
             name=name,
             generator=self.generator,
             facts={
@@ -169,11 +195,11 @@ class RulerTask(BaseTask):
                 "depths": getattr(self.options, "depths", None),
                 "seed": self.options.seed,
                 "scripts": self.options.scripts,
-                "corpus": corpus_facts(self.options)[1:],
+                "corpus": self.corpus_facts(self.options)[1:],
                 "tokenizer": self.counter.sha256,
             },
         )
-        needed = {length: self.fitted.needed_tokens(self.num_samples, length, frame) for length in asked}
+        needed = {length: self.sizes.needed_tokens(self.num_samples, length, frame) for length in asked}
         short = {length: tokens for length, tokens in needed.items() if tokens is not None}
         self.lengths = tuple(length for length in asked if length not in short)
         if not self.lengths:
@@ -182,17 +208,17 @@ class RulerTask(BaseTask):
             log.warning("%s leaves out %d tokens: with this tokenizer it needs at least %d", name, length, tokens)
         self.keep_record(self.record(), self.counter.tokenizer)
 
-    def _row(self, index: int, fits: Sequence[Fit]) -> dict[str, Any]:
+    def _row(self, index: int, sizes: Sequence[PromptSize]) -> dict[str, Any]:
         draft = self.generator.draft(index, self.lengths[0])
         return {
             "index": index,
             "lengths": list(self.lengths),
             "references": list(draft.references),
             "answer_prefix": draft.answer_prefix if self.options.answer_prefix else "",
-            "prompt_tokens": [fit.prompt_tokens for fit in fits],
-            "haystack_units": [fit.units for fit in fits],
-            "depths_tokens": [fit.depths_tokens for fit in fits],
-            "depths_percent": [fit.depths_percent for fit in fits],
+            "prompt_tokens": [size.prompt_tokens for size in sizes],
+            "haystack_units": [size.units for size in sizes],
+            "depths_tokens": [size.depths_tokens for size in sizes],
+            "depths_percent": [size.depths_percent for size in sizes],
         }
 
     def score(self, answer: str, references: Sequence[str]) -> float:
@@ -201,6 +227,8 @@ class RulerTask(BaseTask):
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
         """Scores one sample at every length."""
+        from sbeval.scoring.non_finite import NoText  # imports torch, and options are checked without
+
         references = doc["references"]
         scores: dict[str, float] = {}
         for length, answer in zip(doc["lengths"], results, strict=True):

@@ -109,9 +109,11 @@ def load_essays(path: str | None) -> Essays:
 
 
 def _read_folder(path: Path) -> str:
-    # a run's record of its inputs leaves hidden files out
-    below = (file for file in path.glob("*.txt") if not file.name.startswith("."))
-    files = sorted(below) if path.is_dir() else [path] if path.is_file() else []
+    if path.is_dir():
+        # a run's record of its inputs leaves hidden files out
+        files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))
+    else:
+        files = [path] if path.is_file() else []
     if not files:
         raise UserError(
             f"Expected essays as a .txt file or a folder of them at {path}, and found none; check "

@@ -143,8 +143,8 @@ def long_bench_wording() -> tuple[str, str, str, list[str]]:
         tasks = [parse_task_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("[!_]*.yaml"))]
         return opening, closing, common["dataset_path"], [task["dataset_name"] for task in tasks]
     except (OSError, KeyError, ValueError) as error:
-        raise UserError(
-            f"Expected the wording of LongBench v2 in {folder}, found none: install lm-eval 0.4.13."
+        raise UserError.expected(
+            f"the wording of LongBench v2 in {folder}", found="none", remedy="install lm-eval 0.4.13"
         ) from error
 
 

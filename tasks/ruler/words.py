@@ -158,7 +158,8 @@ class CweGenerator(Generator):
         for shot in range(self.options.num_fewshot):
             rng = seeded_random(*self._name, index, "example", shot, short)
             picked = [words[i] for i in rng.sample(range(simple), max(count, self.options.num_cw + 1))]
-            common, uncommon = picked[: self.options.num_cw], picked[self.options.num_cw :]
+            common = picked[: self.options.num_cw]
+            uncommon = picked[self.options.num_cw :]
             listed = common * common_repeats + uncommon * uncommon_repeats
             rng.shuffle(listed)
             examples.append(f"{opening}{number_words(listed)}{question} {number_words(common)}\n")

@@ -1,5 +1,7 @@
 import json
 import re
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,11 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.checkpoints.facts import training_length_tokens
+from sbeval.checkpoints.files import Weights, check_weights
 from sbeval.checkpoints.load import load_checkpoint, released_format
 from sbeval.checkpoints.registry import FORMATS
 from sbeval.errors import UserError
+from sbeval.inspection.description import describe
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 from tests.checkpoints.layouts import VOCAB, dolomite, fla, save, tokens
 from tests.checkpoints.test_forgetting import forgetting_logits
@@ -222,3 +226,73 @@ def test_the_training_length_is_the_one_before_any_scaling_that_was_not_trained(
     config: dict[str, Any], length: int | None
 ) -> None:
     assert training_length_tokens(SimpleNamespace(**config)) == length
+
+
+def beside(folder: Path, name: str, tensors: Iterable[str]) -> None:
+    """Saves another file of weights beside a checkpoint's own."""
+    held = {tensor: torch.zeros(2) for tensor in tensors}
+    if name.endswith(".bin"):
+        torch.save(held, folder / name)
+    else:
+        save_file(held, folder / name)
+
+
+@pytest.mark.parametrize("stored", ["safetensors", "bin"])
+@pytest.mark.parametrize("make", [llama, own])
+def test_a_shard_that_no_index_names_is_refused_or_named_in_the_log(
+    make: Callable[[Path], Any], stored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path)
+    held = list(load_file(tmp_path / "model.safetensors"))
+    name = "model-00002-of-00002.safetensors"
+    if stored == "bin":
+        torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
+        name = "pytorch_model-00002-of-00002.bin"
+    beside(tmp_path, name, [*held, "model.layers.9.mlp.up_proj.weight"])
+    with pytest.raises(UserError, match=rf"found {name} with others \(model.layers.9.mlp.up_proj.weight\): mend"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(UserError, match=name):
+        describe(tmp_path)
+    with pytest.raises(UserError, match=name):
+        check_weights(tmp_path)
+    beside(tmp_path, name, held)  # of an older copy
+    check_weights(tmp_path)
+    assert [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    (tmp_path / name).write_bytes(b"no weights")
+    check_weights(tmp_path)
+
+
+def test_the_shards_are_read_that_transformers_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = llama(tmp_path / "both")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
+    for file in (tmp_path / "shards").iterdir():
+        shutil.copy(file, tmp_path / "both")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    model.save_pretrained(tmp_path / "one")
+    shutil.copy(tmp_path / "one" / "model.safetensors", tmp_path / "both")
+    loaded = load_checkpoint(tmp_path / "both").model
+    read = Weights(tmp_path / "both").read("lm_head.weight")
+    assert torch.equal(loaded.lm_head.weight, read)
+    assert "model-00001-of-0000" in caplog.text
+    caplog.clear()
+    load_checkpoint(tmp_path / "shards")
+    assert "not read" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("adapter_model.safetensors", "consolidated.safetensors", "consolidated-00001-of-00002.safetensors"),
+        *("model.fp16.safetensors", "model-00001-of-00002.fp16.safetensors", "model.fp16-00001-of-00002.safetensors"),
+        *("pytorch_model.bin", "training_args.bin"),
+    ],
+)
+def test_files_of_weights_with_another_use_need_no_word(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llama(tmp_path)
+    beside(tmp_path, name, ["model.layers.9.mlp.up_proj.weight"])
+    load_checkpoint(tmp_path)
+    assert "not read" not in caplog.text

@@ -8,8 +8,8 @@ import pytest
 from fresh_process import run
 from source_tree import ROOT
 
-from sbeval.commands.options import options_told
 from sbeval.errors import UserError
+from sbeval.harness.options import options_told
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 RUN = "run --model_args pretrained=x --tasks"
@@ -36,7 +36,10 @@ SENTENCES = {
     "run --model_args pretrained=x": "Expected --tasks with names of tasks, found none",
     f"{RUN} sb_stdlib --metadata context_lengths=[-5]": "found [-5]",
     f"{RUN} sb_stdlib --metadata data_path=/no/such": "Expected text at data_path",
-    f"{RUN} sb_stdlib --metadata {{context_lengths:[8]}}": "found: Invalid JSON",
+    **{
+        f"{RUN} sb_stdlib {option} {{context_lengths:[8]}}": f"{option} as lm-eval reads it, found: Invalid JSON"
+        for option in ("--metadata", "--gen_kwargs", "--wandb_args", "--model_args", "-a")
+    },
     f'{RUN} sb_stdlib --metadata {{"context_length":[8]}}': "expected context_lengths in --metadata",
     f'{RUN} sb_span --metadata {{"num_sample":8}}': "expected num_samples in --metadata",
     f'{RUN} sb_span --metadata {{"context_lengths":[1,64]}}': "context_lengths of sb_span to be a list of at least 2",

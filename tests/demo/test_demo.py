@@ -55,7 +55,7 @@ def test_every_checkpoint_is_scored_at_every_length_on_the_same_blocks(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
 def test_the_shown_command_is_what_lm_eval_understands(attention: str, device: str, tmp_path: Path) -> None:
-    from sbeval.commands.options import parse
+    from sbeval.harness.options import parse
 
     checkpoint = tmp_path / "a folder"
     checkpoint.mkdir()

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from sbeval.commands.options import asked, parse
+from sbeval.harness.options import asked, parse
 from sbeval.model_adapters.open.arguments import check_shared_arguments
 from sbeval.model_adapters.options import AdapterOptions
 from sbeval.models import SbevalConfig

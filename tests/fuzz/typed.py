@@ -28,10 +28,8 @@ from sbeval.__main__ import main
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.tasks.asked import OPTIONS
+from sbeval.tasks.asked import options_classes
 from sbeval.tasks.packaged import definitions
-from sbeval.tasks.perplexity.options import PerplexityOptions
-from sbeval.tasks.recall import options as recall
 from tests.fuzz import results
 from tests.fuzz.mutations import VALUES, changed_bytes
 
@@ -121,8 +119,7 @@ TYPED = (
     *(*TABLE["ANYTHING"], *TABLE["ANYTHING_ELSE"], *TABLE["OTHERS"]),
     *(shown for value in VALUES if "\0" not in (shown := str(value)) and "etc" not in shown and shown.isprintable()),
 )
-KINDS_OF_TASKS = (*OPTIONS, PerplexityOptions, *(value for value in vars(recall).values() if isinstance(value, type)))
-METADATA = sorted({name for kind in KINDS_OF_TASKS for name in getattr(kind, "model_fields", ())})
+METADATA = sorted({name for kind in options_classes() for name in kind.model_fields})
 MODEL_ARGS = (*AdapterOptions.model_fields, *TABLE["ARGUMENTS"], *TABLE["OTHER_ARGUMENTS"], *TABLE["ODD_ARGUMENTS"])
 PAIR = {"context": "Simple is better than complex. \ud83d\ude00 " * 9, "target": "Now is better than never. \u0301"}
 QUESTION = {

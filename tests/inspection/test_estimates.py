@@ -12,12 +12,13 @@ from corpus_problems import byte_level_bpe
 from lm_eval.api.registry import get_model
 
 from sbeval.__main__ import main
-from sbeval.commands.options import asked, parse
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError, time_text
+from sbeval.harness.options import asked, parse
 from sbeval.inspection.command import Inspection, inspect
 from sbeval.inspection.work import count_work, encode_with, make_tasks
 from sbeval.model_adapters.score.nested import share_windows
+from sbeval.processes.next_step import evaluation_of_folder
 from tests.checkpoints.layouts import dolomite, save
 from tests.model_adapters.small import TEXT, english, odd
 
@@ -138,12 +139,35 @@ def test_the_next_step_runs_the_tasks_that_were_counted(text: Path, capfd: pytes
     metadata = json.dumps({"data_path": str(text), "context_lengths": [64]})
     chosen = ["--tasks", "sb_text_stream", "--metadata", metadata, "--limit", "2", "--model_args", "dtype=float32"]
     assert inspected(STICKBREAKING, *chosen) == 0
-    program, command, *options = shlex.split(capfd.readouterr().out.splitlines()[-1].removeprefix("Next: "))
+    program, command, *options = shlex.split(next_step(capfd))
     assert (program, command) == ("sbeval", "run")
     run = asked(vars(parse(options)))
     assert run.tasks == ["sb_text_stream"]
     assert run.metadata == {"pretrained": str(STICKBREAKING), "dtype": "float32", **json.loads(metadata)}
     assert run.limit == 2
+
+
+def next_step(capfd: pytest.CaptureFixture[str]) -> str:
+    return capfd.readouterr().out.splitlines()[-1].removeprefix("Next: ")
+
+
+def test_the_next_step_of_a_checkpoint_without_tokenizer_is_no_command_that_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    odd("llama", vocab_size=258).save_pretrained(tmp_path / "weights")
+    byte_level_bpe(["abc"], 258, adds_bos=False).save_pretrained(tmp_path / "tokenizer")
+    assert inspected(tmp_path / "weights") == 0
+    assert next_step(capfd).startswith("mend what is missing or wrong, then sbeval run ")
+    named = {"tokenizer": str(tmp_path / "tokenizer")}
+    for model_args in (f"tokenizer={named['tokenizer']}", json.dumps(named)):
+        assert inspected(tmp_path / "weights", "--model_args", model_args) == 0
+        program, command, *options = shlex.split(next_step(capfd))
+        assert (program, command) == ("sbeval", "run")
+        assert asked(vars(parse(options))).model_args == {"pretrained": str(tmp_path / "weights"), **named}
+    assert inspected(tmp_path / "weights", "--model_args", "tokenizer=" + str(STICKBREAKING)) == 0  # 4,096 tokens
+    assert next_step(capfd).startswith("mend what is missing or wrong, then sbeval run ")
+    assert evaluation_of_folder(tmp_path / "weights").startswith("save the files of its tokenizer in ")
+    assert evaluation_of_folder(tmp_path / "tokenizer").startswith("sbeval run ")
 
 
 def test_what_cannot_be_loaded_is_described_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,28 +1,34 @@
-"""How large the product is and how it hangs together; `python tests/measures/census.py` prints it, and CI does.
+"""Counts files, lines and imports of the product; CI prints them beside those of the last release.
 
-Sizes are printed so that a reader can watch them. `tests/test_census.py` checks that imports form no circle.
+`python tests/measures/census.py` prints both. `--release 0.2.0` stores the counts as those of the last release, in
+`released.json`. No test limits a size; `tests/test_census.py` checks that imports form no circle.
 """
 
+import argparse
 import ast
 import io
+import json
+import re
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RELEASED = Path(__file__).with_name("released.json")
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from source_tree import ROOMS, modules  # noqa: E402  (the folder has to be on the path first)
 
+DOTTED = re.compile(r"sbeval(\.\w+)+(:\w+(\.\w+)*)?")
 NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 def census() -> dict[str, int]:
     files = modules()
     trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in files.items()}
-    imports = {name: imported(tree, files) - {name} for name, tree in trees.items()}
+    imports = import_graph(trees)
     importers = Counter(target for names in imports.values() for target in names)
     return {
         "product files": len(files),
@@ -43,7 +49,12 @@ def census() -> dict[str, int]:
     }
 
 
-def targets(node: ast.stmt, files: dict[str, Path]) -> set[str]:
+def import_graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """Module name to our modules that it imports or names in a string."""
+    return {name: (imported(tree, trees) | named_in_strings(tree, trees)) - {name} for name, tree in trees.items()}
+
+
+def targets(node: ast.stmt, files: Collection[str]) -> set[str]:
     """Our modules that one import statement names; a name taken from a package is its module where there is one."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names if alias.name in files}
@@ -53,9 +64,60 @@ def targets(node: ast.stmt, files: dict[str, Path]) -> set[str]:
     return (named & set(files)) | ({node.module} & set(files) if named - set(files) else set())
 
 
-def imported(tree: ast.Module, files: dict[str, Path]) -> set[str]:
+def imported(tree: ast.Module, files: Collection[str]) -> set[str]:
     """Our modules that a module imports: at its top, in its functions and for type checkers."""
     return {name for node in ast.walk(tree) if isinstance(node, ast.stmt) for name in targets(node, files)}
+
+
+def named_in_strings(tree: ast.Module, files: Collection[str]) -> set[str]:
+    """Our modules that a module names in strings, as it does for `importlib.import_module` and lm-eval's registry.
+
+    A name may be followed by an attribute ("sbeval.results.schema:main"). A name built from constants of the same file
+    counts. Where one part of a built name is known only at run time, every string of the file is tried in its place.
+    """
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    named = {module_named(text, files) for text in texts}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr | ast.BinOp):
+            parts = parts_of(node, constants)
+            if parts and (parts[0] or "").startswith("sbeval"):
+                named |= {
+                    module_named("".join(text if part is None else part for part in parts), files)
+                    for text in ("", *texts)
+                }
+    return {module for module in named if module is not None}
+
+
+def parts_of(node: ast.expr, constants: dict[str, str]) -> list[str | None]:
+    """The parts of a built string, None for each that is known only at run time."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.Name):
+        return [constants.get(node.id)]
+    if isinstance(node, ast.FormattedValue):
+        return parts_of(node.value, constants)
+    if isinstance(node, ast.JoinedStr):
+        return [part for value in node.values for part in parts_of(value, constants)]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return parts_of(node.left, constants) + parts_of(node.right, constants)
+    return [None]
+
+
+def module_named(text: str, files: Collection[str]) -> str | None:
+    """The module that a string names, with or without an attribute behind it."""
+    if not DOTTED.fullmatch(text):
+        return None
+    name = text.replace(":", ".")
+    while name.count(".") and name not in files:
+        name = name.rpartition(".")[0]
+    return name if "." in name else None
 
 
 def imports_in_functions(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -67,6 +129,22 @@ def imports_in_functions(tree: ast.Module) -> Iterator[ast.stmt]:
                 if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in seen:
                     seen.add(id(node))
                     yield node
+
+
+def unexplained_imports(source: str) -> list[int]:
+    """Lines of the imports in functions that have no comment beside or above them; one comment covers a block."""
+    lines = source.splitlines()
+    unexplained = []
+    covered_to = 0
+    for node in sorted(imports_in_functions(ast.parse(source)), key=lambda node: node.lineno):
+        last = node.end_lineno or node.lineno
+        explained = any("#" in line for line in lines[node.lineno - 1 : last])
+        explained |= lines[node.lineno - 2].lstrip().startswith("#")
+        if explained or node.lineno <= covered_to:
+            covered_to = last + 2
+        else:
+            unexplained.append(node.lineno)
+    return unexplained
 
 
 def room_of(module: str) -> str:
@@ -114,6 +192,23 @@ def lines_of_code(file: Path, tree: ast.Module) -> int:
     return len(lines - docstrings)
 
 
+def table(counts: dict[str, int], version: str, released: dict[str, int]) -> str:
+    """The counts as lines of text, those of a release beside them."""
+    rows = [("", "now", version)]
+    rows += [(name, f"{count:,}", f"{released[name]:,}" if name in released else "-") for name, count in counts.items()]
+    return "\n".join(f"{name:28}{now:>10}{before:>10}" for name, now, before in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--release", metavar="VERSION", help="store the counts as those of this release")
+    version = parser.parse_args().release
+    counts = census()
+    if version is not None:
+        RELEASED.write_text(json.dumps({"version": version, "counts": counts}, indent=2) + "\n", encoding="utf-8")
+    last = json.loads(RELEASED.read_text(encoding="utf-8"))
+    print(table(counts, last["version"], last["counts"]))
+
+
 if __name__ == "__main__":
-    for label, count in census().items():
-        print(f"{label:28}{count:8,}")
+    main()

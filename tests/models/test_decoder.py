@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -110,6 +112,17 @@ def test_hidden_states_are_those_between_the_blocks_and_attentions_are_refused()
 
 
 MODELS = {name: small_model(**fields) for name, fields in VARIANTS.items()}
+
+
+@torch.no_grad()
+def test_a_cache_is_read_by_either_name() -> None:
+    # transformers 5.24 renames past_key_values
+    model, ids = MODELS["rope"], tokens(2, 11)
+    for part in (model, model.model):
+        cache = part(ids[:, :-1], use_cache=True).past_key_values
+        again = copy.deepcopy(cache)
+        named, renamed = part(ids[:, -1:], past_key_values=cache)[0], part(ids[:, -1:], cache=again)[0]
+        assert torch.equal(named, renamed)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sbeval.errors import log_visibly
+from sbeval.errors import UserError, log_visibly
 from sbeval.processes.ending import told_in_one_sentence
 
 BODY = """
@@ -75,6 +75,7 @@ def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signa
         (r"'\udcff'.encode()", r"names of files in UTF-8, found b'\xff'"),
         (r"'a \ud800 b'.encode()", r"that UTF-8 can hold, found half a surrogate pair in 'a \ud800 b'"),
         ("raise MemoryError", "more memory for this command"),
+        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB.')", "more memory for this command"),
         ("raise ImportError('x.so: failed to map segment from shared object')", "more memory for this command"),
         (
             "import tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
@@ -201,3 +202,8 @@ def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None
         said = [line for line in process.communicate(timeout=600)[1].splitlines() if "import time:" not in line]
         assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), module
         assert said in ([], ["Ended by SIGINT; the same command can be run again."]), module
+
+
+def test_an_error_of_three_parts_is_one_sentence() -> None:
+    error = UserError.expected("a number", found=None, remedy="give one")
+    assert str(error) == "Expected a number, found None: give one."

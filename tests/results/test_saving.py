@@ -10,8 +10,8 @@ import pytest
 import sweep_launcher
 from folders import snapshot
 
-from sbeval.commands.run import check_response_cache
 from sbeval.errors import UserError
+from sbeval.harness.run import check_response_cache
 from sbeval.results.saving import saved_whole
 
 

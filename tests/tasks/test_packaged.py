@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from fresh_process import run_code
 from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from source_tree import layer, modules
 
 from sbeval.errors import UserError
-from sbeval.tasks.asked import options_class
+from sbeval.tasks.asked import TASK_CLASSES, options_classes, task_class
 from sbeval.tasks.base import BaseTask
 from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, is_group, named
-from sbeval.tasks.perplexity.task import PerplexityTask
 from sbeval.tasks.recall.options import SpanOptions
 
 
@@ -35,14 +35,20 @@ def test_what_a_file_says_is_generated_and_which_options_are_read_early_are_its_
     for name, settings in definitions().items():
         if "class" not in settings:
             continue
-        module, _, of_class = settings["class"].rpartition(".")
-        task_class = getattr(importlib.import_module(module), of_class)
+        kind = task_class(settings["class"])
         if not is_group(settings):
-            assert task_class.fixed["output_type"] == settings.get("output_type", "loglikelihood_rolling"), name
-        if "ruler" not in settings["metadata"]:
-            own = get_type_hints(task_class).get("options") if issubclass(task_class, PerplexityTask) else None
-            expected = own or getattr(task_class, "options_class", SpanOptions)
-            assert options_class(settings["class"]) is expected, name
+            assert kind.fixed["output_type"] == settings.get("output_type", "loglikelihood_rolling"), name
+        # a class without a line in the table would be missing in the help
+        assert kind.options_class in options_classes(), name
+        assert issubclass(kind.options_class, get_type_hints(kind).get("options", SpanOptions)), name
+
+
+def test_options_are_checked_without_torch() -> None:
+    classes = sorted(
+        {*TASK_CLASSES, *(settings["class"] for settings in definitions().values() if "class" in settings)}
+    )
+    code = f"import sys\nfrom sbeval.tasks.asked import task_class\nfor path in {classes}: task_class(path)\n"
+    assert run_code(f"{code}print({{'torch', 'transformers'}} & {{*sys.modules}})") == ["set()"]
 
 
 def test_only_the_base_derives_from_lm_eval_s_own_class() -> None:

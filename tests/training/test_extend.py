@@ -323,3 +323,26 @@ def test_a_run_that_failed_before_its_first_state_does_not_block_its_folder(tmp_
     record = record_of(extend(settled, tmp_path / "run"))
     assert record["extension"]["optimization"]["learning_rate"] == settled.optimization.learning_rate
     assert [point["step"] for point in record["loss_curve"]] == [1, 2, 3]
+
+
+def no_gpu_memory(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def no_host_memory(*_, **__):
+    return torch.empty(2**50)
+
+
+@pytest.mark.parametrize("fail", [no_gpu_memory, no_host_memory])
+def test_memory_that_runs_out_is_one_sentence_with_what_to_lower(tmp_path, parent, data_folder, monkeypatch, fail):
+    monkeypatch.setattr("sbeval.training.extend.document_loss", fail)
+    options = ["--data", str(data_folder), "--context", "128", "--steps", "3", "--batch-tokens", "512"]
+    options += ["--learning-rate", "1e-3", "--out", str(tmp_path / "run"), "--precision", "float32"]
+    for more, lowered in (
+        (["--micro-batch-tokens", "512"], "512 tokens.*: lower --micro-batch-tokens to 128, add --gradient-checkpoint"),
+        (["--gradient-checkpointing"], r"128 tokens.*\): use --fsdp or --context-parallel .* or lower --context, and "),
+    ):
+        with pytest.raises(UserError, match=rf"Expected memory for .* a pass of {lowered}.*start again\.$"):
+            extend_command([str(parent), *options, *more])
+    monkeypatch.undo()
+    extend_command([str(parent), *options])  # nothing that was left is in the way

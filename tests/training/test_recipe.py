@@ -85,3 +85,12 @@ def test_extension_is_the_papers_formula_at_its_lengths():
 def test_a_warm_up_that_is_not_asked_for_follows_the_steps(steps, schedule, warmup_steps):
     settings = OptimizationSettings(learning_rate=1, total_tokens=8 * steps, batch_tokens=8, schedule=schedule)
     assert settings.warmup_steps == warmup_steps
+
+
+def test_what_takes_less_memory_is_a_setting_of_the_recipe():
+    recipe = read_recipe("demo_rope")
+    first, *rest = recipe.memory_remedies()
+    section, key, value = first.rpartition(" ")[2].replace("=", ".").split(".")
+    assert (section, key) == ("optimization", "micro_batch_tokens")
+    smallest = recipe.changed(optimization=recipe.optimization.changed(micro_batch_tokens=int(value)))
+    assert smallest.memory_remedies() == rest

@@ -15,8 +15,8 @@ from training_problems import STEPS, assert_same_weights, losses, parts_of, reco
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from sbeval.commands.options import parse
 from sbeval.errors import UserError
+from sbeval.harness.options import parse
 from sbeval.training.arrays import load_arrays
 from sbeval.training.command import train_command
 from sbeval.training.record import COMPLETE_MARK, full_disk_named

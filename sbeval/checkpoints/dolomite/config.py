@@ -181,7 +181,8 @@ def _rope(config: ConfigValues, mixers: list[DolomiteMixer]) -> dict[str, Any]:
     config.get(name, dict[str, Any], None)
     theta = float(values.get("rope_theta", float, theta))
     kind = values.get("rope_type", str, None) or values.get("type", str, None)
-    factor, original = values.get("factor", float, None), values.count("original_max_position_embeddings", default=None)
+    factor = values.get("factor", float, None)
+    original = values.count("original_max_position_embeddings", default=None)
     values.refuse_unread(ignored.DOLOMITE_YARN)
     if kind in (None, "default") and factor is None:
         return {"rope_type": "default", "rope_theta": theta}

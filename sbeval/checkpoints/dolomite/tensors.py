@@ -168,8 +168,11 @@ def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
 
 
 def _attention_tensors(config: SbevalConfig, weights: Weights, name: str, order_H: Tensor) -> dict[str, Tensor]:
-    heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    width, per_group = heads * head_dim, heads // groups
+    heads = config.num_attention_heads
+    groups = config.num_key_value_heads
+    head_dim = config.head_dim
+    width = heads * head_dim
+    per_group = heads // groups
     rows = (heads * (1 + config.attention_gate) + 2 * groups) * head_dim
     tensors: dict[str, Tensor] = {}
     for part in ("weight", "bias") if "qkv" in config.bias else ("weight",):
@@ -199,7 +202,8 @@ def mlp_tensors(config: SbevalConfig, mlp: DolomiteMLP, weights: Weights, name: 
     Raises:
         UserError: a tensor is missing or has a wrong shape.
     """
-    hidden, names = config.hidden_size, (f"{name}.c_fc", f"{name}.c_proj")
+    hidden = config.hidden_size
+    names = (f"{name}.c_fc", f"{name}.c_proj")
     if mlp.num_experts is None:
         return _maps(config, weights, names, (mlp.intermediate_size,), interleaved=mlp.interleaved)
     tensors = {"router.weight": weights.take(f"{name}.gate.weight", (mlp.num_experts, hidden))}
@@ -222,7 +226,8 @@ def _maps(
     *experts, width = sizes
     first, last = names
     gated = config.activation in GATED_ACTIVATIONS
-    inner, hidden = width * (2 if gated else 1), config.hidden_size
+    inner = width * (2 if gated else 1)
+    hidden = config.hidden_size
     tensors = {"down_proj.weight": weights.take(f"{last}.weight", (*experts, hidden, width))}
     if "mlp" in config.bias:
         tensors["down_proj.bias"] = weights.take(f"{last}.bias", (*experts, hidden))

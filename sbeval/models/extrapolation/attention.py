@@ -100,7 +100,8 @@ def _in_blocks(
 
     Each of `zones` comes with its rotated queries and keys; positions are int64 on the CPU.
     """
-    (batch, heads, queries, size), device = zones[0][1].shape, v_BGKD.device
+    (batch, heads, queries, size) = zones[0][1].shape
+    device = v_BGKD.device
     groups, keys = v_BGKD.shape[1:3]
     budget = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
     rows = max(1, min(queries, budget // (batch * heads * keys)))

@@ -8,7 +8,7 @@ import pytest
 from corpus_problems import WIKITEXT_FILE, KnownLM, run_task, tiny_tokenizer, write_folder
 from lm_eval.tasks import TaskManager
 
-from sbeval import plugin
+from sbeval import plugin, registered
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TokenLogprobs
 from sbeval.tasks.perplexity import inputs
@@ -68,7 +68,7 @@ def test_choices_that_cannot_work(metadata: dict[str, Any], task: str, choices: 
 )
 def test_an_unknown_protocol_or_corpus_is_answered_with_those_there_are(name: str, message: str) -> None:
     plugin.install()
-    manager = TaskManager(include_path=str(plugin.tasks_folder()), include_defaults=False)
+    manager = TaskManager(include_path=str(registered.tasks_folder()), include_defaults=False)
     with pytest.raises(UserError, match=message) as error:
         manager.match_tasks([name])
     assert repr(name) in str(error.value)

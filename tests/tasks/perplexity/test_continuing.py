@@ -9,8 +9,8 @@ from corpus_problems import tiny_gpt2, tiny_tokenizer, write_folder
 
 from sbeval.commands.cli import check_run
 from sbeval.commands.cli import find_finished as find_finished_of
-from sbeval.commands.run import run
 from sbeval.errors import UserError
+from sbeval.harness.run import run
 from sbeval.reports.build import load_results
 from sbeval.tasks.perplexity.continuing import Found, find_finished
 

@@ -28,7 +28,7 @@ SHOT = re.compile(r"(.+) Label: ?(\d+)")
 def made(task: Any, index: int, length: int) -> tuple[list[tuple[str, str]], str]:
     """Returns the shots of a prompt and its question."""
     draft = task.generator.draft(index, length)
-    prompt = prompt_text(draft, task.fitted.fitter(length, Frame()).fit([index])[index].units, Frame())
+    prompt = prompt_text(draft, task.sizes.filler(length, Frame()).sizes([index])[index].units, Frame())
     _, *shots, question = prompt.split("\n")
     return [(text, number) for text, _, number in (shot.rpartition(" Label: ") for shot in shots)], question
 

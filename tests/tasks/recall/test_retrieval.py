@@ -102,7 +102,7 @@ def test_associations_of_a_file_are_asked_for_and_checked(folder: Path, tmp_path
     options = options_of(folder, "character", associations=str(path))
     task = load_task("sb_association", options)
     assert all(re.search(r"visited (aa|bb|cc|dd)\?", prompt) for prompt in prompts(task))
-    assert task.config.metadata["sbeval"]["corpus_detail"].startswith("associations ")
+    assert task.task_record.corpus_detail.startswith("associations ")
     with pytest.raises(UserError, match="4 people at most"):
         load_task("sb_association", {**options, "people": 5})
     path.write_text('{"shown": "a tower in Paris", "asked": "Paris"}\n', encoding="utf-8")

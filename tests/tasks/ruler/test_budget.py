@@ -48,41 +48,41 @@ def test_prompts_fill_the_longest_length(task_of, name):
 
 
 def check_budget(task: Any, reach: float, index: int) -> None:
-    """Compares a fit at a length between the task's minimum and the longest with counts of the whole prompt."""
+    """Compares a prompt's size, between the task's least length and the longest, with counts of the whole prompt."""
     index %= task.num_samples
-    least = task.fitted.fitter(300, Frame()).minimum_length([index])
+    least = task.sizes.filler(300, Frame()).minimum_length([index])
     length = round(math.exp(math.log(least) + reach**3 * (math.log(LONGEST) - math.log(least))))
-    fit = task.fitted.fitter(length, Frame()).fit([index])[index]
+    size = task.sizes.filler(length, Frame()).sizes([index])[index]
     draft = task.generator.draft(index, length)
     tokenizer = task.counter.tokenizer
 
     def whole(units: int) -> int:
         return len(tokenizer(prompt_text(draft, units, Frame()))["input_ids"])
 
-    assert fit.prompt_tokens == whole(fit.units)
-    assert fit.prompt_tokens + task.generated_tokens <= length
-    if draft.most_units is None or fit.units < draft.most_units:
-        room = length - task.generated_tokens - fit.prompt_tokens
-        assert room <= max(whole(fit.units + 1) - fit.prompt_tokens, 0.01 * length)
+    assert size.prompt_tokens == whole(size.units)
+    assert size.prompt_tokens + task.generated_tokens <= length
+    if draft.most_units is None or size.units < draft.most_units:
+        room = length - task.generated_tokens - size.prompt_tokens
+        assert room <= max(whole(size.units + 1) - size.prompt_tokens, 0.01 * length)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FILLED)
 def test_one_token_below_the_minimum_is_refused_with_the_minimum(task_of, name, kind):
     task = task_of(name, kind)
-    least = task.fitted.fitter(300, Frame()).minimum_length([3])
-    task.fitted.fitter(least, Frame()).fit([3])
+    least = task.sizes.filler(300, Frame()).minimum_length([3])
+    task.sizes.filler(least, Frame()).sizes([3])
     with pytest.raises(UserError, match=f"needs at least {least} tokens"):
-        task.fitted.fitter(least - 1, Frame()).fit([3])
+        task.sizes.filler(least - 1, Frame()).sizes([3])
 
 
 @pytest.mark.parametrize("name", ["sb_niah_single_1", "sb_niah_multiquery", "sb_ruler_qa_squad"])
 def test_depths_in_tokens_are_where_the_needles_stand(task_of, name):
     task = task_of(name, "character")
-    fit = task.fitted.fitter(5000, Frame()).fit([2])[2]
+    size = task.sizes.filler(5000, Frame()).sizes([2])[2]
     draft = task.generator.draft(2, 5000)
-    prompt = prompt_text(draft, fit.units, Frame())
-    for depth in fit.depths_tokens:
+    prompt = prompt_text(draft, size.units, Frame())
+    for depth in size.depths_tokens:
         around = prompt[depth : depth + 1000].lstrip()
         assert around.startswith(("One of the special magic", "Document")), around[:60]
         assert any(reference in around for reference in draft.references)
@@ -148,7 +148,7 @@ STEPS["sb_ruler_qa_squad"] = 10
 def test_nvidias_scripts_start_at_the_first_units_and_go_down(folder, corpora, name):
     metadata = {**corpora, "tokenizer": str(folder / "byte_level_bpe"), "context_lengths": [8192]}
     full, stepped = (
-        load_task(name, {**metadata, "num_samples": 12, **scripts}).fitted.fitter(8192, Frame()).fit(range(12))
+        load_task(name, {**metadata, "num_samples": 12, **scripts}).sizes.filler(8192, Frame()).sizes(range(12))
         for scripts in ({}, {"scripts": "nvidia"})
     )
     budget = 8192 - load_task(name, {**metadata, "num_samples": 1}).generated_tokens
@@ -159,11 +159,11 @@ def test_nvidias_scripts_start_at_the_first_units_and_go_down(folder, corpora, n
         assert first <= full[0].units < first + step
     else:
         assert first == full[0].units
-    for index, fit in stepped.items():
-        assert fit.prompt_tokens <= budget
-        assert (first - fit.units) % step == 0
-        assert fit.units <= full[index].units
-        assert fit.units == first or fit.units + step > full[index].units
+    for index, size in stepped.items():
+        assert size.prompt_tokens <= budget
+        assert (first - size.units) % step == 0
+        assert size.units <= full[index].units
+        assert size.units == first or size.units + step > full[index].units
 
 
 def test_below_4096_tokens_nvidias_scripts_take_smaller_steps_of_lines(folder):
@@ -190,7 +190,7 @@ def test_nvidias_documents_stand_in_one_order_for_every_question(folder, corpora
     for index in range(12):
         draft = task.generator.draft(index, 4096)
         assert draft.body(20).split("\n\n")[places.index(0)].partition("\n")[2] == draft.documents[draft.order[0]]
-    assert task.config.metadata["sbeval"]["scripts"] == "nvidia"
+    assert task.task_record.scripts == "nvidia"
 
 
 LENGTHS = [2600, 4000]
@@ -241,7 +241,7 @@ def test_lengths_share_questions_answers_and_relative_depths(name, metadata):
 def test_the_haystack_of_a_shorter_prompt_is_part_of_the_longer_one(name, metadata):
     task = load_task(name, {**metadata, "context_lengths": LENGTHS})
     for index in range(2):
-        units = [task.fitted.fitter(length, Frame()).fit([index])[index].units for length in LENGTHS]
+        units = [task.sizes.filler(length, Frame()).sizes([index])[index].units for length in LENGTHS]
         drafts = [task.generator.draft(index, length) for length in LENGTHS]
         assert units[0] < units[1]
         if hasattr(drafts[0], "haystack"):
@@ -262,7 +262,7 @@ def test_a_depth_grid_is_gone_through_in_turn(metadata):
         assert depths == [[[percent], [percent]] for percent in (0.0, 25.0, 50.0, 75.0, 100.0, 0.0)]
 
 
-def test_a_kept_fit_gives_the_same_prompts(metadata):
+def test_kept_sizes_give_the_same_prompts(metadata):
     for name in ("sb_niah_multikey_2", "sb_ruler_cwe"):
         first, second = (prompts(load_task(name, {**metadata, "context_lengths": LENGTHS})) for _ in range(2))
         assert first == second

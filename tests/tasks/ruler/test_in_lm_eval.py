@@ -136,8 +136,8 @@ def test_a_file_in_another_layout_is_refused(metadata):
 
 
 def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(metadata, caplog):
-    fitted = load_task("sb_ruler_cwe", metadata).fitted
-    needed = fitted.fitter(3000, Frame()).minimum_length(range(metadata["num_samples"]))
+    sizes = load_task("sb_ruler_cwe", metadata).sizes
+    needed = sizes.filler(3000, Frame()).minimum_length(range(metadata["num_samples"]))
     lengths = [needed - 1, 3000]
     results = evaluate(["sb_ruler"], {**metadata, "context_lengths": lengths}, limit=1)
     short, long = (f"score@{length:07d},none" for length in lengths)
@@ -155,7 +155,7 @@ def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(m
 
 def test_the_number_of_samples_run_does_not_decide_which_lengths_are_left_out(metadata):
     task = load_task("sb_ruler_qa_squad", metadata)
-    each = [task.fitted.fitter(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
+    each = [task.sizes.filler(3000, Frame()).minimum_length([index]) for index in range(task.num_samples)]
     assert each[0] < max(each)
     task = load_task("sb_ruler_qa_squad", {**metadata, "context_lengths": [max(each) - 1, max(each)]})
     task.build_all_requests(limit=1, rank=0, world_size=1)

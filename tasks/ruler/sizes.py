@@ -1,4 +1,4 @@
-"""Filling a prompt to its token budget; how the samples of one task fill each length is kept on disk.
+"""Filling a prompt to its token budget; the sizes of one task's samples at each length are cached on disk.
 
 Estimate by adding up piece counts, check one sample in `CHECKED_EVERY` whole, and, where sums are not exact for a
 tokenizer, count every prompt of that block of samples whole and adjust.
@@ -23,7 +23,7 @@ CHECKED_EVERY = 50
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
+class PromptSize:
     """How one sample fills one length.
 
     Attributes:
@@ -40,14 +40,14 @@ class Fit:
     depths_percent: list[float]
 
 
-class Fitter(NamedTuple):
-    """Fits the samples of one task to one context length, with nothing kept on disk.
+class PromptFiller(NamedTuple):
+    """Fills the prompts of one task to one context length, without the cache on disk.
 
     Attributes:
         context_length: prompt plus generated tokens, never exceeded.
     """
 
-    task: "FittedSamples"
+    task: "SampleSizes"
     context_length: int
     frame: Frame
 
@@ -56,36 +56,36 @@ class Fitter(NamedTuple):
         """Tokens of a prompt."""
         return self.context_length - self.task.generator.generated_tokens
 
-    def fit(self, indices: Iterable[int]) -> dict[int, Fit]:
-        """Fits samples by index; the result for one does not depend on which others are asked for.
+    def sizes(self, indices: Iterable[int]) -> dict[int, PromptSize]:
+        """Returns the size of each sample by index, whatever other indices are given.
 
         Raises:
             UserError: the length is below the task's minimum.
         """
-        fits = self._filled(list(indices))
+        sizes = self._full_sizes(list(indices))
         generator = self.task.generator
         steps = generator.steps(self.context_length) if generator.options.scripts is not None else None
         if steps is None:
-            return fits
-        first = fits.get(0) or self._filled([0])[0]
-        return {i: self._shortened(fit, steps.within(fit.units, first.units)) for i, fit in fits.items()}
+            return sizes
+        first = sizes.get(0) or self._full_sizes([0])[0]
+        return {i: self._shortened(size, steps.within(size.units, first.units)) for i, size in sizes.items()}
 
     def _draft(self, index: int) -> Draft:
         return self.task.generator.draft(index, self.context_length)
 
-    def _shortened(self, fit: Fit, units: int) -> Fit:
+    def _shortened(self, size: PromptSize, units: int) -> PromptSize:
         """Returns a sample with fewer units, counted whole, but never with fewer than its task needs."""
-        draft = self._draft(fit.index)
-        if (units := max(units, draft.least_units)) == fit.units:
-            return fit
+        draft = self._draft(size.index)
+        if (units := max(units, draft.least_units)) == size.units:
+            return size
         tokens = self._counted(draft, units)
-        return self._fit(fit.index, draft, units, tokens, self._sizes({fit.index: draft})[0][fit.index])
+        return self._size(size.index, draft, units, tokens, self._tokens_around({size.index: draft})[0][size.index])
 
-    def _filled(self, asked: Sequence[int]) -> dict[int, Fit]:
+    def _full_sizes(self, asked: Sequence[int]) -> dict[int, PromptSize]:
         checks = {i - i % CHECKED_EVERY for i in asked}
         drafts = {i: self._draft(i) for i in dict.fromkeys([*asked, *sorted(checks)])}
         self._count_together(drafts.values())
-        before, around = self._sizes(drafts)
+        before, around = self._tokens_around(drafts)
         units = {i: self._estimate(draft, around[i]) for i, draft in drafts.items()}
         tokens = {i: around[i] + draft.body_tokens(units[i]) for i, draft in drafts.items()}
         checked = sorted(checks)
@@ -93,10 +93,10 @@ class Fitter(NamedTuple):
         inexact = {i for i, count in zip(checked, whole.tolist(), strict=True) if count != tokens[i]}
         for i in asked:
             if i - i % CHECKED_EVERY in inexact:
-                units[i], tokens[i] = self._fit_whole(drafts[i], units[i])
+                units[i], tokens[i] = self._search_units(drafts[i], units[i])
         if any(tokens[i] > self.budget for i in asked):
             raise UserError(needs_at_least(self.task.name, self.minimum_length(asked), [self.context_length]))
-        return {i: self._fit(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
+        return {i: self._size(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
 
     def minimum_length(self, indices: Iterable[int]) -> int:
         """Returns the least context length, in tokens, at which these samples have the units their task needs.
@@ -116,12 +116,12 @@ class Fitter(NamedTuple):
         for between, pieces in together.items():
             self.task.generator.counter.count_pieces(pieces, between)
 
-    def _fit(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> Fit:
+    def _size(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> PromptSize:
         body_tokens, percents = draft.depths(units)
         depths = [before + depth for depth in body_tokens]
-        return Fit(index=index, units=units, prompt_tokens=tokens, depths_tokens=depths, depths_percent=percents)
+        return PromptSize(index=index, units=units, prompt_tokens=tokens, depths_tokens=depths, depths_percent=percents)
 
-    def _sizes(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
+    def _tokens_around(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
         """Returns, by sample, the tokens before the body and those around it."""
         pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
         piece_tokens = dict(zip(pieces, self.task.generator.counter.count_pieces(pieces).tolist(), strict=True))
@@ -146,9 +146,10 @@ class Fitter(NamedTuple):
     def _counted(self, draft: Draft, units: int) -> int:
         return int(self.task.generator.counter.count([prompt_text(draft, units, self.frame)])[0])
 
-    def _fit_whole(self, draft: Draft, units: int) -> tuple[int, int]:
-        """Fits one sample by counting it whole; returns units and prompt tokens."""
-        low, low_tokens = draft.least_units, self._counted(draft, draft.least_units)
+    def _search_units(self, draft: Draft, units: int) -> tuple[int, int]:
+        """Searches the most units of one sample by counting whole prompts; returns units and prompt tokens."""
+        low = draft.least_units
+        low_tokens = self._counted(draft, draft.least_units)
         high = draft.most_units + 1 if draft.most_units is not None else None
         while high is None or high - low > 1:
             units = max(units, low + 1) if high is None else min(max(units, low + 1), high - 1)
@@ -177,8 +178,8 @@ _LIKE_ONE_ANOTHER = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FittedSamples:
-    """Fits the samples of one task to any length and frame, and keeps on disk how.
+class SampleSizes:
+    """Sizes of the samples of one task at any length and frame, cached on disk.
 
     Attributes:
         facts: everything a sample depends on beside its index, the tokenizer included; JSON values.
@@ -188,8 +189,8 @@ class FittedSamples:
     generator: Generator
     facts: Mapping[str, Any]
 
-    def fits(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, Fit]:
-        """Fits samples to a length, or reads how they were fitted before.
+    def at_length(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, PromptSize]:
+        """Returns the size of each sample at a length, read from the cache where it is known.
 
         Raises:
             UserError: one of them does not fit.
@@ -198,26 +199,26 @@ class FittedSamples:
         table = read_table(path)
         kept = {} if table is None else {row["index"]: row for row in table.to_pylist()}
         if missing := [index for index in indices if index not in kept]:
-            made = self.fitter(length, frame).fit(missing)
-            kept |= {index: dataclasses.asdict(fit) for index, fit in made.items()}
+            made = self.filler(length, frame).sizes(missing)
+            kept |= {index: dataclasses.asdict(size) for index, size in made.items()}
             keep_table(path, pa.Table.from_pylist([kept[index] for index in sorted(kept)]))
-        return {index: Fit(**kept[index]) for index in indices}
+        return {index: PromptSize(**kept[index]) for index in indices}
 
     def needed_tokens(self, samples: int, length: int, frame: Frame) -> int | None:
         """Returns the context that the first samples need where that is more than `length` tokens, else None.
 
         Samples differ in size, so all are counted where the first one alone needs a good part of the length.
         """
-        fitter = self.fitter(length, frame)
-        if length >= _LIKE_ONE_ANOTHER * fitter.minimum_length([0]):
+        filler = self.filler(length, frame)
+        if length >= _LIKE_ONE_ANOTHER * filler.minimum_length([0]):
             return None
         digest = self._digest(length, frame, minimum_of=samples)
-        (needed,) = kept_counts(digest, lambda: np.array([fitter.minimum_length(range(samples))]))
+        (needed,) = kept_counts(digest, lambda: np.array([filler.minimum_length(range(samples))]))
         return int(needed) if needed > length else None
 
-    def fitter(self, length: int, frame: Frame) -> Fitter:
-        """Returns what fits samples to a length."""
-        return Fitter(self, length, frame)
+    def filler(self, length: int, frame: Frame) -> PromptFiller:
+        """Returns the filler of prompts of a length."""
+        return PromptFiller(self, length, frame)
 
     def _digest(self, length: int, frame: Frame, **more: int) -> str:
         facts = {

@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 from lm_eval._cli import HarnessCLI
 
-from sbeval import plugin
-from sbeval.commands.options import Asked, asked, check_options, metadata_of, options_told, parse, with_configuration
+from sbeval import registered
 from sbeval.errors import UserError
+from sbeval.harness.options import Asked, asked, check_options, metadata_of, options_told, parse, with_configuration
 from sbeval.keeping.writing import writing_to
 from sbeval.processes import ranks
 from sbeval.processes.ending import told_in_one_sentence
@@ -43,7 +43,6 @@ def run(
     Raises:
         UserError: what the model or the tasks found wrong with the input.
     """
-    plugin.install()
     chosen = parse(arguments)
     own_tasks_needed = check is None or check(asked(vars(chosen)))
     check_response_cache(vars(chosen).get("use_cache"))
@@ -56,7 +55,7 @@ def run(
         if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
-            stack.enter_context(plugin.packaged_tasks_alone())
+            stack.enter_context(registered.packaged_tasks_alone())
         stack.enter_context(options_told())
         chosen.func(chosen)
     if output:
@@ -83,9 +82,9 @@ def run_plain(
     try:
         options = with_configuration(options)
     except UserError:
-        if options.get("model") == plugin.MODEL_NAME:
+        if options.get("model") == registered.MODEL_NAME:
             raise
-    if options.get("model") != plugin.MODEL_NAME:
+    if options.get("model") != registered.MODEL_NAME:
         return evaluate()
     with told_in_one_sentence():
         check_options(options)
@@ -147,7 +146,7 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
     )
     parser.epilog = None
     of_sb = {
-        "model": f"Model name (default: {plugin.MODEL_NAME}, which loads what hf loads)",
+        "model": f"Model name (default: {registered.MODEL_NAME}, which loads what hf loads)",
         "batch_size": "Batch size: a whole number, or auto (default: what fits the device)",
         "tasks": "Names of tasks and groups, with commas or spaces between them; `lm-eval ls tasks` and "
         "`sbeval tasks` say where there are more",
@@ -187,4 +186,4 @@ def check_response_cache(name: str | None) -> None:
     except sqlite3.Error as error:
         raise UserError(f"Expected a response cache at {file}, found: {error}; {other}.") from error
     if tables - {"unnamed"}:
-        raise UserError(f"Expected a response cache at {file}, found a database of something else: {other}.")
+        raise UserError.expected(f"a response cache at {file}", found="a database of something else", remedy=other)

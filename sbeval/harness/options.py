@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 from lm_eval._cli import HarnessCLI
+from lm_eval._cli.utils import key_val_to_dict, try_parse_json
 
-from sbeval import plugin
+from sbeval import registered
 from sbeval.checkpoints.facts import longest_input_tokens
 from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import parse_json, read_json_object, read_yaml
@@ -113,10 +114,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options |= with_configuration(options)
     check_options(options)
     if not chosen.model:
-        chosen.model = plugin.MODEL_NAME
+        chosen.model = registered.MODEL_NAME
     if options.get("output_path"):
         chosen.log_samples = True
-    if chosen.model == plugin.MODEL_NAME:
+    if chosen.model == registered.MODEL_NAME:
         _make_room(chosen)
         options.setdefault("batch_size", "auto")
     return chosen
@@ -125,11 +126,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def asked(said: Mapping[str, Any]) -> Asked:
     """Returns what a configuration of lm-eval, or its parsed arguments by name, asks for."""
     read = importlib.import_module("lm_eval.utils").simple_parse_args_string  # whose import --help does without
-    arguments, metadata = said.get("model_args") or {}, metadata_of(said)
+    arguments = said.get("model_args") or {}
+    metadata = metadata_of(said)
     model_args = read(arguments) if isinstance(arguments, str) else arguments
     tasks, folders = said.get("tasks") or [], said.get("include_path") or []
     return Asked(
-        model=str(said.get("model") or plugin.MODEL_NAME),
+        model=str(said.get("model") or registered.MODEL_NAME),
         model_args=model_args,
         tasks=[
             name
@@ -151,6 +153,19 @@ def metadata_of(said: Mapping[str, Any]) -> dict[str, Any]:
     read = importlib.import_module("lm_eval.utils").simple_parse_args_string
     given = said.get("metadata") or {}
     return dict(read(given) if isinstance(given, str) else given)
+
+
+def read_mapping(text: str, name: str) -> dict[str, Any]:
+    """Reads the value of an option such as --model_args as `sbeval run` does: pairs, or a JSON object.
+
+    Raises:
+        UserError: it is neither; `name` is the option in the message.
+    """
+    try:
+        parsed = try_parse_json(text)
+        return parsed if isinstance(parsed, dict) else dict(key_val_to_dict(text))
+    except ValueError as error:
+        raise UserError(f"Expected {name} as key=value,... or a JSON object, found {text!r} ({error}).") from None
 
 
 @contextlib.contextmanager
@@ -175,7 +190,18 @@ def options_told() -> Iterator[None]:
         if isinstance(error, MemoryError) or not (refused or any(map(reads_options.match, places))):
             raise
         logging.getLogger("lm_eval.sbeval").debug("lm-eval does not take the options", exc_info=True)
-        raise UserError(f"Expected options as lm-eval reads them, found: {first_line(error)}; correct that.") from error
+        option = _option_read(error)
+        expected = f"{option} as lm-eval reads it" if option else "options as lm-eval reads them"
+        raise UserError(f"Expected {expected}, found: {first_line(error)}; correct that.") from error
+
+
+def _option_read(error: Exception) -> str | None:
+    """Returns the option whose value was read as the error was raised, as the user wrote it: `--metadata`, `-M`."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        action = frame.f_locals.get("self")
+        if isinstance(action, argparse.Action) and action.option_strings:  # `run` itself is one without
+            return str(frame.f_locals.get("option_string") or action.option_strings[-1])
+    return None
 
 
 def with_configuration(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +224,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     if options.get("limit") is not None:
         read_value(Limit, options["limit"], name="--limit")
         if options.get("samples"):
-            raise UserError("Expected --samples or --limit, found both: leave one out.")
+            raise UserError.expected("--samples or --limit", found="both", remedy="leave one out")
     samples = options.get("samples") or {}
     if not isinstance(samples, Mapping):
         samples = _samples(str(samples))
@@ -208,12 +234,12 @@ def check_options(options: Mapping[str, Any]) -> None:
     seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # of Python, numpy, torch and the examples
     for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
         if isinstance(seed, int) and not least <= seed < 2**bits:
-            raise UserError(
-                f"Expected a seed of {package} from {least} to {2**bits - 1}, found {shown(seed)}: correct --seed."
+            raise UserError.expected(
+                f"a seed of {package} from {least} to {2**bits - 1}", found=shown(seed), remedy="correct --seed"
             )
     local_path(str(options.get("output_path") or ""))
     if (level := options.get("verbosity")) and str(level).upper() not in logging.getLevelNamesMapping():
-        raise UserError(f"Expected --verbosity such as INFO or ERROR, found {shown(level)}: correct it.")
+        raise UserError.expected("--verbosity such as INFO or ERROR", found=shown(level), remedy="correct it")
     if options.get("check_integrity"):
         raise UserError(
             "Expected a run without --check_integrity, found it: its tests lie beside lm-eval's source, and know none "
@@ -221,7 +247,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         )
     for package in ("wandb", "trackio"):
         if options.get(f"{package}_args") and importlib.util.find_spec(package) is None:
-            raise UserError(f"Expected the package {package} for --{package}_args, found none: install it.")
+            raise UserError.expected(f"the package {package} for --{package}_args", found="none", remedy="install it")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
