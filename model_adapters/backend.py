@@ -71,7 +71,7 @@ class Backend:
         """Returns the model's backend, the same one on each call, and adds our record to the model's `get_model_info`.
 
         Raises:
-            UserError: the model is an encoder, or an encoder-decoder model.
+            UserError: the model is not a causal language model.
         """
         if (known := getattr(lm, "sbeval_backend", None)) is not None:
             if not any(isinstance(_arguments(lm).get(key), str) for key in _CHECKPOINTS[:3]):

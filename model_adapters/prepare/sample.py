@@ -11,7 +11,7 @@ TEXT = (
     "seven of them torn, while his daughter wrote numbers into a small blue book: 14 crates of herring, 3 of cod, 250 "
     "metres of rope. Nobody spoke about the storm. Far behind the church a dog barked twice; then bells began to ring."
 )
-_LEAST_KINDS = 3  # among so many tokens, at least one more must be different; else the tokenizer hardly knows the text
+_LEAST_KINDS = 3  # if fewer than one token in three is distinct, the tokenizer hardly knows the text
 
 
 def sample_tokens(tokenizer: Any, embeddings: int, count: int) -> list[int]:

@@ -144,7 +144,7 @@ class Outcome:
         """
         if getattr(self, what) == REFUSED:
             raise UserError(
-                f"No tested way of running this model gives the logits of whole texts. {self}. Use another version of "
+                f"No tested way of {what} gives this model's logits for whole texts: {self}. Use another version of "
                 "transformers or another attn_implementation, or pass self_test=false in --model_args to run it all "
                 "the same."
             )
