@@ -121,7 +121,9 @@ class Backend:
             UserError: the model failed or returned an impossible answer; names the request and how much is cached.
         """
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
-        in_float32 = getattr(self.lm, "softmax_dtype", True) is None  # by default `hf` adds in the model's own dtype
+        in_float32 = (
+            getattr(self.lm, "softmax_dtype", True) is None
+        )  # by default `hf` computes log-probabilities in the model's own dtype
         began = time.perf_counter()
         logging.getLogger("asyncio").addFilter(_awaited)
         try:

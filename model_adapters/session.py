@@ -203,7 +203,7 @@ class Session:
 
     @property
     def self_test(self) -> Outcome:
-        """What the self-test, and the run's batches so far, allow."""
+        """The outcome of the self-test, updated by checks of the run's batches so far."""
         return self.real.outcome
 
     def autocast(self) -> torch.autocast:

@@ -14,7 +14,7 @@ TokenIds = NDArray[np.int64]
 
 
 class LoadedWindow(NamedTuple):
-    """Model inputs, int64 [L], and one or more runs of 1 to L targets. Each run ends with the token after the input."""
+    """Model inputs, int64 [L], and runs of 1 to L targets. The last target of each run follows the last input."""
 
     inputs: TokenIds
     target_runs: list[TokenIds]

@@ -65,7 +65,7 @@ class Apart(NamedTuple):
         return type(self)(max(self.mean, other.mean), max(self.largest, other.largest))
 
     def within(self, allowed: Self) -> bool:
-        """Whether both numbers are at most those that are allowed."""
+        """Whether mean and largest are both at most the allowed ones."""
         return self.mean <= allowed.mean and self.largest <= allowed.largest
 
 
@@ -74,6 +74,9 @@ NO_DIFFERENCE = Apart(0.0, 0.0)
 
 class Measured:
     """A loaded model, and texts of `TOKENS` tokens that it reads in different ways.
+
+    Each method that returns an `Apart` reads the texts in one way, and compares its logits with those of whole texts
+    that are read alone.
 
     Attributes:
         allowed: the largest difference that rounding explains.
@@ -115,7 +118,7 @@ class Measured:
         return Check(passed=passed, difference=difference.largest if at_one_position else difference.mean)
 
     def _explained(self, difference: Apart) -> bool:
-        """Whether rounding explains a difference; makes more draws until it does or `MOST_DRAWS` are made."""
+        """Whether rounding explains a difference. Until it does, rounding noise is drawn up to `MOST_DRAWS` times."""
         with contextlib.suppress(Nothing):  # a draw without finite logits adds nothing; the difference then decides
             while not difference.within(self.allowed) and self._draws < MOST_DRAWS:
                 self._draw()

@@ -224,7 +224,7 @@ class RealBatches:
         return TargetSequence(tokens[:-1], np.arange(len(tokens) - 1), tokens[1:])
 
     def _explained(self, difference: Apart, text: TargetSequence, score: Score) -> bool:
-        """Whether rounding explains a difference of scores; makes more draws until it does or `MOST_DRAWS` are made."""
+        """Whether rounding explains a difference of scores. Until it does, noise is drawn up to `MOST_DRAWS` times."""
         length = len(text.inputs_L).bit_length()
         floor = Apart(_SHARE_OF_MEAN * self._least, TIMES_LARGEST * self._least)
         allowed, draws = self._allowed.get(length, (floor, 0))

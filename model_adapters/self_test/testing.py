@@ -188,7 +188,7 @@ def _decided(session: Session) -> Outcome:
         attended = checks[names.ATTENTION] = measured.check(measured.attention)
         named = "attn_implementation" in opened.arguments
         if named and not attended.passed and attended.difference is None:
-            raise RuntimeError(attended.reason)  # the compiled attention fails, and the test itself runs uncompiled
+            raise RuntimeError(attended.reason)  # compiled attention does not run; the other checks are uncompiled
         if not attended.passed and not named:
             attention = EAGER
             model.set_attn_implementation(EAGER)

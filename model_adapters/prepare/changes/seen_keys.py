@@ -71,7 +71,7 @@ class SeenKeys:
         return torch.zeros_like(query) if self.window is None else (query - self.window + 1).clamp_min(0)
 
     def within(self, length: int) -> Self:
-        """Returns the same for a text of this length, without a window or chunk that covers the whole text."""
+        """Returns a copy for a text of this length, without a window or chunk that covers the whole text."""
         window = None if self.window is None or self.window >= length else self.window
         chunk = None if self.chunk is None or self.chunk >= length else self.chunk
         return dataclasses.replace(self, window=window, chunk=chunk)
