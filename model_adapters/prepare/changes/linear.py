@@ -1,8 +1,8 @@
 """Linear layers, padded with zeros to widths that a GPU's matmul kernels can read at full speed.
 
-The fast kernels need rows that start at multiples of 16 bytes. In a Llama-style MLP with 2730 channels in bf16 no row
-but the first does, and cuBLAS falls back to slower kernels. Rows and columns of zeros change no sum. They are added
-once, after loading.
+The fast kernels need rows that all start at multiples of 16 bytes. In a Llama-style MLP with 2730 channels in bf16 they
+do not, and the matmuls fall back to slower kernels. Rows and columns of zeros change no sum. They are added once, after
+loading.
 """
 
 import functools
