@@ -330,7 +330,7 @@ def test_pieces_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_short
     folder = copied(checkpoint("llama"), tmp_path, rope_parameters=rope)
     for task, said in (("sb_text_fixed_target", False), ("sb_text_position", True)):
         numbers(get_model("hf")(str(folder), device="cpu", dtype="float32"), [task], metadata, folder)
-        assert ("first pieces are read as shorter ones" in caplog.text) is said
+        assert ("pieces before the last are scored as shorter inputs" in caplog.text) is said
 
 
 def test_an_encoder_is_refused(tmp_path, metadata):

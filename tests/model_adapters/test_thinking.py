@@ -177,7 +177,7 @@ def test_scores_behind_prompts_to_think_are_warned_of(checkpoint, caplog):
     lm.tokenizer.chat_template = "{{ messages[0].content }}"
     lm.apply_chat_template([{"role": "user", "content": "Beautiful"}])
     lm.loglikelihood(instances("loglikelihood", [("Beautiful", " is")]))
-    assert "scored right behind prompts that tell the model to think" in caplog.text
+    assert "scored directly after prompts that tell the model to think" in caplog.text
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, None), ({"thinking_tokens": BUDGET}, BUDGET)])
