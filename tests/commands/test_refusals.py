@@ -28,7 +28,7 @@ SENTENCES = {
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},revison=main": "Expected revision in --model_args",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},label=x": "found label, which none of them reads",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},no_such=8": "found no_such, which none of them reads",
-    "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "use --device.",
+    "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "pass --device instead",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "pass --batch_size instead",
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
     "run --tasks sb_stdlib --model_args pretraned=x": "found pretraned",
