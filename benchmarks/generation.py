@@ -47,7 +47,7 @@ from measuring import copy_bandwidth, machine, matrix_throughput
 
 from sbeval.model_adapters.batching import SlotLimits
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.schedule import Terms, generate, slot_bytes
 from sbeval.model_adapters.generate.slots.served import fused_blocks
 from sbeval.model_adapters.generate.texts import StopSequences, Text
@@ -155,7 +155,7 @@ def continued(
         end_tokens=[],
         not_early=[],
         limits=SlotLimits(slots=slots, prompt_tokens=GPU_BATCH_TOKENS),
-        recording=Recording(lm.model.device if recorded else torch.device("cpu")),
+        graph_capture=GraphCapture(lm.model.device if recorded else torch.device("cpu")),
         fused=lambda: fused,
     )
     stops = StopSequences(lm.tokenizer, [])

@@ -1,4 +1,4 @@
-"""From requests to answers: each answer is counted and cached as it comes, and all are returned in order."""
+"""Collects answers: each is counted and cached when it comes, and all are returned in the order of the requests."""
 
 import math
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -16,29 +16,29 @@ Key = TypeVar("Key", bound=Hashable)
 Request = TypeVar("Request", bound=tuple[Any, ...])
 Response = TypeVar("Response")
 Result = TypeVar("Result")
-Other = TypeVar("Other")
+Converted = TypeVar("Converted")
 
 
 class Stop(BaseException):
-    """Thrown into a generator of results: it yields what is computed, begins nothing more, and raises this again."""
+    """Thrown into a generator of results: it starts no new work, yields the computed results and raises this again."""
 
 
 def handed_over(results: Iterable[Result]) -> Generator[Result, None, None]:
-    """Yields results that are there already, all of them even if it is told to stop."""
+    """Yields results that are computed already, all of them even if the caller throws `Stop`."""
     stop = None
     for result in results:
         try:
             yield result
-        except Stop as told:
-            stop = told
+        except Stop as thrown:
+            stop = thrown
     if stop is not None:
         raise stop
 
 
 def mapped(
-    results: Generator[Result, None, None], convert: Callable[[Result], Iterable[Other]]
-) -> Generator[Other, None, None]:
-    """Yields everything that `convert` returns for each result, and passes a `Stop` on to the generator of results."""
+    results: Generator[Result, None, None], convert: Callable[[Result], Iterable[Converted]]
+) -> Generator[Converted, None, None]:
+    """Yields all values that `convert` returns for each result, and throws a `Stop` on into the generator `results`."""
     stop: Stop | None = None
     try:
         while True:
@@ -47,25 +47,25 @@ def mapped(
             except StopIteration:
                 return
             stop = None
-            for other in convert(result):
+            for converted in convert(result):
                 try:
-                    yield other
-                except Stop as told:
-                    stop = told
+                    yield converted
+                except Stop as thrown:
+                    stop = thrown
     finally:
         results.close()
 
 
 def request_name(instance: Instance) -> str:
-    """Returns a request's name: lm-eval's task, number of the document, number of the request in the document."""
+    """Returns a request's name for errors: the task, the document's number and the request's number in the document."""
     return f"request {instance.idx} of document {instance.doc_id} of {instance.task_name}"
 
 
 def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
-    """Checks log-likelihoods that `hf` has computed.
+    """Checks log-likelihoods that `hf` has computed for an encoder-decoder model.
 
     Raises:
-        NonFiniteError: one is not finite; the message names the request.
+        NonFiniteError: a log-likelihood is not finite; the message names the request.
     """
     for request, score in zip(requests, scores, strict=True):
         if not math.isfinite(score):
@@ -73,11 +73,11 @@ def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
 
 
 class Answers(Generic[Key, Response]):
-    """The answers to requests of one type, given in any order while a progress bar is shown.
+    """The answers to requests of one type. They may come in any order, and a progress bar counts them.
 
     Args:
-        kind: the request type, as the response cache and the bar name it.
-        arguments: those of each request, by the key under which its answer is given.
+        kind: the request type, as in the response cache and on the progress bar.
+        arguments: the arguments of each request, by the key that `give` is called with.
     """
 
     def __init__(self, session: Session, kind: str, arguments: Mapping[Key, Any], *, quiet: bool) -> None:
@@ -88,7 +88,7 @@ class Answers(Generic[Key, Response]):
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
         self._counts_tokens = False
-        # longest requests come first: a mean over the last ones would follow every change of length
+        # no smoothing: the longest requests come first, and recent ones alone would give a wrong estimate
         self._bar = tqdm(
             total=len(arguments), disable=quiet or session.quiet, desc=f"Running {kind} requests", smoothing=0.0
         )
@@ -99,13 +99,13 @@ class Answers(Generic[Key, Response]):
     def __exit__(self, *_: object) -> None:
         self._bar.close()
         if self._results is not None:
-            self._results.close()  # a traceback may keep it, and with it what it holds of the model
+            self._results.close()  # a traceback may keep the generator alive, and with it tensors of the model
 
     def each(self, results: Generator[Result, None, None]) -> Iterator[Result]:
-        """Yields results for which answers are given.
+        """Yields results; the caller passes the answers to `give` before it takes the next result.
 
         Raises:
-            BaseException: the first that `give` or `fail` met, once all results that are computed have been yielded.
+            BaseException: the first error from `give` or `fail`, after all results that are computed were yielded.
         """
         self._results, stopped = results, False
         while True:
@@ -122,30 +122,30 @@ class Answers(Generic[Key, Response]):
             raise self._error
 
     def count_tokens(self, total: int) -> None:
-        """Lets the bar count `total` model inputs, of which `read` tells, in place of answers.
+        """Makes the bar count `total` model inputs instead of answers; `read` then advances it.
 
-        Requests are run longest first, so a bar that counts requests expects all others to take as long.
+        The longest requests run first, so a bar that counts requests would overestimate the remaining time.
         """
         self._counts_tokens = True
         self._bar.unit, self._bar.unit_scale = "token", True
         self._bar.reset(total)
 
     def read(self, tokens: int) -> None:
-        """Advances a bar that counts tokens."""
+        """Advances the progress bar by this many model inputs, if it counts tokens."""
         self._bar.update(tokens)
 
     def give(self, key: Key, answer: Response) -> None:
-        """Keeps an answer."""
+        """Stores an answer, and writes it to the response cache."""
         self.given[key] = answer
         try:
             self._hook.add_partial(self._request_type, self._arguments[key], answer)
-        except BaseException as error:  # an interrupt too: `each` raises it
+        except BaseException as error:  # also an interrupt; `each` raises it once the computed results are out
             self.fail(error)
         if not self._counts_tokens:
             self._bar.update(1)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run with an error, after other answers that are computed already."""
+        """Makes `each` end with this error, once it has yielded the results that are computed already."""
         self._error = self._error or error
 
     def in_order(self) -> list[Response]:
@@ -154,27 +154,27 @@ class Answers(Generic[Key, Response]):
 
 
 class AnswersOnce(Answers[Request, Response]):
-    """The answers to requests of this project's types, which lm-eval itself never looks up in its response cache.
+    """The answers to requests of this project's types. lm-eval does not look those up in its response cache; this does.
 
     Equal requests are answered once.
 
     Attributes:
-        todo: the requests that the cache does not hold.
-        names: the name of the first of equal requests, for each that was asked.
+        todo: the requests that the cache has no answer for.
+        names: for each request, the name of the first instance that asks for it.
     """
 
     def __init__(
         self, session: Session, requests: Instances, request_type: str, named: Callable[..., Request], *, quiet: bool
     ) -> None:
         database = session.cache_hook.dbdict or {}
-        self._asked = [named(*request.args) for request in requests]
+        self._requested = [named(*request.args) for request in requests]
         self.names = {named(*request.args): request_name(request) for request in reversed(requests)}
-        answers = {request: database.get(hash_args(request_type, tuple(request))) for request in self._asked}
-        kept = {request: answer for request, answer in answers.items() if answer is not None}
-        self.todo = [request for request in answers if request not in kept]
+        answers = {request: database.get(hash_args(request_type, tuple(request))) for request in self._requested}
+        cached = {request: answer for request, answer in answers.items() if answer is not None}
+        self.todo = [request for request in answers if request not in cached]
         super().__init__(session, request_type, {request: request for request in self.todo}, quiet=quiet)
-        self.given |= kept
+        self.given |= cached
 
     def in_order(self) -> list[Response]:
         """Returns every answer, in the order of the requests."""
-        return [self.given[request] for request in self._asked]
+        return [self.given[request] for request in self._requested]

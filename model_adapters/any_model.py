@@ -1,8 +1,9 @@
-"""Windows and targets of this project's tasks, scored by any model of lm-eval that scores tokens (`TemplateLM`).
+"""Windows and targets of this project's tasks, scored by any lm-eval model that scores tokens (`TemplateLM`).
 
-Such a model tells the sum of a continuation's log-probabilities, and nothing of its tokens. So where targets of one
-window count apart, as those of two documents or positions do, each run of them is a piece: a request of its own, whose
-context is all that stands before it.
+The only method that all these models share is `_loglikelihood_tokens`. It returns the sum of a continuation's
+log-probabilities, and nothing about single tokens. A task says where a window's targets must be told apart (`cuts`),
+such as at the end of a document. Each run of targets between two cuts is a piece: a request of its own, whose context
+is everything before it. Reading single tokens out of the answers would need a reader for each inference engine.
 """
 
 import hashlib
@@ -24,19 +25,20 @@ from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
 
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 logger = logging.getLogger("lm_eval.sbeval.any_model")
 
-_TOKENS_A_CALL = 2**22  # some 150 MB as Python's numbers
+_TOKENS_A_CALL = 2**22  # as Python integers these take about 150 MB
 Arguments = tuple[Any, ...]
 Load = Callable[..., TargetSequence]
 
 
 class _Piece(NamedTuple):
-    """Targets [first, stop) of the sequence that some arguments name, each the token that is read next.
+    """Targets [first, stop) of the sequence that `arguments` name; each target is the token after the one before it.
 
-    `context` counts the tokens before them, `tokens` all. `turn` sets pieces apart that read the same tokens and score
-    different numbers of them: asked in one call, `hf` would answer one with the logits of the other.
+    `context` is the number of tokens before the targets, and `tokens` the number of all tokens. `turn` keeps pieces
+    apart that read the same tokens but score different numbers of them: in one call, `hf` would answer one of them with
+    the logits of the other.
     """
 
     arguments: Arguments
@@ -48,18 +50,18 @@ class _Piece(NamedTuple):
 
 
 def token_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
-    """Returns log-probabilities that add up to the model's over every run of targets that a task tells apart."""
+    """Returns log-probabilities whose sum over each run of targets between two cuts is the model's."""
     if callable(getattr(getattr(lm, "tokenizer", None), "get_vocab", None)):
         warn_of_other_tokens(lm.tokenizer, [request.args[0] for request in requests])
     return [TokenLogprobs(logprobs) for logprobs, _ in _answers(lm, requests, _window, quiet=quiet)]
 
 
 def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
-    """Returns the same for named targets, and whether all of such a run are the most probable tokens."""
+    """Returns log-probabilities as `token_logprobs` does, and whether all targets of a run are the most probable."""
     if any(kind.__name__ == "SGLANGGENERATEAPI" for kind in type(lm).__mro__):
         raise UserError(
-            "Expected a model that says which tokens are the most probable, found sglang-generate, of which lm-eval "
-            "turns that round: use local-completions, which SGLang's server answers too."
+            "This task needs to know which tokens are the most probable, and lm-eval inverts that answer for "
+            "sglang-generate: use local-completions, which SGLang's server answers too."
         )
     answers = _answers(lm, requests, lambda key, inputs: resolve_sequence(key), quiet=quiet)
     return [TargetLogprobs(*answer) for answer in answers]
@@ -74,45 +76,45 @@ def _window(key: str, length: int, lead_in: int, scored: int) -> TargetSequence:
 def _answers(
     lm: Any, requests: Sequence[Instance], load: Load, *, quiet: bool
 ) -> list[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
-    """Returns log-probabilities and greediness by request; equal requests, and equal pieces, are asked for once."""
+    """Returns log-probabilities and greediness for each request; equal requests and equal pieces are scored once."""
     backend = Backend.of(lm)
     cuts: dict[Arguments, set[int]] = defaultdict(set)
     for request in requests:
         cuts[tuple(request.args)].update(request.cuts())
     names, pieces = _plan(cuts, load)
-    scores = {name: kept for name in pieces if (kept := backend.kept(name)) is not None}
-    left = {name: piece for name, piece in pieces.items() if name not in scores}
-    backend.check_room(max((piece.tokens for piece in left.values()), default=0))
+    scores = {name: stored for name in pieces if (stored := backend.kept(name)) is not None}
+    unscored = {name: piece for name, piece in pieces.items() if name not in scores}
+    backend.check_room(max((piece.tokens for piece in unscored.values()), default=0))
     askers = {tuple(request.args): request_name(request) for request in reversed(requests)}
     logger.info(
-        "%s: %d windows are asked for in %d requests of %s tokens in all; --use_cache holds %d more",
-        *(backend.name, len(cuts), len(left), f"{sum(piece.tokens for piece in left.values()):,}", len(scores)),
+        "%s: %d windows need %d requests with %s tokens in total; %d more requests are answered by --use_cache",
+        *(backend.name, len(cuts), len(unscored), f"{sum(piece.tokens for piece in unscored.values()):,}", len(scores)),
     )
     rope = rope_entries(getattr(backend.config(), "rope_parameters", None))
     if len(pieces) > len(cuts) and any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope.values()):
         logger.warning(
-            "the model's RoPE depends on an input's length: a window's first pieces are read as shorter ones"
+            "the model's RoPE depends on the input's length: pieces before the last are scored as shorter inputs"
         )
-    for call in _calls(left):
-        sequences = [load(*left[name].arguments) for name in call]
+    for call in _calls(unscored):
+        sequences = [load(*unscored[name].arguments) for name in call]
         texts = [
             (of.inputs_L[: piece.context].tolist(), of.targets_T[piece.first : piece.stop].tolist())
-            for of, piece in zip(sequences, map(left.__getitem__, call), strict=True)
+            for of, piece in zip(sequences, map(unscored.__getitem__, call), strict=True)
         ]
-        named = {name: askers[left[name].arguments] for name in call}
+        named = {name: askers[unscored[name].arguments] for name in call}
         scores |= backend.score(dict(zip(call, texts, strict=True)), named, len(scores), len(pieces), quiet=quiet)
     counts = {name: piece.stop - piece.first for name, piece in pieces.items()}
     answers = {}
     for arguments, of_request in names.items():
         sums, greedy = zip(*map(scores.__getitem__, of_request), strict=True)
-        targets = [counts[name] for name in of_request]  # each has an equal share of its piece's sum
+        targets = [counts[name] for name in of_request]  # each target gets an equal share of its piece's sum
         shares = np.divide(sums, targets).astype(np.float32)
         answers[arguments] = (np.repeat(shares, targets), np.repeat(np.array(greedy), targets))
     return [answers[tuple(request.args)] for request in requests]
 
 
 def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arguments, list[str]], dict[str, _Piece]]:
-    """Returns the names of the pieces of every request, and the pieces by name, which tells their tokens."""
+    """Returns the names of each request's pieces, and the pieces by name; a name is a hash of the piece's tokens."""
     names: dict[Arguments, list[str]] = defaultdict(list)
     pieces: dict[str, _Piece] = {}
     contexts: dict[str, list[int]] = defaultdict(list)
@@ -123,18 +125,18 @@ def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arg
         begins = {0, *places, *(np.flatnonzero(~follows) + 1).tolist()} & {*range(len(targets))}
         for first, stop in itertools.pairwise([*sorted(begins), len(targets)]):
             context = int(positions[first]) + 1
-            read = hashlib.sha256(inputs[: int(positions[stop - 1]) + 1].tobytes()).hexdigest()
-            if context not in contexts[read]:
-                contexts[read].append(context)
-            name = f"{read}:{context}:{targets[stop - 1]}"
+            tokens_hash = hashlib.sha256(inputs[: int(positions[stop - 1]) + 1].tobytes()).hexdigest()
+            if context not in contexts[tokens_hash]:
+                contexts[tokens_hash].append(context)
+            name = f"{tokens_hash}:{context}:{targets[stop - 1]}"
             names[arguments].append(name)
-            turn = contexts[read].index(context)
+            turn = contexts[tokens_hash].index(context)
             pieces.setdefault(name, _Piece(arguments, first, stop, context, context + stop - first, turn))
     return names, pieces
 
 
 def _calls(pieces: Mapping[str, _Piece]) -> Iterator[list[str]]:
-    """Yields the names of pieces to score in one call, the longest first."""
+    """Yields the names of the pieces that one call scores, longest pieces first."""
     order = sorted(pieces, key=lambda name: (pieces[name].turn, -pieces[name].tokens))
     ends = itertools.accumulate(pieces[name].tokens for name in order)
     call_of = {name: (pieces[name].turn, end // _TOKENS_A_CALL) for name, end in zip(order, ends, strict=True)}

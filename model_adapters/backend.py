@@ -1,7 +1,9 @@
-"""A model of lm-eval that scores tokens: how it is called, what it takes whole, and what is kept and recorded of it.
+"""An lm-eval model that scores tokens (`hf`, `vllm`, a server): its calls, limits, response cache and record.
 
-Every piece is kept in lm-eval's cache under its tokens and what the model is: a run that failed asks for nothing twice.
-lm-eval adds up whatever comes back; `sbeval.scoring.returned` says which answers can be right.
+Every piece is stored in lm-eval's response cache under a hash of its tokens and of the model, so a run that is repeated
+after a failure requests nothing twice. It cannot be stored under the settings of a whole file, as the model `sb` does:
+lm-eval writes other tasks' answers into the file before this module sees it. lm-eval also adds up whatever comes back;
+`sbeval.scoring.returned` says which answers can be right.
 """
 
 import contextlib
@@ -35,13 +37,13 @@ from sbeval.scoring.guarded import backend_name, guard
 from sbeval.scoring.returned import ROUNDING_NATS, OtherPromptError, WrongAnswerError, prompt_tokens
 
 _PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
-_KIND = "loglikelihood"  # under which lm-eval keeps what `_loglikelihood_tokens` answers
-# by how much `max_length` has to exceed context and continuation, of which lm-eval 0.4.13 cuts the beginning otherwise
+_KIND = "loglikelihood"  # the request type under which lm-eval stores answers of `_loglikelihood_tokens`
+# by how much `max_length` must exceed context and continuation; otherwise lm-eval 0.4.13 cuts the beginning of an input
 _SPARE = {"HFLM": -1, "NEURON_HF": -1, "VLLM": 1, "TemplateAPI": 0}
 _ENGINES = ("vllm", "sglang", "tensorrt_llm", "onnxruntime")
 _LOADED = ("pretrained", "model_path")
 _CHECKPOINTS = (*_LOADED, "model", "tokenizer", "tokenizer_path", "lora_local_path")
-# arguments that no sum over given tokens depends on: how many prompts at once, where, and how a server is reached
+# arguments that no sum over fixed tokens depends on: batch sizes, devices, and how a server is reached
 _APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("tokenizer", "use_fast_tokenizer", "add_bos_token", "prefix_token_id", "max_length", "truncation"),
@@ -56,7 +58,7 @@ Score = tuple[float, bool]
 
 @dataclasses.dataclass(slots=True)
 class Backend:
-    """A loaded model; `name` is lm-eval's, with the address of a server."""
+    """A loaded lm-eval model; `name` is lm-eval's name for it, with the address if it is a server."""
 
     lm: Any
     name: str
@@ -66,10 +68,14 @@ class Backend:
 
     @classmethod
     def of(cls, lm: Any) -> Self:
-        """Returns a model's backend, the same each time, and has the model describe itself; refuses an encoder."""
+        """Returns the model's backend, the same one on each call, and adds our record to the model's `get_model_info`.
+
+        Raises:
+            UserError: the model is not a causal language model.
+        """
         if (known := getattr(lm, "sbeval_backend", None)) is not None:
             if not any(isinstance(_arguments(lm).get(key), str) for key in _CHECKPOINTS[:3]):
-                known._identity = None  # of a model in memory, which may have been trained since
+                known._identity = None  # a model in memory may have been trained since the last call
             return known  # type: ignore[no-any-return]
         guard(lm)
         if getattr(lm, "backend", "causal") != "causal":
@@ -80,24 +86,24 @@ class Backend:
         return backend
 
     def kept(self, name: str) -> Score | None:
-        """Returns what the response cache holds of a piece, None where this model was not asked for it."""
+        """Returns the score of a piece from the response cache, None if the cache does not hold it for this model."""
         database = self.lm.cache_hook.dbdict
-        held = None if database is None else database.get(hash_args(_KIND, self._key(name)))
-        # lm-eval keeps what comes back before it is seen here: what is no log-probability is asked for again
-        return held if held is not None and -math.inf < held[0] <= ROUNDING_NATS else None
+        score = None if database is None else database.get(hash_args(_KIND, self._key(name)))
+        # lm-eval stores scores before they are checked here: a value that is no log-probability is requested again
+        return score if score is not None and -math.inf < score[0] <= ROUNDING_NATS else None
 
     def check_room(self, tokens: int) -> None:
-        """Refuses pieces of which lm-eval would cut the beginning; `tokens` are context and continuation."""
+        """Refuses pieces whose beginning lm-eval would cut off; `tokens` is the length of context and continuation."""
         kinds = [kind.__name__ for kind in type(self.lm).__mro__]
         spare = next((_SPARE[kind] for kind in kinds if kind in _SPARE), 0)
         longest = getattr(self.lm, "max_length", None)
         if longest is None or tokens + spare <= longest:
             return
-        asked = tokens + spare + ("TemplateAPI" in kinds)  # which takes one from what it was given
+        needed = tokens + spare + ("TemplateAPI" in kinds)  # lm-eval subtracts one from a server's max_length
         raise UserError(
             f"Expected windows of at most {longest - spare - 1} tokens, which {self.name} takes whole, found one of "
-            f"{tokens - 1}: pass max_length={asked} in --model_args (context_length to sglang), if the model goes that "
-            "far, or ask for shorter context_lengths."
+            f"{tokens - 1}: pass max_length={needed} in --model_args (context_length to sglang), if the model can read "
+            "that many, or ask for shorter context_lengths."
         )
 
     def score(
@@ -109,13 +115,15 @@ class Backend:
         *,
         quiet: bool,
     ) -> dict[str, Score]:
-        """Scores pieces in one call: context and continuation by name, and the names of the requests they are of.
+        """Scores pieces in one call: context and continuation by piece name, and the name of each piece's request.
 
         Raises:
-            UserError: the model failed, or its answer cannot be right; names the request and says where the run stands.
+            UserError: the model failed or returned an impossible answer; names the request and how much is cached.
         """
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
-        in_float32 = getattr(self.lm, "softmax_dtype", True) is None  # `hf` adds in the model's own type unless told
+        in_float32 = (
+            getattr(self.lm, "softmax_dtype", True) is None
+        )  # by default `hf` computes log-probabilities in the model's own dtype
         began = time.perf_counter()
         logging.getLogger("asyncio").addFilter(_awaited)
         try:
@@ -123,24 +131,26 @@ class Backend:
                 self.lm.softmax_dtype = torch.float32
             if not self.tokens and (fault := self._tokenizer_fault()):
                 with contextlib.suppress(OtherPromptError):
-                    self.lm._loglikelihood_tokens(batch[:1], disable_tqdm=quiet)  # which may show another reason
+                    self.lm._loglikelihood_tokens(batch[:1], disable_tqdm=quiet)  # this may raise a clearer error
                 raise UserError(fault)
             answers = self.lm._loglikelihood_tokens(batch, disable_tqdm=quiet)
             scores = {name: (float(of[0]), bool(of[1])) for name, of in zip(texts, answers, strict=True)}
             for name, (nats, _) in scores.items():
                 if not -math.inf < nats <= ROUNDING_NATS * max(1, len(texts[name][1])):
-                    said = f"Expected {self.name} to tell log-probabilities, found a sum of {nats:.4g}"
-                    raise WrongAnswerError(said, [*texts[name][0], *texts[name][1]])
-        except Exception as error:  # a server's, an engine's, or lm-eval's for what it did not expect
+                    fault_text = f"Expected {self.name} to tell log-probabilities, found a sum of {nats:.4g}"
+                    raise WrongAnswerError(fault_text, [*texts[name][0], *texts[name][1]])
+        except Exception as error:  # raised by a server, an engine, or lm-eval for an answer that it cannot parse
             reason = USERINFO.sub("", first_line(error))
-            said = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"
+            message = f"Expected {self.name} to score tokens, found {type(error).__name__} ({reason})"
             answered += sum(self.kept(name) is not None for name in texts)
-            kept = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
+            progress = f"{answered} of {planned} answers are kept by --use_cache; the same command goes on after them"
             if hook.dbdict is None:
-                kept = "with --use_cache FILE answers are kept as they come, and the same command goes on after them"
+                progress = (
+                    "with --use_cache FILE answers are kept as they come, and the same command goes on after them"
+                )
             if isinstance(error, UserError):
-                said = f"{error}{_request(error, texts, requests)}"
-            raise UserError(f"{said}: {kept}.") from error
+                message = f"{error}{_request(error, texts, requests)}"
+            raise UserError(f"{message}: {progress}.") from error
         finally:
             if in_float32:
                 self.lm.softmax_dtype = None
@@ -152,17 +162,17 @@ class Backend:
         return scores
 
     def config(self) -> Any:
-        """Returns the configuration of the model, or of the folder that is named for it or its tokenizer."""
+        """Returns the model's configuration, or the one in the folder that an argument names for model or tokenizer."""
         config = getattr(self.lm, "config", None) or getattr(self.lm, "_config", None)
         names = [name for key in _CHECKPOINTS if isinstance(name := _arguments(self.lm).get(key), str)]
-        told = next((name for name in names if (local_path(name) / "config.json").is_file()), None)
-        if config is None and told:
-            with contextlib.suppress(Exception):  # of a kind that transformers does not know, or by code of its own
-                config = AutoConfig.from_pretrained(local_path(told), trust_remote_code=False)
+        folder = next((name for name in names if (local_path(name) / "config.json").is_file()), None)
+        if config is None and folder:
+            with contextlib.suppress(Exception):  # transformers may not know the model type
+                config = AutoConfig.from_pretrained(local_path(folder), trust_remote_code=False)
         return text_config(config)
 
     def record(self) -> ModelRecord:
-        """Returns the record of a run that has finished."""
+        """Returns the `ModelRecord` of a finished run."""
         lm, arguments = self.lm, _arguments(self.lm)
         loaded = next((name for key in _LOADED if isinstance(name := arguments.get(key), str)), None)
         model = getattr(lm, "model", None)
@@ -184,7 +194,7 @@ class Backend:
         )
 
     def _added_tokens(self) -> dict[str, Any] | None:
-        """Returns what the model's tokenizer adds to a text, None where it adds nothing or cannot be asked."""
+        """Returns which tokens the tokenizer adds to a text; None if it adds none or has no vocabulary to look at."""
         tokenizer = getattr(self.lm, "tokenizer", None)
         if not (hasattr(tokenizer, "get_vocab") and any(added := added_tokens(tokenizer))):
             return None
@@ -194,13 +204,13 @@ class Backend:
         return {**names, "sentence": f"{facts}; {self.name} decides what it adds to prompts of text"}
 
     def _key(self, name: str) -> tuple[str, str]:
-        """Returns what the response cache keeps a piece under: of a server its address, model and tokenizer."""
+        """Returns the response cache's key for a piece. For a server it rests on address, model name and tokenizer."""
         if self._identity is None:
             settings = {key: value for key, value in _arguments(self.lm).items() if key not in _APART}
             if not hasattr(self.lm, "base_url"):
                 computes = {"dtype": getattr(getattr(self.lm, "model", None), "dtype", settings.get("dtype"))}
                 computes["device"] = str(getattr(self.lm, "device", None)).partition(":")[0]
-                settings |= {"versions": _versions(), **computes}  # among them one of peft, which is an argument too
+                settings |= {"versions": _versions(), **computes}  # replaces an argument of that name, such as peft's
             depends_on = [self.name, self._inputs(), settings]
             written = json.dumps(depends_on, sort_keys=True, default=lambda of: type(of).__name__ + str(of)[:40])
             self._identity = sha256(written.encode()).hexdigest()[:16]
@@ -208,11 +218,11 @@ class Backend:
 
     def _inputs(self) -> Parts:
         arguments, inputs = _arguments(self.lm), Parts()
-        if all(hasattr(self.lm, name) for name in ("pretrained", "peft", "delta")):  # `hf` and its kin
+        if all(hasattr(self.lm, name) for name in ("pretrained", "peft", "delta")):  # `hf` and its subclasses
             source = self.lm.pretrained if isinstance(self.lm.pretrained, str) else None
             model, tokenizer = (getattr(self.lm, name, None) for name in ("model", "tokenizer"))
             return model_parts(source, arguments, model=model, tokenizer=tokenizer)
-        if hasattr(self.lm, "base_url"):  # what it names as model is the server's
+        if hasattr(self.lm, "base_url"):  # a server: its model argument names no file on this machine
             tokenizer = getattr(self.lm, "tokenizer", None)
             return {"tokenizer": shortened(tokenizer_sha256(tokenizer))} if hasattr(tokenizer, "get_vocab") else {}
         for key in _CHECKPOINTS:
@@ -221,30 +231,35 @@ class Backend:
         return inputs
 
     def _tokenizer_fault(self) -> str | None:
-        """Has a server count the tokens of a text, where it does that, and compares the count with the tokenizer's."""
+        """Returns an error if the server counts other tokens in a sample text than the tokenizer that was named."""
         lm = self.lm
-        with contextlib.suppress(Exception):  # it takes no text, tells no count, or fails, which the first piece shows
+        # if the server takes no text or returns no count, the request for the first piece shows any fault
+        with contextlib.suppress(Exception):
             count = len(lm.tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
-            told = prompt_tokens(lm.model_call([_PROBE], generate=False))
-            if told is not None and told - count not in (0, 1):  # it may put BOS before a text
-                given = f"found that tokenizer={lm.tokenizer.name_or_path} makes {count} tokens of a text"
-                return f"Expected the tokenizer of {self.name}, {given} where the server counts {told}: name its own"
+            counted = prompt_tokens(lm.model_call([_PROBE], generate=False))
+            if counted is not None and counted - count not in (0, 1):  # the server may put BOS before a text
+                difference = f"makes {count} tokens of a text where the server counts {counted}"
+                return (
+                    f"Expected the tokenizer of {self.name}, found that tokenizer={lm.tokenizer.name_or_path} "
+                    f"{difference}: name the model's own tokenizer"
+                )
         return None
 
 
 def _request(error: UserError, texts: Mapping[str, tuple[list[int], list[int]]], requests: Mapping[str, str]) -> str:
-    """Returns the name of the request whose answer is wrong, in brackets; nothing where no one request is at fault."""
+    """Returns the name of the request with the wrong answer, in brackets; "" if the error names no single prompt."""
     prompt = getattr(error, "prompt", None)
     named = (requests[name] for name, (context, targets) in texts.items() if [*context, *targets] == prompt)
     return next((f" ({name})" for name in named), "")
 
 
 def _awaited(record: logging.LogRecord) -> bool:
-    """Whether asyncio tells something else than requests beside one that failed, which nobody waits for any more.
+    """Whether to keep a log record of asyncio: not if it reports requests that were abandoned beside a failed one.
 
-    It does so whenever they are collected, at the latest as Python ends: the filter stays in place.
+    asyncio reports those when they are garbage-collected, at the latest when Python ends. So the filter is never
+    removed.
     """
-    return not any(said in record.getMessage() for said in ("never retrieved", "unhandled exception during asyncio"))
+    return not any(text in record.getMessage() for text in ("never retrieved", "unhandled exception during asyncio"))
 
 
 def _versions() -> Parts:
@@ -252,7 +267,7 @@ def _versions() -> Parts:
 
 
 def _arguments(lm: Any) -> dict[str, Any]:
-    """Returns the arguments that a model was made with, by name."""
+    """Returns the arguments that a model was constructed with, by name."""
     positional, keywords = getattr(lm, "sbeval_arguments", ((), {}))
     names = list(inspect.signature(type(lm).__init__).parameters)[1:]
     return {**dict(zip(names, positional, strict=False)), **keywords}

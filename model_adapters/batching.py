@@ -1,6 +1,7 @@
-"""Batches limited in tokens, halved when memory runs out.
+"""Batches with a token budget, which are halved when memory runs out.
 
-A batch that does not fit is run again in halves, and the smaller limit is kept; finished batches are never run twice.
+A batch that runs out of memory is run again in halves, and the smaller budget is kept. Finished batches are never
+repeated.
 """
 
 import contextlib
@@ -28,14 +29,14 @@ class DoesNotFit(UserError):
 
 
 class SharedDoesNotFit(UserError):
-    """Memory ran out in one of the processes that compute together, which ends all of them."""
+    """Memory ran out on one of the ranks that run a model together by tensor parallelism; all ranks must end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
-    """What a batch may hold at most, None for no limit; tokens count padding, and a longer input runs alone.
+    """The limits of a batch, None for no limit. Tokens include padding, and a longer input runs alone.
 
-    With `same_length`, inputs of different lengths stay in different batches.
+    With `same_length`, a batch holds only inputs of equal length.
     """
 
     max_rows: int | None = None
@@ -45,10 +46,13 @@ class BatchLimits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SlotLimits:
-    """How many texts are generated side by side: `slots`, or with None as many as memory and `most_slots` allow.
+    """How many texts are generated side by side, in slots of one KV cache.
 
-    `max_tokens` are those of all texts together, None for no limit but memory, and `prompt_tokens` those of prompts
-    read at once, padding included; a longer prompt is read alone.
+    Attributes:
+        slots: the number of slots, None for as many as memory and `most_slots` allow.
+        most_slots: most slots if `slots` is None.
+        max_tokens: most tokens in all slots together, None if only memory limits them.
+        prompt_tokens: most prompt tokens of one prefill, padding included. A longer prompt is prefilled alone.
     """
 
     slots: int | None
@@ -64,10 +68,10 @@ def run_in_batches(
     length_tokens: Callable[[Item], int],
     limits: BatchLimits,
 ) -> Generator[tuple[Sequence[Item], Result], None, None]:
-    """Yields consecutive batches of `items`, which are sorted by length, longest first, each with what `run` returned.
+    """Yields consecutive batches of `items`, each with the value that `run` returned for it.
 
-    `run` is called again with a smaller batch if it raises an out-of-memory error. `length_tokens` is the length of an
-    item run alone, padding included.
+    `items` must be sorted by length, longest first. `run` is called again with half the batch if it raises an
+    out-of-memory error. `length_tokens` returns the length of an item that runs alone, padding included.
 
     Raises:
         DoesNotFit: a single item is too large for the memory.
@@ -102,23 +106,25 @@ def run_in_batches(
 
 
 def share_passes(shared: bool) -> None:
-    """Says whether other processes take part in each pass of the model, so that none may be run again by one alone."""
+    """Sets whether other ranks take part in every forward pass, so that no rank may repeat one on its own."""
     global _shares_passes
     _shares_passes = shared
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Returns whether a device or the machine had no memory left.
+    """Whether an error says that a device or the machine has run out of memory.
 
     Raises:
-        SharedDoesNotFit: it had not, and this process cannot try anything else: the others would add up what it
-            computes then with what they are at.
+        SharedDoesNotFit: memory ran out, and the ranks run each pass together. This rank cannot try a smaller batch:
+            the all-reduces of the other ranks would add its new results to their old ones.
     """
     if isinstance(error, SharedDoesNotFit):
         raise error
     ran_out = isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
     if ran_out and _shares_passes:
-        expected = "Expected memory for what the processes of a tensor plan compute together, but it ran out in one"
+        expected = (
+            "Expected memory for the passes that the processes of a tensor plan compute together, but it ran out in one"
+        )
         remedy = "use a smaller batch_size, a shorter context length, dtype=bfloat16 or more GPUs"
         raise SharedDoesNotFit(f"{expected}: {remedy}.") from error
     return ran_out
@@ -126,10 +132,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def fitting(sentence: str) -> Iterator[None]:
-    """Says that something does not fit where memory runs out within it.
+    """Turns an out-of-memory error inside the block into a `DoesNotFit` with this sentence.
 
     Raises:
-        DoesNotFit: with this sentence.
+        DoesNotFit: memory ran out.
     """
     try:
         yield
@@ -140,7 +146,7 @@ def fitting(sentence: str) -> Iterator[None]:
 
 
 def free_memory() -> None:
-    """Frees memory that failed work has left."""
+    """Frees the memory of work that has failed."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

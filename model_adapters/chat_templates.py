@@ -11,14 +11,14 @@ from typing import Any
 from sbeval.errors import UserError, first_line
 
 _MOST_BYTES, _MEMORY_BYTES = 2**25, 2**30
-_limiting = threading.RLock()  # the limit is the whole process's
+_limiting = threading.RLock()  # the memory limit applies to the whole process
 
 
 def limited(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of `hf` that renders a chat template, with a limit of memory and of the text's length.
+    """Wraps a method of `hf` that renders a chat template: limits its memory and the length of its text.
 
     Raises:
-        UserError: there is no template, it fails, or it exceeds a limit.
+        UserError: there is no template, the template fails, or it exceeds a limit.
     """
 
     @functools.wraps(write)
@@ -31,10 +31,10 @@ def limited(write: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:  # a template may raise anything
             template = lm.tokenizer.chat_template
             fault = "none" if template is None else f"one that fails ({first_line(error)})"
-            several = ", name one that there is," if isinstance(template, dict) else ","
+            several = ", name one of its templates," if isinstance(template, dict) else ","
             raise UserError(
                 f"Expected a chat template beside the tokenizer, found {fault}: leave out --apply_chat_template, as "
-                f"for any model that was not trained on chats{several} or mend the template."
+                f"for any model that was not trained on chats{several} or correct the template."
             ) from error
         return text
 
@@ -43,7 +43,7 @@ def limited(write: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _little_memory() -> Iterator[None]:
-    """Limits the memory that this process may add to its own; one thread at a time enters."""
+    """Limits the memory that the process may allocate on top of its present use; only one thread enters at a time."""
     with _limiting:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _MEMORY_BYTES

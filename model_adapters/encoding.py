@@ -1,4 +1,4 @@
-"""Texts to tokens, with the tokens that the tokenizer adds before a text and without those that it adds behind."""
+"""Tokenizes texts: keeps the tokens that the tokenizer adds before a text, and drops those that it adds behind it."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,20 @@ from sbeval.model_adapters.open.opened import Opened
 
 
 def encode_prompts(opened: Opened, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens as `encode_texts` does; an empty prompt is the model's prefix token."""
+    """Returns each prompt's tokens as `encode_texts` does. An empty prompt becomes the model's prefix token."""
     return [tokens or [opened.prefix_token_id] for tokens in encode_texts(opened, texts, quiet=quiet)]
 
 
 def encode_texts(
     opened: Opened, texts: Sequence[str], *, beginnings: tuple[str, ...] = (), quiet: bool
 ) -> list[list[int]]:
-    """Returns each text's tokens behind the prefix that the tokenizer or `add_bos_token` adds.
+    """Returns each text's tokens, with the prefix that the tokenizer or `add_bos_token` adds.
 
-    Text that follows must stand right behind them: the tokenizer's suffix, such as EOS, is dropped unless the adapter's
-    `template_suffix` is "keep". Nothing is added to a text that begins with the tokenizer's prefix or with one of
-    `beginnings`.
+    The tokenizer's suffix, such as EOS, is dropped because a continuation follows directly; `template_suffix=keep`
+    keeps it. Nothing is added to a text that begins with the tokenizer's prefix or with one of `beginnings`.
     """
-    specially = (*special_beginnings(opened.tokenizer), *beginnings)
-    begins = [text.startswith(specially) for text in texts]
+    prefixes = (*special_beginnings(opened.tokenizer), *beginnings)
+    begins = [text.startswith(prefixes) for text in texts]
     added = added_tokens(opened.tokenizer)
     encoded: dict[int, list[int]] = {}
     for has_prefix in (True, False):

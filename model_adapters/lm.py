@@ -1,7 +1,7 @@
-"""The lm-eval model `sb`: this project's models, and any Hugging Face causal language model in place of `hf`.
+"""The lm-eval model `sb`: runs this project's models, and any Hugging Face causal language model as `hf` does.
 
 A loaded model goes one way: `open` -> `Opened`, `prepare` -> `Prepared`, `begin` -> `Session`; `score` and `generate`
-answer requests with a session. An encoder-decoder model has no session and runs as it does in `hf`.
+answer requests with the session. An encoder-decoder model has no session and runs as it does in `hf`.
 """
 
 import itertools
@@ -31,14 +31,14 @@ from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPR
 
 
 class StickBreakingLM(OpeningLM):
-    """lm-eval's `hf` with our scoring and generation, and with the request types of our own tasks.
+    """lm-eval's `hf` with this project's scoring and generation, and with the request types of its tasks.
 
-    Takes every argument of `hf`, and those of `AdapterOptions`.
+    Takes all arguments of `hf` and those of `AdapterOptions`.
 
     Attributes:
         opened: the loaded model, its tokenizer and the arguments.
         prepared: the changes to the loaded model that stayed, and notes on those that were undone.
-        session: what every request needs, None for an encoder-decoder model.
+        session: the prepared model with everything that requests need; None for an encoder-decoder model.
     """
 
     session: Session | None = None
@@ -50,7 +50,7 @@ class StickBreakingLM(OpeningLM):
         self.session = begin(self.opened, self.prepared)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Returns the log-likelihood of each continuation in nats, and whether it is the most probable one."""
+        """Returns each continuation's log-likelihood in nats, and whether all its tokens are the most probable ones."""
         if self.session is None:
             scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
             check_scores(requests, [total for total, _ in scores])
@@ -58,13 +58,13 @@ class StickBreakingLM(OpeningLM):
         self.session.self_test.check("scoring")
         self._encode_together([request.args for request in requests], quiet=disable_tqdm or self.session.quiet)
         try:
-            pairs = super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # ends in `_loglikelihood_tokens`
+            pairs = super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # calls `_loglikelihood_tokens` below
         finally:
             self._encoded = None
         return score.loglikelihood(self.session, requests, pairs, quiet=disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Returns the log-likelihood of each text in nats, in windows as `hf` cuts them."""
+        """Returns the log-likelihood of each text in nats, computed in the same windows as in `hf`."""
         if self.session is None:
             scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
             check_scores(requests, scores)
@@ -82,24 +82,24 @@ class StickBreakingLM(OpeningLM):
         return generate.generate_until(self.session, requests, quiet=disable_tqdm)
 
     def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenLogprobs]:
-        """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
+        """Returns the log-probabilities of each window's last targets, for `TokenLogprobsRequest`."""
         return score.token_logprobs(self._causal(TOKEN_LOGPROBS), requests, quiet=disable_tqdm)
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
-        """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
+        """Returns the log-probabilities of the targets that each request names, for `TargetLogprobsRequest`."""
         return score.target_logprobs(self._causal(TARGET_LOGPROBS), requests, quiet=disable_tqdm)
 
     def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
-        """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
+        """Returns the effective attention spans of every layer and head, for `AttentionSpanRequest`."""
         return score.attention_span(self._causal(ATTENTION_SPAN), requests, quiet=disable_tqdm)
 
     def tell(self, requests: list[Instance], answers: list[str]) -> None:
-        """Counts answers to `generate_until` if lm-eval's response cache holds some of them."""
+        """Counts the answers of `generate_until`, including those that lm-eval took from its response cache."""
         if self.session is not None:
             generate.count_answers(self.session, requests, answers)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Sets lm-eval's response cache, which must be new or made with the same settings."""
+        """Sets lm-eval's response cache; a cache that was made with other settings is refused."""
         if self.session is not None:
             if cache_hook.dbdict is not None:
                 check_cache(cache_hook.dbdict, self.session)
@@ -114,16 +114,16 @@ class StickBreakingLM(OpeningLM):
     chat_template = limited(HFLM.chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Returns the prompt that the chat template writes for some messages."""
+        """Renders the chat template for these messages, and remembers which prompts come from it."""
         text: str = limited(HFLM.apply_chat_template)(self, chat_history, add_generation_prompt)
         if self.session is not None:
             self.session.note_chat(text, begins_answer=not add_generation_prompt)
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns a text's tokens as `hf` encodes it, or without the tokenizer's suffix if text follows it.
+        """Returns a text's tokens as `hf` does, or without the tokenizer's suffix if more text follows it.
 
-        Contexts, and contexts with their continuations, were encoded together and are looked up.
+        `_encode_together` has tokenized contexts, and contexts with their continuations; these are looked up.
         """
         if add_special_tokens is None and not kwargs and self._encoded is not None and string in self._encoded:
             return list(self._encoded[string])
@@ -132,27 +132,29 @@ class StickBreakingLM(OpeningLM):
         return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
 
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
-        """Encodes all contexts, alone and with their continuations, which `hf` encodes text by text."""
-        whole = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
-        texts = list(dict.fromkeys(itertools.chain(*whole)))
+        """Tokenizes all contexts, with and without their continuations, in batches; `hf` does it text by text."""
+        context_pairs = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
+        texts = list(dict.fromkeys(itertools.chain(*context_pairs)))
         beginnings = (self.tokenizer.decode(self.prefix_token_id),) if texts else ()
         tokens = encode_texts(self.opened, texts, beginnings=tuple(filter(None, beginnings)), quiet=quiet)
         self._encoded = dict(zip(texts, tokens, strict=True))
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        before, behind = super()._encode_pair(context, continuation)
-        if self.session is not None and not before:  # a context of white space, and a tokenizer that adds no prefix
-            before = [self.prefix_token_id]
-        return before, behind
+        context_tokens, continuation_tokens = super()._encode_pair(context, continuation)
+        if (
+            self.session is not None and not context_tokens
+        ):  # the context is white space, and the tokenizer adds no prefix
+            context_tokens = [self.prefix_token_id]
+        return context_tokens, continuation_tokens
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
-        # `loglikelihood` of `hf` has checked and encoded the requests; `score` scores them
+        # `hf` calls this with tokenized requests and returns its result: `loglikelihood` above passes them to `score`
         if self.session is None:
             return super()._loglikelihood_tokens(requests, **kwargs)
         return [(context, continuation) for _, context, continuation in requests]
 
     def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # `hf` calls it for encoder-decoder models alone; `generate` makes its own calls
+        # `hf` calls this only for encoder-decoder models; `generate` calls the model itself
         watch = FiniteWatch(len(context), context.device)
         output = super()._model_generate(context, *args, **kwargs, **watch.arguments())
         check_batch(watch, output.tolist(), self.model.generation_config.eos_token_id)

@@ -1,4 +1,4 @@
-"""The adapter's own arguments, taken out of `--model_args` before lm-eval's Hugging Face model sees them."""
+"""The adapter's own arguments. They are taken out of `--model_args` before lm-eval's Hugging Face model sees these."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -14,8 +14,8 @@ Kernels = Literal["auto", "triton", "blockwise", "reference"]
 Truncation = Literal["left", "error"]
 TemplateSuffix = Literal["drop", "keep"]
 
-# At 64K this changes the NLL of the shipped checkpoint by 1.4e-8 nats at most in fp32; in bf16 by up to 1.7e-4,
-# which rounding does too (benchmarks/results/skipping_h200.md).
+# At 64K tokens this changes the NLL of the shipped checkpoint by 1.4e-8 nats at most in fp32. In bf16 it is up to
+# 1.7e-4, no more than rounding alone (benchmarks/results/skipping_h200.md).
 DEFAULT_SKIP_THRESHOLD = 1e-5
 MOST_DRAFT_TOKENS = 15
 SOURCE = "--model_args"
@@ -36,16 +36,17 @@ def _rope_scaling(value: Any) -> dict[str, Any]:
 def _extrapolation(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError
-    from sbeval.models.extrapolation import parse_extrapolation  # torch, which other arguments are checked without
+    from sbeval.models.extrapolation import parse_extrapolation  # here, since it imports torch
 
     return parse_extrapolation(value)
 
 
 class AdapterOptions(Settings):
-    """Arguments of `sb` beyond those of lm-eval's `hf`."""
+    """The arguments of `sb` beyond those of lm-eval's `hf`."""
 
     training_length: Tokens | None = Field(
-        default=None, description="Training length in tokens, where the checkpoint does not say it or says it wrongly."
+        default=None,
+        description="Training length in tokens, if the checkpoint does not record it or records it wrongly.",
     )
     rope_scaling: (
         Annotated[Mapping[str, Any], Expected("a scaling such as dynamic:4, or a JSON object", _rope_scaling)] | None
@@ -54,11 +55,11 @@ class AdapterOptions(Settings):
     )
     extrapolation: Annotated[Any, Expected("a method such as self_extend:8:512", _extrapolation)] | None = Field(
         default=None,
-        description="What RoPE models do to read beyond their training length: "
+        description="How models with RoPE read beyond their training length: "
         "self_extend:GROUP:WINDOW, dual_chunk:CHUNK:LOCAL, sink_window:SINK:WINDOW (tokens), log_length or "
         "longrope:FILE.",
     )
-    kernels: Kernels = Field(default="auto", description="What computes stick-breaking attention.")
+    kernels: Kernels = Field(default="auto", description="Implementation of stick-breaking attention.")
     skip_threshold: Annotated[
         float | Literal["auto"] | None,
         Expected(
@@ -68,9 +69,9 @@ class AdapterOptions(Settings):
         ),
     ] = Field(
         default="auto",
-        description="Stick below which older keys are skipped; None and 0 visit every key. "
-        f'"auto" is {DEFAULT_SKIP_THRESHOLD:g} for models with stick-breaking attention, whose reference visits every '
-        "key.",
+        description="Older keys are skipped once the rest of the stick is shorter than this; None and 0 visit every "
+        f'key. "auto" is {DEFAULT_SKIP_THRESHOLD:g} for models with stick-breaking attention, except with '
+        "kernels=reference, which visits every key.",
     )
     max_batch_tokens: Tokens | None = Field(
         default=None, description="Most input tokens in a batch, padding included; None chooses by device."
@@ -81,15 +82,16 @@ class AdapterOptions(Settings):
     allow_unread: Patterns | None = Field(
         default=None,
         description="Tensors of the checkpoint or its adapter that the model may leave unread: true for all, or glob "
-        "patterns of their names with colons between them, such as v_head.*:mtp.*. Without it every unread tensor is "
+        "patterns of tensor names, separated by colons, such as v_head.*:mtp.*. Without it, every unread tensor is "
         "an error, unless the model's class declares it.",
     )
     truncation: Truncation = Field(
-        default="left", description="What happens to prompts that do not fit beside the generation budget."
+        default="left",
+        description="Prompts that do not fit beside the generation budget are cut on the left, or are an error.",
     )
     template_suffix: TemplateSuffix = Field(
         default="drop",
-        description="Whether the tokens that the tokenizer adds behind every text, such as EOS, stay behind prompts "
+        description="Whether tokens that the tokenizer adds behind every text, such as EOS, are kept behind prompts "
         'and contexts. "keep" gives the numbers of `hf`, which reads them between a prompt and its answer.',
     )
 
@@ -98,29 +100,29 @@ class AdapterOptions(Settings):
         whole(0, f"a whole number from 0 to {MOST_DRAFT_TOKENS}", most=MOST_DRAFT_TOKENS, hint="; 0 looks nothing up"),
     ] = Field(
         default=0,
-        description="Tokens looked up in a text and checked at once in a step of greedy generation, which changes no "
-        "answer in fp32; for models of this family without windows.",
+        description="Tokens that greedy generation looks up in the text and verifies in one decode step; answers in "
+        "fp32 do not change; for models of this family without sliding windows.",
     )
     context_parallel: Annotated[int, whole(1, "a whole number of processes from 1")] = Field(
         default=1,
-        description="Processes that score a window or read a prompt together where it is a batch of its own "
+        description="Processes that together score a window, or prefill a prompt, that fills a batch by itself "
         "(max_batch_tokens), each a part of its tokens; for models of this family, under torchrun or accelerate.",
     )
     non_finite: NonFinite = Field(
         default="error",
-        description="What happens where the model's logits are no numbers: an error that names the request, or null "
+        description="If the model's logits are NaN or infinite: an error that names the request, or null "
         "(NaN) in every metric that rests on its answer.",
     )
     thinking_tokens: Tokens | None = Field(
         default=None,
-        description="Most tokens that the model thinks before each answer, beside the answer's own; then it is made to "
-        "answer. None generates the answer alone.",
+        description="Most tokens of thinking before each answer, in addition to the answer's own budget; then the "
+        "model is made to answer. None generates only the answer.",
     )
     self_test: Flag = Field(
         default=True,
-        description="Whether some tens of tokens decide, before the first answer, if the model may be run in batches, "
-        "padded, after a cache and with the attention in force, and whether some rows of the run's own batches are "
-        "read again alone; not for models of this family.",
+        description="Whether a self-test of a few tens of tokens decides, before the first answer, if the model may "
+        "run in batches, with padding, with a KV cache and with its attention implementation, and whether some rows "
+        "of the run's own batches are read again alone; not for models of this family.",
     )
 
     @property
@@ -130,12 +132,13 @@ class AdapterOptions(Settings):
 
     @classmethod
     def pop(cls, arguments: dict[str, Any]) -> Self:
-        """Removes our arguments from `arguments` and returns them checked.
+        """Removes this adapter's arguments from `arguments`, checks them and returns them.
 
         Raises:
-            UserError: a value is not one of those allowed.
+            UserError: an argument has a value that is not allowed.
         """
-        given = {name: arguments.pop(name) for name in cls.model_fields if name in arguments}
-        if given.get("truncation", "") is None or isinstance(given.get("truncation"), bool):  # as `hf` has it
-            given["truncation"] = "left"
-        return cls.read(given, place="", source=SOURCE)
+        passed = {name: arguments.pop(name) for name in cls.model_fields if name in arguments}
+        # `hf` takes a bool or None here
+        if passed.get("truncation", "") is None or isinstance(passed.get("truncation"), bool):
+            passed["truncation"] = "left"
+        return cls.read(passed, place="", source=SOURCE)

@@ -1,7 +1,7 @@
-"""What a loaded model's answers rest on: its record in the results file, and the stamp of lm-eval's response cache.
+"""The model's record in the results file, and the settings that lm-eval's response cache is stamped with.
 
-The cache's keys hold a request's arguments only, so a database used with two models, or one model at two lengths,
-would silently return the first one's answers.
+The keys of the response cache hold a request's arguments only. So a cache that was used with another model, or with the
+same model at another length, would silently return wrong answers. The stamp prevents that.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from sbeval.results.records import ModelRecord, recorded_command
 
 STAMP_KEY = "sbeval:settings"
 _INPUTS = "inputs"
-# arguments that answers do not depend on, or that have a setting or an input of their own
+# arguments that answers do not depend on, or that have an entry of their own in the settings or inputs
 APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("trust_remote_code", "tokenizer", "revision", "subfolder", "dtype"),
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
-    """Returns the name of the attention implementation: ours, or that of transformers for softmax attention."""
+    """Returns the name of the attention implementation: one of ours for stick-breaking, else that of transformers."""
     config = text_config(getattr(model, "config", None))
     if (head_dim := _stickbreaking_head_dim(config)) is not None:
         if chosen != "auto":
@@ -70,12 +70,12 @@ def _stickbreaking_head_dim(config: Any) -> int | None:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
-    """Returns the dtype of the first floating-point parameter."""
+    """Returns the dtype of the model's first floating-point parameter, None if it has none."""
     return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
 
 
 def model_record(opened: Opened, prepared: Prepared, session: Session | None) -> ModelRecord:
-    """Returns the record of a finished run; encoder-decoder models have no session."""
+    """Returns the `ModelRecord` of a finished run; `session` is None for an encoder-decoder model."""
     model, source, options = opened.model, opened.source, opened.options
     config = text_config(getattr(model, "config", None))
     facts = model_facts(config, str(opened.folder) if opened.folder else None, model) | {"format": opened.format}
@@ -101,7 +101,7 @@ def model_record(opened: Opened, prepared: Prepared, session: Session | None) ->
 
 
 def _session_facts(session: Session) -> dict[str, Any]:
-    """Returns the part of a `ModelRecord` that is known once requests were answered."""
+    """Returns the fields of a `ModelRecord` that are known only after requests were answered."""
     extrapolation, self_test = session.rope.extrapolation, session.self_test
     return {
         "rope_scaling": session.rope.in_force,
@@ -114,7 +114,7 @@ def _session_facts(session: Session) -> dict[str, Any]:
 
 def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
     """Fills the fields of a `ModelRecord` from config.json, the checkpoint's folder and the loaded model."""
-    own = getattr(config, "model_type", None) == "sbeval"
+    is_ours = getattr(config, "model_type", None) == "sbeval"
     by_name = getattr(config, "_attn_implementation", None) == STICKBREAKING
     recipe, training_seed = _training(folder)
     facts: dict[str, Any] = {
@@ -123,10 +123,10 @@ def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
         "training_length_tokens": training_length_tokens(config),
         "declared_length_tokens": declared_length_tokens(config),
         "extended_from": getattr(config, "extended_from", None),
-        "attention": config.scheme if own else STICKBREAKING if by_name else getattr(config, "model_type", None),
+        "attention": config.scheme if is_ours else STICKBREAKING if by_name else getattr(config, "model_type", None),
         "sliding_window": positive(getattr(config, "sliding_window", None)),
-        "remainder": config.remainder if own else None,
-        "head_norm": config.head_norm if own else None,
+        "remainder": config.remainder if is_ours else None,
+        "head_norm": config.head_norm if is_ours else None,
         "recipe": recipe,
         "training_seed": training_seed,
     }
@@ -138,7 +138,7 @@ def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any]:
-    """Returns the device's name and the most memory that was allocated, nothing of a CPU."""
+    """Returns the GPU's name and the peak memory of all GPUs in bytes; nothing for a CPU."""
     if device.type != "cuda":
         return {}
     allocated = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
@@ -146,7 +146,7 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 
 def opened_parts(opened: Opened) -> Parts:
-    """Returns the parts of a loaded model, as `model_parts` does."""
+    """Returns the parts of a loaded model's fingerprint, as `model_parts` does."""
     return model_parts(opened.source, opened.arguments, model=opened.model, tokenizer=opened.tokenizer)
 
 
@@ -155,7 +155,7 @@ def model_parts(source: str | None, arguments: Mapping[str, Any], *, model: Any,
 
     Args:
         source: the folder or hub id that the model was loaded from, None for a model in memory.
-        arguments: the arguments of `hf` with which it was loaded.
+        arguments: the arguments of `hf` that the model was loaded with.
         model: the loaded model.
         tokenizer: its tokenizer.
     """
@@ -166,9 +166,9 @@ def model_parts(source: str | None, arguments: Mapping[str, Any], *, model: Any,
         parts = {"weights": _tensors_sha256(model)}
         for name in ("config", "generation_config"):
             settings = getattr(model, name, None)
-            kept = settings.to_dict() if settings else {}
-            kept.pop("_name_or_path", None)
-            parts[f"{name}.json"] = short_sha256(json.loads(json.dumps(kept, default=str)))
+            saved_settings = settings.to_dict() if settings else {}
+            saved_settings.pop("_name_or_path", None)
+            parts[f"{name}.json"] = short_sha256(json.loads(json.dumps(saved_settings, default=str)))
     for name in ("peft", "delta"):
         if adapter := arguments.get(name):
             parts |= named(name, checkpoint_parts(adapter, revision=revision))
@@ -181,39 +181,40 @@ def model_parts(source: str | None, arguments: Mapping[str, Any], *, model: Any,
 
 
 def check_cache(database: Any, session: Session) -> None:
-    """Checks that a response cache fits a session's settings.
+    """Checks that a response cache was made with the session's settings.
 
     Raises:
-        UserError: it was made with other settings, or several processes share the windows of this run.
+        UserError: it was made with other settings, or several ranks share the windows or the model of this run.
     """
     opened = session.opened
-    if opened.shares_model or opened.options.context_parallel > 1:  # some windows would be in the cache of one process
+    # each rank's cache would lack the answers that other ranks compute
+    if opened.shares_model or opened.options.context_parallel > 1:
         shares = "tp_plan" if opened.shares_model else "context_parallel"
-        raise UserError(f"Expected no response cache beside {shares}, found --use_cache: leave one of them out.")
+        raise UserError(f"--use_cache does not work with {shares}: leave one of them out.")
     stamp(database, run_settings(session))
 
 
 def stamp(database: Any, settings: Mapping[str, Any]) -> None:
     """Writes the settings into an empty response cache, an `SqliteDict`, or compares them with those of a used one.
 
-    They are JSON-ready values by name; `inputs` are the parts of a fingerprint.
+    `settings` are JSON-ready values by name; the entry `inputs` holds the parts of a fingerprint.
 
     Raises:
-        UserError: the cache was made with other settings or inputs, or by an earlier version or another model.
+        UserError: the cache was made with other settings or inputs, by an earlier version or by another kind of model.
     """
-    given = json.loads(json.dumps(settings))
-    # looked for and written in one statement, so that of two models that start together the cache is one's
+    expected = json.loads(json.dumps(settings))
+    # one SQL statement tests and writes, so that two processes that start together cannot both stamp the cache
     insert = "INSERT INTO {0} SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM {0})"
-    database.conn.execute(insert.format(f'"{database.tablename}"'), (STAMP_KEY, database.encode(given)))
-    if (found := database.get(STAMP_KEY)) is None or _INPUTS not in found:
-        expected = "Expected a response cache made by this version of the model sb"
-        raise UserError(f"{expected}, found one without its settings: name another file with --use_cache.")
+    database.conn.execute(insert.format(f'"{database.tablename}"'), (STAMP_KEY, database.encode(expected)))
+    if (stored := database.get(STAMP_KEY)) is None or _INPUTS not in stored:
+        wanted = "Expected a response cache made by this version of the model sb"
+        raise UserError(f"{wanted}, found one without its settings: name another file with --use_cache.")
     differences = [
-        f"{name}={found.get(name)!r} instead of {given.get(name)!r}"
-        for name in {**found, **given}
-        if found.get(name) != given.get(name) and name != _INPUTS
+        f"{name}={stored.get(name)!r} instead of {expected.get(name)!r}"
+        for name in {**stored, **expected}
+        if stored.get(name) != expected.get(name) and name != _INPUTS
     ]
-    if changed := changes(found[_INPUTS], given[_INPUTS]):
+    if changed := changes(stored[_INPUTS], expected[_INPUTS]):
         differences.append(f"other inputs ({changed})")
     if differences:
         raise UserError(
@@ -223,7 +224,7 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
 
 
 def run_settings(session: Session) -> dict[str, Any]:
-    """Returns the settings that answers depend on by name, JSON-ready, with the fingerprint of their inputs.
+    """Returns the settings that answers depend on, as JSON-ready values by name, with the fingerprint of the inputs.
 
     Raises:
         UserError: a file of the checkpoint cannot be read.
@@ -246,9 +247,10 @@ def run_settings(session: Session) -> dict[str, Any]:
         **{name: getattr(opened, name) for name in _OF_OPENED},
         "self_test": session.self_test.ways(),
         "arguments": passed,
-        # where the tokenizer adds no suffix, both values give the same answers
+        # both values give the same answers unless the tokenizer adds a suffix
         **({"template_suffix": options.template_suffix} if (added_to_texts(opened) or {}).get("suffix") else {}),
-        **({} if options.thinking_tokens is None else {"answers_with_facts": True}),  # the cache holds facts then
+        # with thinking, the cache holds facts beside the answers
+        **({} if options.thinking_tokens is None else {"answers_with_facts": True}),
     }
 
 
@@ -257,7 +259,7 @@ def _json_ready(value: Any) -> Any:
 
 
 def _read(files: Callable[[], T]) -> T | None:
-    """Calls a function that reads files; returns None if they are gone, since the numbers of a finished run stand."""
+    """Calls a function that reads files; returns None if they are gone: that must not spoil a finished run's record."""
     try:
         return files()
     except OSError:
@@ -265,7 +267,7 @@ def _read(files: Callable[[], T]) -> T | None:
 
 
 def _training(pretrained: str | None) -> tuple[str | None, int | None]:
-    """Returns recipe and seed from the record that `sbeval train` leaves in a checkpoint, None where there is none."""
+    """Returns recipe name and seed from the training record in a checkpoint's folder, None and None without one."""
     try:
         recipe = read_json_object(Path(pretrained or "") / "training_record.json", "the record of a training")["recipe"]
         name, seed = recipe["name"], recipe["seed"]
@@ -275,7 +277,7 @@ def _training(pretrained: str | None) -> tuple[str | None, int | None]:
 
 
 def _tensors_sha256(model: nn.Module) -> str:
-    """Returns a hash over the name, dtype and values of every parameter and buffer of a model in memory."""
+    """Returns a hash of the name, shape, dtype and values of every tensor in the state dict of a model in memory."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -1,9 +1,10 @@
-"""Where RoPE puts the tokens of a request: frequencies and a method of extrapolation, gone when the request is done.
+"""RoPE scaling and extrapolation for one request at a time: both are set before the request and restored after it.
 
-A method stands in the place of a loaded model's own attention: this family's or transformers'. An attention of
-transformers rotates queries and keys by a function of its file, caches the keys, and looks its kernel up in a table. It
-gets a copy of its forward in which that function rotates nothing and every entry of the table is ours, which rotates.
-Keys are then cached unrotated, so that a cache serves whatever zone they turn out to be in.
+An extrapolation method replaces the attention of a loaded model, either this project's or that of transformers. An
+attention module of transformers rotates queries and keys with a function of its file, caches the keys, and looks its
+kernel up in a table. While the method is in force, the module has a copy of its forward in which that function rotates
+nothing, and in which every entry of the table is ours and rotates. So the KV cache holds unrotated keys, and every key
+can be rotated by whatever position the method gives it later.
 """
 
 import contextlib
@@ -33,16 +34,16 @@ _SAMPLE_TOKENS = 8
 
 
 class RequestRope:
-    """The RoPE scaling and the method of extrapolation of a run, from `parse_rope_scaling` and `parse_extrapolation`.
+    """A run's RoPE scaling and extrapolation method, from `parse_rope_scaling` and `parse_extrapolation`.
 
     Raises:
-        UserError: a scaling or a method is given and the model has no rotary embeddings it could be applied to, or the
-            method's numbers do not suit the training length.
+        UserError: the model has no rotary embeddings to which the scaling or the method can be applied, or the method's
+            numbers do not suit the training length.
 
     Attributes:
-        in_force: the RoPE scaling in force, given by the user or by the checkpoint; None where there is none. Where
-            sliding-window layers are scaled too, a mapping from the type of layer to its scaling.
-        by_length: frequencies of some layers depend on the request's length, so that a batch holds one length only.
+        in_force: the RoPE scaling from the user or else from the checkpoint; None if there is none. If sliding-window
+            layers are scaled as well, a mapping from the type of layer to its scaling.
+        by_length: whether frequencies of some layers depend on the request's length; batches then hold one length only.
     """
 
     def __init__(
@@ -53,14 +54,17 @@ class RequestRope:
         extrapolation: Extrapolation | Mapping[str, Any] | None = None,
         tokenizer: Any = None,
     ) -> None:
-        if isinstance(extrapolation, Mapping):  # LongRoPE's factors
+        if isinstance(extrapolation, Mapping):  # the factors of LongRoPE, which is a RoPE scaling
             if scaling is not None:
-                expected = "Expected extrapolation=longrope without rope_scaling, which it is"
-                raise UserError(f"{expected}, found both: remove one of them from --model_args.")
+                raise UserError(
+                    "extrapolation=longrope sets a RoPE scaling itself and does not work with rope_scaling: remove one "
+                    "of them from --model_args."
+                )
             scaling, extrapolation = extrapolation, None
         self._scaling = scaling
-        given: dict[str, Any] = {"scaling": scaling, "original_length_tokens": original_length_tokens}
-        self._held = functools.partial(held_rope_frequencies, model, **given)
+        self._held = functools.partial(
+            held_rope_frequencies, model, scaling=scaling, original_length_tokens=original_length_tokens
+        )
         self.in_force = _in_force(model, scaling)
         self.by_length = any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope_entries(self.in_force).values())
         self._changes: Changes = []
@@ -73,7 +77,7 @@ class RequestRope:
             self._changes = extrapolating(model, self.extrapolation, tokenizer)
 
     def frequencies(self, length_tokens: int) -> Hashable:
-        """Returns what is the same for requests of two lengths where their frequencies are."""
+        """Returns a key for the frequencies at this length; two lengths with equal keys may share a batch of slots."""
         if not self.by_length:
             return None
         with self._held(length_tokens=length_tokens) as frequencies:
@@ -81,7 +85,7 @@ class RequestRope:
 
     @contextlib.contextmanager
     def hold(self, length_tokens: int) -> Iterator[None]:
-        """Applies, until the block ends, what a request of this length needs; tokens it may generate count."""
+        """Applies scaling and extrapolation for a request of this length, tokens to generate included, in the block."""
         with contextlib.ExitStack() as stack:
             if self._scaling is not None or self.by_length:
                 stack.enter_context(self._held(length_tokens=length_tokens))
@@ -90,10 +94,10 @@ class RequestRope:
 
     @torch.no_grad()
     def _check_reached(self, model: Any, tokenizer: Any) -> None:
-        """Checks that scaled frequencies change what a model computes: some compute their own whenever they are read.
+        """Checks that changed frequencies change the logits; some models compute frequencies of their own in each pass.
 
         Raises:
-            UserError: they do not, or its own code fails with them.
+            UserError: the logits do not change, or the model's code fails.
         """
         try:
             with self.hold(1):
@@ -102,39 +106,39 @@ class RequestRope:
             expected = model(input_ids=tokens, use_cache=False).logits
             with held_rope_frequencies(model, 1, {"rope_type": "linear", "factor": 3.7}):
                 same = torch.equal(model(input_ids=tokens, use_cache=False).logits, expected)
-            fault = "not changed by it" if same else ""
+            fault = f"rope_scaling does not change the logits of {type(model).__name__}" if same else ""
         except UserError:
             raise
-        except Exception as error:  # models' code raises anything
-            fault = f"which fails ({first_line(error)})"
+        except Exception as error:  # the code of a model can raise anything
+            fault = f"{type(model).__name__} fails with rope_scaling ({first_line(error)})"
         if fault:
-            words = f"Expected a model whose logits rope_scaling changes, found {type(model).__name__}, {fault}"
-            raise UserError(f"{words}: remove rope_scaling from --model_args.")
+            raise UserError(f"{fault}: remove rope_scaling from --model_args.")
 
 
 def _in_force(model: nn.Module, scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the scaling of the layers that see the whole text, or scalings by type of layer where others have one."""
-    own = rope_entries(getattr(text_config(getattr(model, "config", None)), "rope_parameters", None))
-    scaled = {name: dict(entry) for name, entry in own.items() if kind_of(entry) != "default"}
+    """Returns the scaling of the layers that see the whole text; scalings by type of layer if other layers have one."""
+    entries = rope_entries(getattr(text_config(getattr(model, "config", None)), "rope_parameters", None))
+    scaled = {name: dict(entry) for name, entry in entries.items() if kind_of(entry) != "default"}
     if scaling is not None:
-        scaled[GLOBAL_LAYERS if GLOBAL_LAYERS in own else ""] = dict(scaling)
+        scaled[GLOBAL_LAYERS if GLOBAL_LAYERS in entries else ""] = dict(scaling)
     if not scaled:
         return None
     return next(iter(scaled.values())) if scaled.keys() <= {"", GLOBAL_LAYERS} else scaled
 
 
 def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None) -> Changes:
-    """Returns what makes a model attend by a method.
+    """Returns the attributes to replace so that a model attends by an extrapolation method.
 
     Raises:
-        UserError: it has no rotary embeddings, windows of its own, or an attention that is not known here.
+        UserError: the model has no rotary embeddings, has sliding windows, or has an attention of an unknown kind.
     """
     name = type(model).__name__
     config = text_config(getattr(model, "config", None))
     if positive(getattr(config, "sliding_window", None)) or set(sliding_windows(model) or [0]) != {None}:
-        expected = f"Expected a model whose layers all see the whole text for extrapolation={method}"
-        remedy = "remove extrapolation from --model_args"
-        raise UserError(f"{expected}, found {name} with windows or other caches: {remedy}.")
+        raise UserError(
+            f"extrapolation={method} needs a model whose layers all see the whole text, and {name} has sliding windows "
+            "or other caches: remove extrapolation from --model_args."
+        )
     changes: Changes = [
         (module, {"held_extrapolation": method})
         for module in model.modules()
@@ -142,16 +146,17 @@ def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None
     ]
     changes = changes or _in_transformers(model, method)
     if not changes:
-        expected = f"Expected a model with rotary embeddings for extrapolation={method}"
-        remedy = "remove extrapolation from --model_args"
-        raise UserError(f"{expected}, found {name}, which has none that are known here: {remedy}.")
+        raise UserError(
+            f"extrapolation={method} needs rotary embeddings of a known kind, and {name} has none: remove "
+            "extrapolation from --model_args."
+        )
     _check_short_text(model, changes, method, tokenizer)
     return changes
 
 
 def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
     rotaries = [module for module in model.modules() if hasattr(module, "rope_type") and hasattr(module, "inv_freq")]
-    if len(rotaries) != 1:  # none, or one for every kind of layer
+    if len(rotaries) != 1:  # no rotary embedding, or one for each type of layer
         return []
     rotary: Any = rotaries[0]
 
@@ -162,11 +167,12 @@ def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
         value_BGKD: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        **others: Any,
+        **options: Any,
     ) -> tuple[Tensor, None]:
-        """Returns [B, Q, H, D] and no weights."""
+        """Returns [B, Q, H, D] and, in place of attention weights, None."""
         frequencies = RopeFrequencies(rotary.inv_freq, float(rotary.attention_scaling))
-        attention = ExtrapolatedAttention(method, frequencies, angle_dtype=query_BHQD.dtype)  # as rotary embeddings do
+        # in the dtype that the model's own rotary embedding uses
+        attention = ExtrapolatedAttention(method, frequencies, angle_dtype=query_BHQD.dtype)
         scale = query_BHQD.shape[-1] ** -0.5 if scaling is None else scaling
         start_B = None if attention_mask is None else _starts(attention_mask)
         output_BHQD = attention(query_BHQD, key_BGKD, value_BGKD, scale=scale, seq_start_B=start_B)
@@ -182,15 +188,16 @@ def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether a module has a forward of accelerate's or a caller's; copies of its class's own are the adapter's."""
-    of_class, own = type(module).forward, vars(module).get("forward")
-    if own is None:
+    """Whether accelerate or a caller has replaced a module's forward; the adapter's own copies do not count."""
+    of_class, replaced = type(module).forward, vars(module).get("forward")
+    if replaced is None:
         return False
-    return inspect.unwrap(getattr(own, "__func__", own), stop=lambda function: function is of_class) is not of_class
+    forward = getattr(replaced, "__func__", replaced)
+    return inspect.unwrap(forward, stop=lambda function: function is of_class) is not of_class
 
 
 def _copied(forward: Any, attend: Callable[..., Any]) -> Any:
-    """Returns an attention's forward that leaves rotation and attention to `attend`; None for any other forward."""
+    """Returns a copy of an attention's forward in which `attend` rotates and attends; None for any other forward."""
     unrotated = with_name(forward, "apply_rotary_pos_emb", lambda rotate: _leave if turns_halves(rotate) else None)
     return with_attention(unrotated, lambda function: attend)
 
@@ -200,29 +207,33 @@ def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tens
 
 
 def _starts(mask_B1QK: Any) -> Tensor | None:
-    """Returns the first key [B] that the newest query sees, None if it is the first of all everywhere.
+    """Returns the index [B] of the first key that the newest query of each text sees, None if it is 0 for all texts.
 
     Raises:
-        UserError: the mask is another attention's than eager's or sdpa's, or the newest key is not the newest query's.
+        UserError: the mask is not one of eager attention or SDPA, or the cache has room behind the newest key.
     """
     if not isinstance(mask_B1QK, Tensor) or mask_B1QK.dim() != 4:
-        expected = "Expected attention of transformers that takes a mask of queries by keys for extrapolation"
-        raise UserError(f"{expected}, found another: give attn_implementation=sdpa.")
+        raise UserError(
+            "extrapolation needs an attention implementation with a mask of queries by keys, and this model has "
+            "another: pass attn_implementation=sdpa in --model_args."
+        )
     newest_BK = mask_B1QK[:, 0, -1]
     seen_BK = newest_BK if newest_BK.dtype == torch.bool else newest_BK == 0
     if not bool(seen_BK[:, -1].all()):
-        expected = "Expected a cache that holds the text alone for extrapolation"
-        raise UserError(f"{expected}, found room behind it: leave cache_implementation out.")
+        raise UserError(
+            "extrapolation needs a KV cache that holds only the text, and this one has room behind the text: leave "
+            "cache_implementation out."
+        )
     start_B = seen_BK.to(torch.int8).argmax(-1)
     return start_B if bool(start_B.any()) else None
 
 
 @torch.no_grad()
 def _check_short_text(model: Any, changes: Changes, method: Extrapolation, tokenizer: Any) -> None:
-    """Checks that texts for which the method changes nothing have the logits of the model as it is.
+    """Checks that a text that is too short for the method to change anything has the model's own logits.
 
     Raises:
-        UserError: they differ, so the attention does more than is known here.
+        UserError: the logits differ, so the model's attention does something that this module does not know.
     """
     tokens = _sample(model, tokenizer, min(_SAMPLE_TOKENS, method.unchanged_tokens))
 
@@ -231,15 +242,15 @@ def _check_short_text(model: Any, changes: Changes, method: Extrapolation, token
         return logits[0]
 
     with held(changes):
-        found = read()
-    if not same_logits(model, read, found):
+        extrapolated = read()
+    if not same_logits(model, read, extrapolated):
         raise UserError(
-            f"Expected an attention that is known here for extrapolation={method}, found {type(model).__name__}, whose "
-            "attention does more: remove extrapolation from --model_args."
+            f"extrapolation={method} does not fit {type(model).__name__}, whose attention computes more than softmax "
+            "attention with rotary embeddings: remove extrapolation from --model_args."
         )
 
 
 def _sample(model: Any, tokenizer: Any, count: int) -> Tensor:
-    """Returns the first tokens [1, count] of a text."""
+    """Returns token ids [1, count] of ordinary text."""
     tokens = sample_tokens(tokenizer, model.get_input_embeddings().weight.shape[0], count)
     return torch.tensor(tokens, device=model.device)[None]

@@ -1,4 +1,4 @@
-"""`Session`: a prepared model with what every request needs, from batch limits and RoPE to the response cache."""
+"""`Session`: a prepared model with everything that a request needs, such as batch limits, RoPE and response cache."""
 
 import dataclasses
 import logging
@@ -29,23 +29,23 @@ logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS = 65536
 CPU_BATCH_TOKENS = 8192
-_SHARED_SLOTS = 8  # of processes with a tensor plan, which may not count on equal memory
+_SHARED_SLOTS = 8  # for ranks that share a model by tensor parallelism: their free memory may differ
 
 
 @dataclasses.dataclass(slots=True)
 class Meter:
-    """Adds up the tokens the model has read, without padding, and the seconds of finished batches."""
+    """Counts the tokens that the model has read, without padding, and the seconds that finished batches took."""
 
     tokens: int = 0
     seconds: float = 0.0
     _since: float = 0.0
 
     def begin(self) -> None:
-        """Counts the time of the next batch from now."""
+        """Starts the clock for the next batch."""
         self._since = time.perf_counter()
 
     def add(self, tokens: int) -> None:
-        """Adds a finished batch, and counts the time of the next from now."""
+        """Counts a finished batch, and starts the clock for the next one."""
         now = time.perf_counter()
         self.tokens += tokens
         self.seconds += now - self._since
@@ -53,19 +53,19 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Average over the run; None before anything has run."""
+        """The average over the run; None before anything has run."""
         return self.tokens / self.seconds if self.seconds > 0 else None
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Tally:
-    """Counts generated answers of this process.
+    """Counts the answers that this process has generated.
 
     Attributes:
         chat: whether prompts were written with a chat template.
-        cut: those that took all of their budget without an end.
-        thinking_cut: those before which the thinking had taken its budget and had to be ended.
-        thinking_stopped: those before which the model ended the text without an end of its thinking.
+        cut: answers that used up their budget without reaching an end.
+        thinking_cut: answers whose thinking had used up its budget and had to be ended.
+        thinking_stopped: answers before which the model ended the whole text without ending its thinking.
         thinking_tokens: tokens of thinking.
     """
 
@@ -77,19 +77,19 @@ class Tally:
     thinking_tokens: int = 0
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Counts an answer with its facts, such as `answer_cut`."""
+        """Counts an answer by its facts, such as `answer_cut`."""
         self.answers += 1
         self.cut += facts.get("answer_cut", 0)
         for name in ("thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + facts.get(name, 0))
 
     def merge(self, other: Self) -> None:
-        """Adds another tally and warns of cut answers, except those of base models, which never end their answers."""
+        """Adds another tally, and warns of cut answers; not for base models, which never end their answers."""
         for name in ("answers", "cut", "thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for count, fault in (
-            (other.thinking_cut, "asked for before the model had ended its thinking: raise thinking_tokens"),
-            (other.thinking_stopped, "asked for again: the model had ended its text without an end of its thinking"),
+            (other.thinking_cut, "requested before the model had ended its thinking: raise thinking_tokens"),
+            (other.thinking_stopped, "requested again because the model ended its text without ending its thinking"),
         ):
             if count:
                 logger.warning("%d of %d answers were %s", count, other.answers, fault)
@@ -101,26 +101,26 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """A prepared model, and the settings under which it answers requests.
+    """A prepared model with the settings under which it answers requests.
 
     Attributes:
         opened: the loaded model, its tokenizer and the user's arguments.
         prepared: the changes to the model that stayed.
-        scorer: log-probabilities of targets.
-        rope: the RoPE scaling and the extrapolation of each request.
-        meter: tokens that the model has read so far, and the seconds that this took.
-        learned_positions: the number of learned positions, None if positions are not learned.
-        batches: limits for lm-eval's own requests; as many rows as in `hf`.
-        own_batches: limits for this project's requests.
-        generation_batches: limits where transformers' own loop generates.
-        slots: limits where texts are generated side by side.
+        scorer: computes log-probabilities of target tokens.
+        rope: sets RoPE scaling and extrapolation for each request.
+        meter: the tokens that the model has read so far, and the seconds that this took.
+        learned_positions: the number of learned position embeddings, None if the model has none.
+        batches: limits for lm-eval's own request types; a fixed batch size means as many rows as in `hf`.
+        own_batches: limits for this project's request types.
+        generation_batches: limits for generation with transformers' own loop.
+        slots: limits for generation in slots.
         batches_ahead: how many batches the device computes while the host reads the scores of one.
         cache_hook: lm-eval's response cache.
-        quiet: whether progress bars are hidden, as in every process but the first.
-        thinking: the budget and the end of a model's thinking, None where the model writes answers alone.
+        quiet: whether progress bars are hidden, as on every rank but rank 0.
+        thinking: budget and end marker of the model's thinking, None if the model only writes answers.
         tally: counts of generated answers.
-        real: the ways in which the model may be run, and the checked batches of the run.
-        relay: streams with which several GPUs work at once if layers are spread over them, None for other models.
+        real: how the model may be run, and which batches of the run have been checked.
+        relay: streams by which the GPUs of a model with pipeline placement work at once, None for other models.
         begun: hashes of the chat prompts that end inside the model's answer.
     """
 
@@ -148,13 +148,14 @@ class Session:
         """Returns the session of a causal language model.
 
         Raises:
-            UserError: rope_scaling or extrapolation without rotary embeddings, extrapolation together with
-                context_parallel, or no room for a token by configuration and tokenizer.
+            UserError: rope_scaling or extrapolation was passed for a model without rotary embeddings; extrapolation was
+                passed together with context_parallel; or `max_length` is below one token.
         """
         if opened.max_length < 1:
-            expected = "Expected a model that takes at least one token"
-            remedy = "pass max_length in --model_args, or correct the checkpoint's configuration"
-            raise UserError(f"{expected}, found a longest input of {opened.max_length}: {remedy}.")
+            raise UserError(
+                f"The model's longest input, max_length, is {opened.max_length} tokens: pass max_length in "
+                "--model_args, or correct the checkpoint's configuration."
+            )
         model, options, on_cpu = opened.model, opened.options, opened.device.type == "cpu"
         rope = RequestRope(
             model, options.rope_scaling, options.training_length, options.extrapolation, opened.tokenizer
@@ -162,6 +163,7 @@ class Session:
         automatic = opened.batch_size == "auto"
         relay = Relay.of(model)
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
+        # a fixed batch size stays, also 1: in bf16 a matmul with more rows rounds differently, and could change answers
         batches = BatchLimits(
             max_rows=opened.max_batch_size if automatic else int(opened.batch_size),
             max_tokens=tokens if automatic or options.max_batch_tokens else None,
@@ -178,7 +180,7 @@ class Session:
             generation_batches=batches,
             slots=SlotLimits(
                 slots=(_SHARED_SLOTS if opened.shares_model else None) if automatic else int(opened.batch_size),
-                most_slots=opened.arguments.get("max_batch_size"),  # `max_batch_size` of `hf` has a default
+                most_slots=opened.arguments.get("max_batch_size"),  # not `opened.max_batch_size`, which has a default
                 max_tokens=options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu and automatic else None),
                 prompt_tokens=tokens,
             ),
@@ -201,28 +203,28 @@ class Session:
 
     @property
     def self_test(self) -> Outcome:
-        """The ways in which the model may be run, by now."""
+        """The outcome of the self-test, updated by checks of the run's batches so far."""
         return self.real.outcome
 
     def autocast(self) -> torch.autocast:
-        """Returns the context in which the model runs."""
+        """Returns the autocast context in which the model runs, disabled without mixed precision."""
         mixed = self.opened.mixed_precision_dtype
         return torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None)
 
     def note_chat(self, text: str, *, begins_answer: bool) -> None:
-        """Notes that prompts come from a chat template, and which of them end inside the model's answer."""
+        """Records that prompts come from a chat template, and whether this prompt ends inside the model's answer."""
         self.tally.chat = True
         if begins_answer:
             self.begun.add(hash(text))
 
     def with_cache(self, cache_hook: CacheHook) -> Self:
-        """Returns the session with another response cache."""
+        """Returns a copy of the session with another response cache."""
         return dataclasses.replace(self, cache_hook=cache_hook)
 
     def check_tokens(self, requests: Iterable[tuple[str, Iterable[Sequence[int] | NDArray[Any]]]]) -> None:
         """Checks that the model has an embedding for every token, before any request runs.
 
-        `requests` are names of requests, each with its token sequences.
+        `requests` are the names of requests, each with its token sequences.
 
         Raises:
             UserError: a token has no embedding; the message names the request.
@@ -239,7 +241,7 @@ class Session:
                     )
 
     def check_positions(self, length_tokens: int) -> None:
-        """Checks that the model has positions for a request.
+        """Checks that the model has enough learned positions for a request.
 
         Raises:
             UserError: the request is longer than the model's learned positions.
@@ -256,7 +258,9 @@ def _scorer(opened: Opened) -> TokenScorer:
     if options.context_parallel == 1:
         return TokenScorer(opened.model, non_finite=options.non_finite)
     if options.extrapolation is not None:
-        expected = f"Expected no extrapolation beside context_parallel={options.context_parallel}"
-        raise UserError(f"{expected}, found {options.extrapolation}: remove one of them from --model_args.")
+        raise UserError(
+            f"extrapolation={options.extrapolation} does not work with context_parallel={options.context_parallel}: "
+            "remove one of them from --model_args."
+        )
     context = join_context(opened.model, options.context_parallel, opened.device)
     return ContextParallelScorer(opened.model, context, non_finite=options.non_finite)

@@ -1,4 +1,4 @@
-"""What happens to prompts and contexts that do not fit into `max_length`."""
+"""Cuts prompts and contexts that do not fit into `max_length` on the left, or refuses them."""
 
 import dataclasses
 import logging
@@ -21,12 +21,12 @@ Pairs = Sequence[tuple[list[int], list[int]]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt to continue, with the index of its request and the setting as `normalize_gen_kwargs` returns it.
+    """A prompt to continue, with the index of its request and its generation settings from `normalize_gen_kwargs`.
 
     Attributes:
-        tokens: int64 [P], those that fit.
-        cut_tokens: how many were cut on the left.
-        beginning: words that are put between the thinking and the answer.
+        tokens: int64 [P], the tokens that fit.
+        cut_tokens: the number of tokens that were cut on the left.
+        beginning: text that is put between the model's thinking and its answer.
     """
 
     index: int
@@ -37,12 +37,12 @@ class Prompt:
 
     @property
     def length_tokens(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Most tokens of prompt and answer together."""
         return len(self.tokens) + int(self.setting["max_gen_toks"])
 
 
 class Context(NamedTuple):
-    """Model inputs that score a continuation, all of it but the last token, and how many were cut on the left."""
+    """The inputs that score a continuation, all tokens but the last, and how many tokens were cut on the left."""
 
     inputs: tuple[int, ...]
     cut_tokens: int
@@ -56,24 +56,27 @@ def fit_prompts(
 ) -> list[Prompt]:
     """Cuts prompts on the left so that prompt, thinking and generation budget fit into `max_length`.
 
-    A setting's `answer_prefix` are words with which the answer of a model begins that thinks `thinking_tokens`.
+    A setting's `answer_prefix` is text with which the answer begins if the model thinks before it.
 
     Raises:
-        UserError: a prompt is too long, and it is one of this project's tasks or `truncation` is "error"; or a
-            generation budget leaves no room for a prompt or is below one token; or tasks count on another thinking.
+        UserError: a prompt is too long, and belongs to one of this project's tasks or `truncation` is "error"; a
+            generation budget is below one token or leaves no room for a prompt; or a task was built for another number
+            of `thinking_tokens`.
     """
     budgets = [setting["max_gen_toks"] for setting in settings]
     if min(budgets, default=1) < 1:
         raise UserError(f"Expected max_gen_toks of at least one token, found {min(budgets)}: check the task.")
-    given = session.thinking and session.thinking.tokens
-    if others := {setting.get("thinking_tokens", given) for setting in settings} - {given}:
-        expected = f"Expected the model's thinking_tokens to be {max(others)}, as the tasks' metadata has it"
-        raise UserError(f"{expected}, found {given}: name it in --model_args alone, from which tasks read it.")
+    thinking_tokens = session.thinking and session.thinking.tokens
+    if unequal := {setting.get("thinking_tokens", thinking_tokens) for setting in settings} - {thinking_tokens}:
+        raise UserError(
+            f"The tasks' metadata has thinking_tokens={max(unequal)}, but the model has {thinking_tokens}: set it in "
+            "--model_args only, where tasks read it too."
+        )
     beginnings = [""] * len(prompts)
     if session.thinking is not None:
         beginnings = [str(setting.get("answer_prefix", "")) for setting in settings]
         settings = [{key: setting[key] for key in setting if key not in _OF_THINKING} for setting in settings]
-        budgets = [n + session.thinking.room(words) for n, words in zip(budgets, beginnings, strict=True)]
+        budgets = [n + session.thinking.room(prefix) for n, prefix in zip(budgets, beginnings, strict=True)]
     needed = [len(tokens) + budget for tokens, budget in zip(prompts, budgets, strict=True)]
     thinking = f", thinking_tokens={session.thinking.tokens}" if session.thinking else ""
     cuts = _cuts(session, f"prompts{thinking} and the tokens to generate", needed, task_names)
@@ -91,7 +94,7 @@ def fit_prompts(
 
 
 def fit_contexts(session: Session, pairs: Pairs, task_names: Names) -> list[Context]:
-    """Cuts contexts on the left so that the inputs of each (context, continuation) fit into `max_length`.
+    """Cuts contexts on the left so that the inputs of each context with its continuation fit into `max_length`.
 
     Raises:
         UserError: as in `fit_prompts`; or a continuation is empty or longer than `max_length`.
@@ -112,9 +115,9 @@ def fit_contexts(session: Session, pairs: Pairs, task_names: Names) -> list[Cont
 
 
 def record_facts(instance: Any, **facts: Any) -> None:
-    """Adds what is known of an answer to a request's arguments, which lm-eval logs with the sample; zero and None not.
+    """Adds facts about an answer to the request's arguments, which lm-eval logs with the sample.
 
-    A request that has such an entry already keeps it.
+    Facts that are 0 or None are left out. A request that already has such an entry keeps it.
     """
     known = {name: fact for name, fact in facts.items() if fact not in (0, None) or isinstance(fact, bool)}
     if known and not isinstance(instance.arguments[-1], Facts):
@@ -122,7 +125,7 @@ def record_facts(instance: Any, **facts: Any) -> None:
 
 
 class Facts(dict[str, Any]):
-    """The entry that `record_facts` adds to the arguments of a request."""
+    """The entry that `record_facts` adds to a request's arguments."""
 
 
 def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Names) -> list[int]:

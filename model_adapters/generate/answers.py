@@ -1,4 +1,4 @@
-"""Prompts to the texts of answers, behind any thinking."""
+"""From prompts to the texts of answers, after the model's thinking if it thinks."""
 
 import copy
 import dataclasses
@@ -19,13 +19,14 @@ from sbeval.scoring.non_finite import NoText
 from sbeval.scoring.requests import Answer
 
 _THOUGHTS_KEPT = 64
-"""With a response cache, the model thinks about this many prompts before it answers the first of them."""
+"""With a response cache, the model thinks about this many prompts before it answers the first of them. An interrupt
+then loses few thoughts: the cache only keeps complete answers."""
 
 
 def answers_of(session: Session, prompts: Sequence[Prompt]) -> Generator[tuple[int, Answer | NoText], None, None]:
-    """Yields the index of each prompt with its answer, in any order; equal prompts are answered once.
+    """Yields the index of each prompt with its answer, in any order. Equal prompts are answered once.
 
-    A `NoText` stands for an answer whose logits are NaN or infinite.
+    An answer whose logits are NaN or infinite is a `NoText`.
     """
     groups = _same_answers(prompts)
     equal_to = {equal[0].index: equal for group in groups for equal in group}
@@ -62,7 +63,7 @@ def _text(session: Session, prompt: Prompt, continuation: Continuation) -> Answe
 
 
 def _is_cut(session: Session, prompt: Prompt, continuation: Continuation) -> bool:
-    """Whether an answer took all of its budget without an end."""
+    """Whether an answer used up its budget without reaching an end."""
     stop = stop_texts(session.opened.tokenizer, prompt.setting["until"])
     tokens = continuation.tokens
     return len(tokens) >= prompt.setting["max_gen_toks"] and not has_end(session.opened, tokens, stop)
@@ -71,9 +72,9 @@ def _is_cut(session: Session, prompt: Prompt, continuation: Continuation) -> boo
 def _after_thinking(
     session: Session, thinking: Thinking, groups: Sequence[Sequence[Prompt]], thoughts: dict[int, Thought]
 ) -> Continuations:
-    """Generates the thinking of each prompt, puts it into `thoughts`, and then yields the answers behind it."""
+    """Generates the thinking of each prompt, stores it in `thoughts`, and then yields the answers that follow it."""
     pieces: list[Sequence[Sequence[Prompt]]] = [groups]
-    if session.cache_hook.dbdict is not None:  # it keeps what is complete
+    if session.cache_hook.dbdict is not None:  # see `_THOUGHTS_KEPT`
         pieces = [[group[i : i + _THOUGHTS_KEPT]] for group in groups for i in range(0, len(group), _THOUGHTS_KEPT)]
     for piece in pieces:
         prompts = {prompt.index: prompt for prompt in itertools.chain(*piece)}
@@ -91,9 +92,9 @@ def _after_thinking(
 
 
 def _same_answers(prompts: Sequence[Prompt]) -> list[list[list[Prompt]]]:
-    """Returns groups of one setting, in which prompts with the same answer are together.
+    """Groups prompts by setting and, within a setting, by answer: prompts with the same answer form one list.
 
-    Equal prompts have equal greedy continuations; every sampled continuation is drawn for itself.
+    Equal prompts have equal greedy continuations. Sampled continuations are drawn separately for each prompt.
     """
     groups: dict[str, dict[object, list[Prompt]]] = defaultdict(lambda: defaultdict(list))
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""Generation in batches by transformers' own loop, for models and settings that cannot be generated in slots."""
+"""Generation in batches by transformers' own loop, for models and settings that slots do not serve."""
 
 import contextlib
 import dataclasses
@@ -27,12 +27,12 @@ _GREEDY_TOKENS = 8
 
 
 def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
-    """Continues prompts of one setting, and yields the index and the tokens of each as its batch finishes.
+    """Continues prompts of one setting, and yields the index and the tokens of each when its batch is finished.
 
-    `read` reads the only prompt, None if the model reads the prompts.
+    `read` prefills the prompt if there is only one; with None, the model itself reads the prompts.
 
     Raises:
-        UserError: no way to generate texts with this model is right.
+        UserError: the self-test leaves no way to generate texts with this model.
     """
 
     def run(batch: Sequence[Prompt]) -> list[Continuation]:
@@ -41,7 +41,7 @@ def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadP
             return _generate(session, batch, read)
 
     longest_first, begun = sorted(prompts, key=lambda prompt: -prompt.length_tokens), 0
-    while begun < len(longest_first):  # a batch that was wrong is generated again in another way
+    while begun < len(longest_first):  # if the check of a batch fails, its texts are generated again in another way
         limits = session.real.limits(session.generation_batches, "generation")
         for batch, continuations in run_in_batches(
             longest_first[begun:], run, length_tokens=lambda prompt: prompt.length_tokens, limits=limits
@@ -54,9 +54,9 @@ def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadP
 
 
 def _stand(session: Session, batch: Sequence[Prompt], continuations: Sequence[Continuation]) -> bool:
-    """Whether the answers of a batch that are read again are those of whole texts.
+    """Whether the greedy answers of a batch, some of which are read again as whole texts, are right.
 
-    Where tokens are sampled or searched, the first tokens after the same prompts are generated greedily and compared.
+    If the setting samples or searches, a few tokens are generated greedily after the same prompts and checked instead.
     """
     model, length = session.opened.model, batch[0].length_tokens
     padded = len({len(prompt.tokens) for prompt in batch}) > 1
@@ -67,7 +67,7 @@ def _stand(session: Session, batch: Sequence[Prompt], continuations: Sequence[Co
         if why_not_setting(model, setting) is not None:
             setting = {"until": [], "max_gen_toks": min(_GREEDY_TOKENS, setting["max_gen_toks"]), "num_beams": 1}
             if why_not_setting(model, greedy_setting(setting)) is not None:
-                return True  # the model's generation config changes what is chosen
+                return True  # not comparable: the model's own generation config changes which tokens are chosen
             prompts = [dataclasses.replace(prompt, setting={**setting, "do_sample": False}) for prompt in batch]
             continuations = _generate(session, prompts, None)
         if not all(continuation.sound for continuation in continuations):
@@ -105,20 +105,20 @@ def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | No
         if "`model_kwargs` are not used" not in str(error):
             raise
         remedy = "correct them in --gen_kwargs or the task"
-        raise UserError(f"Expected generation arguments that transformers knows, but {error}: {remedy}.") from error
+        raise UserError(f"transformers does not know some generation arguments ({error}): {remedy}.") from error
     ends = kwargs.get("eos_token_id", model.generation_config.eos_token_id)
     continuations = [up_to_end(tokens, ends) for tokens in output[:, input_ids.shape[1] :].tolist()]
     sound = [True] * len(prompts)
     for row, first in enumerate(watch.first_tokens(len(prompts))):
         before = continuations[row][: first - input_ids.shape[1]] if first else continuations[row]
-        # what a row writes after its own answer is complete does not count
+        # tokens that a row generates after its own answer is complete do not count
         if len(before) < len(continuations[row]) and not any(text in tokenizer.decode(before) for text in stop):
             continuations[row], sound[row] = before, False
     return [*map(Continuation, continuations, sound)]
 
 
 def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Sequence[int] | None) -> None:
-    """Checks the answers of an encoder-decoder model, whose rows start with the token that begins every answer.
+    """Checks the logits of an encoder-decoder model's answers; each row starts with the decoder's start token.
 
     Raises:
         NonFiniteError: logits were NaN or infinite before an answer was complete.

@@ -1,4 +1,4 @@
-"""One call of transformers' `generate`, as lm-eval's `hf` makes it."""
+"""One call of transformers' `generate`, with the same arguments as in lm-eval's `hf`."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from sbeval.model_adapters.open.opened import Opened
 def call_generate(
     opened: Opened, ids_BL: Tensor, *, mask_BL: Tensor, stop: Sequence[str], max_length: int, **settings: Any
 ) -> Any:
-    """Returns what the model's `generate` returns; greedy unless `settings` ask for another choice of tokens.
+    """Calls the model's `generate` and returns its output; greedy unless `settings` say otherwise.
 
     Args:
         opened: the model.
         ids_BL: prompts, padded on the left.
         mask_BL: 1 for a prompt's tokens, 0 for padding.
         stop: texts that end an answer.
-        max_length: most tokens of a prompt and its answer.
+        max_length: most tokens of prompt and answer together.
         settings: further arguments of `generate`.
     """
     temperature, samples = settings.get("temperature", 0.0), settings.get("do_sample")
@@ -29,7 +29,7 @@ def call_generate(
         settings["do_sample"] = samples = False
     settings["temperature"] = temperature
     if samples is False and temperature == 0.0:
-        settings.pop("temperature")  # transformers warns of it
+        settings.pop("temperature")  # transformers would warn that it has no effect
     model, tokenizer, mixed = opened.model, opened.tokenizer, opened.mixed_precision_dtype
     criteria = stop_sequences_criteria(tokenizer, list(stop), ids_BL.shape[1], ids_BL.shape[0])
     with torch.autocast(device_type=opened.device.type, dtype=mixed, enabled=mixed is not None):
@@ -46,7 +46,7 @@ def call_generate(
 
 @contextlib.contextmanager
 def without_cache(model: Any) -> Iterator[None]:
-    """Within it, `generate` reads a whole text again for each new token."""
+    """Makes the model's `generate` read the whole text again for each new token, until the block ends."""
     generate = model.generate
     vars(model)["generate"] = lambda **options: generate(**{**options, "use_cache": False})
     try:

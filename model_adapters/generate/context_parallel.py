@@ -1,7 +1,7 @@
-"""Context parallelism: all ranks of a group prefill a prompt together that is longer than a batch.
+"""Context parallelism: all ranks of a group together prefill a prompt that is longer than a batch.
 
-The rank with the request then decodes alone. A turn prefills at most one prompt of each rank, so that no rank holds
-the KV cache of two prompts, and all ranks decode at the same time.
+The rank whose request it is then decodes alone, with all keys and values of its prompt. In one turn, the group prefills
+at most one prompt of each rank. So no rank holds the KV caches of two prompts, and all ranks decode at the same time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ from sbeval.scoring.context_parallel import ContextParallelScorer
 
 
 def prompts_together(session: Session, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ReadPrompt]]:
-    """Yields each long prompt of this process with the function that reads it, and reads those of other processes.
+    """Yields each long prompt of this rank with the function that prefills it; also helps to prefill other ranks' ones.
 
-    The caller calls the function once before it takes the next prompt. It reads all but the prompt's last token.
+    The caller must call the function once before it takes the next prompt. It prefills all but the prompt's last token.
 
     Raises:
         DoesNotFit: memory ran out.
@@ -43,9 +43,9 @@ def prompts_together(session: Session, prompts: Sequence[Prompt]) -> Iterator[tu
 
 
 class _Turn:
-    """Reads one prompt of each rank; all processes call it once.
+    """Prefills one prompt of each rank; every rank calls it once.
 
-    `lengths` are the ranks, each with the most tokens of its prompt and answer.
+    `lengths` holds, for each of these ranks, the most tokens of its prompt and answer.
     """
 
     def __init__(self, session: Session, scorer: ContextParallelScorer, lengths: Sequence[tuple[int, int]]) -> None:
@@ -54,7 +54,7 @@ class _Turn:
 
     def __call__(self, ids_1L: Tensor | None = None, cache: Cache | None = None) -> None:
         session, context = self._session, self._scorer.context
-        if self._over:  # this process alone tries again, since its memory ran out
+        if self._over:  # this rank ran out of memory and tries again, but the other ranks have gone on
             raise DoesNotFit(self._does_not_fit(dict(self._lengths)[context.rank]))
         for rank, length_tokens in self._lengths:
             with fitting(self._does_not_fit(length_tokens)):
@@ -73,6 +73,6 @@ class _Turn:
 
 
 def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
-    """Whether an answer is a single text that can continue from keys and values read before."""
+    """Whether an answer is a single text that can continue from a KV cache that was prefilled before."""
     own_cache = getattr(model.generation_config, "cache_implementation", None)
     return own_cache is None and why_not_setting(model, {**setting, "do_sample": False}) is None

@@ -1,4 +1,4 @@
-"""Prompts to generated tokens: in slots where model and setting allow it, else in batches by transformers' own loop."""
+"""From prompts to generated tokens: in slots if model and setting allow it, else in batches by transformers' loop."""
 
 import itertools
 import json
@@ -17,40 +17,40 @@ from sbeval.model_adapters.truncation import Prompt
 def continuations(session: Session, groups: Sequence[Sequence[Prompt]]) -> Continuations:
     """Continues prompts, and yields the index and the tokens of each as soon as they are complete.
 
-    The prompts of a group have one setting. The session's meter begins before each prompt.
+    The prompts of a group have the same setting. The session's meter begins before each prompt.
 
     Raises:
-        UserError: no way to generate texts with this model is right.
+        UserError: the self-test leaves no way to generate texts with this model.
     """
     slots = GenerationInSlots(session)
     if any(group and not slots.serves(group[0].setting) for group in groups):
-        session.self_test.check("generation")  # before any other group takes its time
+        session.self_test.check("generation")  # here, so that it fails before other groups have run for hours
 
     def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
         if not slots.serves(prompts[0].setting):
             yield from generate_in_batches(session, prompts, read)
             return
-        given = yield from slots.generate(prompts, read)
+        answered = yield from slots.generate(prompts, read)
         by_setting: dict[str, list[Prompt]] = defaultdict(list)
         for prompt in prompts:
-            if prompt.index not in given:  # an answer from slots was wrong
+            if prompt.index not in answered:  # slots gave a wrong answer, and generation in slots has ended
                 by_setting[setting_name(prompt)].append(prompt)
-        for left in by_setting.values():
+        for same_setting in by_setting.values():
             session.self_test.check("generation")
-            yield from generate_in_batches(session, left, read)
+            yield from generate_in_batches(session, same_setting, read)
 
     together: set[int] = set()
     for prompt, read in prompts_together(session, [*itertools.chain(*groups)]):
         together.add(prompt.index)
         yield from continued([prompt], read)
-    left = [alone for group in groups if (alone := [prompt for prompt in group if prompt.index not in together])]
-    served = [group for group in left if slots.serves(group[0].setting)]
-    apart = [group for group in left if not slots.serves(group[0].setting)]
-    for group in ([*itertools.chain(*served)], *apart):
+    left = [rest for group in groups if (rest := [prompt for prompt in group if prompt.index not in together])]
+    in_slots = [group for group in left if slots.serves(group[0].setting)]
+    in_batches = [group for group in left if not slots.serves(group[0].setting)]
+    for group in ([*itertools.chain(*in_slots)], *in_batches):
         if group:
             yield from continued(group)
 
 
 def setting_name(prompt: Prompt) -> str:
-    """Returns a name that is the same for prompts of equal settings."""
+    """Returns a text that is equal for prompts with equal settings."""
     return json.dumps(prompt.setting, sort_keys=True, default=str)

@@ -1,9 +1,11 @@
-"""What transformers' own loop needs to generate faster: a cache with room to grow, and attention without plans.
+"""Makes transformers' own loop faster: a KV cache with spare room, and decode steps without cuDNN's attention.
 
-transformers' cache is concatenated anew for every token, which at 64K tokens copies gigabytes for each; here a new
-token's keys and values are written behind the earlier ones. cuDNN's attention, PyTorch's first choice on recent GPUs,
-makes a plan for every length of the keys it has not met yet. For a long text that is nothing; for a new token it takes
-longer than the rest of the model.
+transformers concatenates its cache anew for every token, which copies gigabytes for each token at 64K. Here a new
+token's keys and values are written behind the earlier ones.
+
+cuDNN's attention is PyTorch's first choice on recent GPUs. It builds a plan for each new length of the keys. For a
+prompt that takes no noticeable time, but at 64K it took three quarters of a decode step. So decode steps use another
+kernel, and prompts still use cuDNN's, which is the fastest.
 """
 
 import contextlib
@@ -20,17 +22,17 @@ MOST_NEW_TOKENS = 16
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values, [B, G, K, D]: views of memory that is `GROWTH_TOKENS` longer whenever it is made.
+    """The keys and values of one layer, [B, G, K, D], as views of tensors with room for `GROWTH_TOKENS` more.
 
-    After crops, reordered beams and repeated rows they are no such views, or shorter ones; either way new tokens follow
-    them.
+    After a crop, a reorder of beams or repeated rows, the keys may be another tensor or a shorter view. New tokens are
+    appended correctly in each case.
     """
 
     _key_room: Tensor | None = None
     _value_room: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Appends [B, G, Q, D] each and returns all keys and all values; with gradients, as transformers does."""
+        """Appends [B, G, Q, D] to each, and returns all keys and values; with gradients, as transformers does it."""
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             appended: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return appended
@@ -42,13 +44,13 @@ class GrowingLayer(DynamicLayer):
 
 
 def growing_cache(model: Any, cache_implementation: str | None) -> DynamicCache | None:
-    """Returns an empty cache for `generate`, or None where the model is better left to make its own.
+    """Returns an empty cache for `generate`, or None if the model should make its own.
 
-    Layers of other kinds, such as sliding windows, are transformers' own.
+    Layers of other kinds, such as sliding-window layers, are left to transformers.
     """
     supports: Any = getattr(model, "_supports_default_dynamic_cache", None)
-    asked = cache_implementation or getattr(getattr(model, "generation_config", None), "cache_implementation", None)
-    if asked is not None or hasattr(model, "peft_config") or supports is None or not supports():
+    requested = cache_implementation or getattr(getattr(model, "generation_config", None), "cache_implementation", None)
+    if requested is not None or hasattr(model, "peft_config") or supports is None or not supports():
         return None
     try:
         cache = DynamicCache(config=model.config)
@@ -61,29 +63,30 @@ def growing_cache(model: Any, cache_implementation: str | None) -> DynamicCache 
     return cache
 
 
-def _append(held: Tensor | None, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
-    length = 0 if held is None or held.numel() == 0 else held.shape[-2]
+def _append(cached: Tensor | None, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+    length = 0 if cached is None or cached.numel() == 0 else cached.shape[-2]
     total = length + new.shape[-2]
-    if room is None or held is None or not _fits(held, room, new, total):
+    if room is None or cached is None or not _fits(cached, room, new, total):
         room = new.new_empty((*new.shape[:-2], total + GROWTH_TOKENS, new.shape[-1]))
-        if held is not None and length:
-            room[..., :length, :] = held
+        if cached is not None and length:
+            room[..., :length, :] = cached
     room[..., length:total, :] = new
     return room[..., :total, :], room
 
 
-def _fits(held: Tensor, room: Tensor, new: Tensor, total: int) -> bool:
-    """Whether `held` is the beginning of `room`, with space behind it."""
-    same = held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
-    return same and held.shape[:-2] == room.shape[:-2] == new.shape[:-2] and total <= room.shape[-2]
+def _fits(cached: Tensor, room: Tensor, new: Tensor, total: int) -> bool:
+    """Whether `cached` is the beginning of `room`, and `room` has space for the new tokens."""
+    same = cached.data_ptr() == room.data_ptr() and cached.stride() == room.stride()
+    return same and cached.shape[:-2] == room.shape[:-2] == new.shape[:-2] and total <= room.shape[-2]
 
 
 @contextlib.contextmanager
 def steps_without_plans(model: nn.Module) -> Iterator[None]:
-    """Within it, calls of `model` on a few new tokens do without cuDNN's attention; calls on more, a prompt, use it."""
+    """Switches cuDNN's attention off in decode steps of `model` until the block ends; prefills keep it."""
     before: list[bool] = []
     allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    called: nn.Module = getattr(model, "get_base_model", lambda: model)()  # PEFT hands generation on to it
+    # a PEFT model passes generation on to its base model
+    called: nn.Module = getattr(model, "get_base_model", lambda: model)()
 
     def enter(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         before.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
@@ -101,4 +104,4 @@ def steps_without_plans(model: nn.Module) -> Iterator[None]:
     finally:
         entering.remove()
         leaving.remove()
-        torch.backends.cuda.enable_cudnn_sdp(allowed)  # after an interrupted step too
+        torch.backends.cuda.enable_cudnn_sdp(allowed)  # an interrupted pass may have left it off

@@ -15,13 +15,15 @@ from sbeval.scoring.non_finite import NoText
 
 
 def generate_until(session: Session, requests: Sequence[Instance], *, quiet: bool) -> list[str]:
-    """Returns the continuation of each prompt up to its first stop sequence, behind any thinking."""
+    """Returns the continuation of each prompt up to its first stop sequence, without the model's thinking."""
     opened = session.opened
     settings = [normalize_gen_kwargs(request.args[1], opened.max_gen_toks) for request in requests]
     if session.thinking is not None and (begun := {r.task_name for r in requests if _begins_its_answer(session, r)}):
-        expected = "Expected prompts that leave the answer to a model that thinks first, found such as begin it"
         remedy = "leave thinking_tokens out for them, or pass it in the metadata of tasks of this project too"
-        raise UserError(f"{expected} in {', '.join(sorted(map(str, begun)))}: {remedy}.")
+        raise UserError(
+            "A model cannot think before an answer that the prompt has already begun, as prompts do in "
+            f"{', '.join(sorted(map(str, begun)))}: {remedy}."
+        )
     encoded = encode_prompts(opened, [request.args[0] for request in requests], quiet=quiet or session.quiet)
     session.check_tokens((request_name(request), [tokens]) for request, tokens in zip(requests, encoded, strict=True))
     prompts = fit_prompts(session, encoded, settings, [request.task_name for request in requests])
@@ -39,19 +41,22 @@ def generate_until(session: Session, requests: Sequence[Instance], *, quiet: boo
 
 
 def count_answers(session: Session, requests: Sequence[Instance], answers: Sequence[str]) -> None:
-    """Counts answers, also those from a response cache, and adds their facts to the logged samples."""
+    """Counts answers, including those from a response cache, and adds their facts to the logged samples."""
     tally = Tally()
     for request, answer in zip(requests, answers, strict=True):
-        if (facts := getattr(answer, "facts", None)) is None:  # kept by an earlier version
+        if (facts := getattr(answer, "facts", None)) is None:  # an earlier version has cached it
             continue
         tally.add(facts)
-        ends = session.tally.chat or session.thinking is not None  # base models end their answers nowhere
+        ends = session.tally.chat or session.thinking is not None  # base models never end their answers
         record_facts(request, **facts if ends else {**facts, "answer_cut": None})
     session.tally.merge(tally)
 
 
 def _begins_its_answer(session: Session, request: Instance) -> bool:
+    """Whether a prompt contains the beginning of the model's answer, after which a model cannot think first."""
     text, doc = request.args[0], request.doc if isinstance(request.doc, dict) else {}
-    prefix = doc.get("answer_prefix") or doc.get("gen_prefix")  # as RULER's documents here and in lm-eval have it
-    asked_behind = prefix and "answer_prefix" not in request.args[1] and text.rstrip().endswith(str(prefix).rstrip())
-    return bool(asked_behind) or hash(text) in session.begun
+    prefix = doc.get("answer_prefix") or doc.get("gen_prefix")  # RULER's documents, here and in lm-eval
+    ends_with_prefix = (
+        prefix and "answer_prefix" not in request.args[1] and text.rstrip().endswith(str(prefix).rstrip())
+    )
+    return bool(ends_with_prefix) or hash(text) in session.begun

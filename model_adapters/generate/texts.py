@@ -1,4 +1,4 @@
-"""Tokens to answers: where a stop sequence ends a generated text, and the answer's text up to there."""
+"""From tokens to answers: finds the first stop sequence in a generated text, and returns the text up to it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.open.opened import Opened
 from sbeval.scoring.non_finite import NoText
 
-_MORE_TOKENS = 2  # a stop sequence may be generated in more tokens than it is encoded in
+_MORE_TOKENS = 2  # a stop sequence may be generated as more tokens than the tokenizer encodes it as
 
 
 class StopSequences:
-    """Stop sequences of one tokenizer, searched token by token as in lm-eval's `hf`."""
+    """The stop sequences of a request, which are searched for after each token as in lm-eval's `hf`."""
 
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.texts = texts
@@ -24,7 +24,7 @@ class StopSequences:
         self._looks = [(text, len(tokenizer.encode(text, add_special_tokens=False)) + _MORE_TOKENS) for text in texts]
 
     def end(self, tokens: Sequence[int], looked: int) -> int | None:
-        """Returns the number of tokens up to the one that completes the first stop sequence, None without one.
+        """Returns the number of tokens up to and including the first stop sequence, None if there is none.
 
         The first `looked` tokens were searched before.
         """
@@ -44,9 +44,9 @@ class Text:
     """A prompt to continue.
 
     Attributes:
-        key: names the text beside its answer.
-        fewest_new_tokens: the answer has at least so many before a token of `Terms.not_early`.
-        answer: tokens generated so far; grows.
+        key: identifies the text; the answer is yielded with it.
+        fewest_new_tokens: no token of `Terms.not_early` is chosen before the answer has this many tokens.
+        answer: the tokens that were generated so far.
     """
 
     key: int
@@ -59,19 +59,19 @@ class Text:
 
     @property
     def so_far(self) -> NDArray[np.int64]:
-        """Tokens of the prompt and of the answer so far."""
+        """The tokens of the prompt and of the answer so far."""
         return np.concatenate([self.prompt, np.array(self.answer, dtype=np.int64)])
 
     @property
     def length_tokens(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Most tokens of prompt and answer together."""
         return len(self.prompt) + self.budget_tokens
 
 
 class Continuation(NamedTuple):
-    """Tokens generated for a prompt, up to the first end token or completed stop sequence, inclusive.
+    """The tokens generated for a prompt, up to and including the first end token or stop sequence.
 
-    They are `sound` if all logits were finite; if not, they stop before the first that were NaN or infinite.
+    `sound` is whether all logits were finite. If not, the tokens end before the first logits that were NaN or infinite.
     """
 
     tokens: list[int]
@@ -79,7 +79,7 @@ class Continuation(NamedTuple):
 
 
 def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
-    """Returns generated tokens up to the first end token: padding follows while other rows of a batch go on."""
+    """Returns generated tokens up to the first end token; padding follows it while other rows of the batch go on."""
     ends = [ends] if isinstance(ends, int) else list(ends or ())
     first = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: first + 1]
@@ -88,7 +88,7 @@ def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
 def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_end_token: str | int | None) -> str:
     """Returns the text of a continuation up to its first stop sequence, without the model's thinking.
 
-    The thinking ends with a text or a token id, None if the model does not think.
+    `think_end_token` is the text or token id that ends the thinking, None if the model does not think.
     """
     thinks = isinstance(think_end_token, int)
     if thinks and think_end_token in tokens:
@@ -100,29 +100,29 @@ def answer_text(tokenizer: Any, tokens: list[int], stop: Sequence[str], think_en
 
 
 def stop_texts(tokenizer: Any, until: Sequence[Any]) -> list[str]:
-    """Returns the stop sequences of a request and the text of the end token; null stands for no stop sequence.
+    """Returns a request's stop sequences and the text of the end token; null in `until` means no stop sequence.
 
     Raises:
-        UserError: one is neither text nor null.
+        UserError: an entry of `until` is neither text nor null.
     """
-    given = [text for text in until if text is not None]
-    for text in given:
+    texts = [text for text in until if text is not None]
+    for text in texts:
         if not isinstance(text, str):
             remedy = "put it in quotes in --gen_kwargs or the task"
             raise UserError(f"Expected until to be text, a list of texts or null, found {text!r} in it: {remedy}.")
     end = tokenizer.eos_token_id
     eos = None if end is None else tokenizer.decode(end, skip_special_tokens=False)
-    stops: list[str] = handle_stop_sequences(given, eos=eos)
+    stops: list[str] = handle_stop_sequences(texts, eos=eos)
     return stops
 
 
 def has_end(opened: Opened, tokens: Sequence[int], stop: Sequence[str]) -> bool:
-    """Whether a continuation ends with an end token, or holds a stop sequence."""
+    """Whether a continuation ends with an end token or contains a stop sequence."""
     return tokens[-1] in opened.end_token_ids or any(text in opened.tokenizer.decode(tokens) for text in stop if text)
 
 
 def no_text(prompt_tokens: int, answer_tokens: int) -> NoText:
-    """Returns the `NoText` for an answer whose logits are NaN or infinite after this many of its tokens."""
+    """Returns the `NoText` for an answer whose logits become NaN or infinite after `answer_tokens` tokens."""
     length = prompt_tokens + answer_tokens
     return NoText(
         f"Expected finite logits, found NaN or infinity for token {answer_tokens + 1} of the answer, after position "

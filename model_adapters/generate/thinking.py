@@ -1,4 +1,4 @@
-"""Thinking before an answer: how many tokens it may take, where it ends, and how a model is made to answer after it."""
+"""A model's thinking before its answer: its budget, its end marker, and how the model is made to answer after it."""
 
 import dataclasses
 import functools
@@ -11,11 +11,16 @@ from sbeval.model_adapters.open.opened import Opened
 
 _BETWEEN = "\n\n"
 _JOINED_TOKENS = 2
-"""Room for what texts take more in tokens of their own than in those of the whole."""
+"""Spare tokens: texts that are tokenized separately may take this many more tokens than when tokenized together."""
 
 
 class Thought(NamedTuple):
-    """What a model thought before an answer: `cut` at its budget, or `stopped` where the text ended without its end."""
+    """The thinking before an answer.
+
+    Attributes:
+        cut: whether it used up its budget.
+        stopped: whether the model ended the whole text without the end marker of the thinking.
+    """
 
     text: str
     tokens: int
@@ -25,12 +30,12 @@ class Thought(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Thinking:
-    """The thinking of a model's answers.
+    """How a model thinks before its answers.
 
     Attributes:
-        tokens: most tokens of it, its end included.
-        end: the text that ends it.
-        closing: tokens that end it where the model has not done so.
+        tokens: most tokens of the thinking, its end marker included.
+        end: the text that ends the thinking.
+        closing: tokens that are appended if the model has not ended its thinking itself.
         end_tokens: tokens that end any text.
     """
 
@@ -42,38 +47,39 @@ class Thinking:
 
     @classmethod
     def of(cls, opened: Opened, tokens: int) -> Self:
-        """Returns the thinking of a loaded model.
+        """Returns the thinking settings for a loaded model.
 
         Args:
             opened: a model whose `think_end_token` is known.
             tokens: most tokens of the thinking.
 
         Raises:
-            UserError: the tokens are too few for the end of the thinking.
+            UserError: `tokens` leaves no room for any thinking beside its end marker.
         """
         tokenizer, end = opened.tokenizer, _text_of(opened.tokenizer, opened.think_end_token)
         closing = _behind(tokenizer, f"\n{end}{_BETWEEN}")
         if tokens <= (least := len(closing) + _JOINED_TOKENS):
-            expected = f"Expected thinking_tokens above {least}, what its end {end} takes"
+            expected = f"Expected thinking_tokens above {least}, the number of tokens that its end marker {end} takes"
             raise UserError(f"{expected}, found {tokens}: raise it, or leave it out and pass enable_thinking=false.")
         ends = {tokenizer.eos_token_id, *opened.end_token_ids}
         return cls(tokens=tokens, end=end, closing=closing, end_tokens=ends, tokenizer=tokenizer)
 
     def setting(self, setting: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the setting under which the thinking of a request is generated."""
+        """Returns the generation settings for a request's thinking."""
         budget = self.tokens - len(self.closing) - _JOINED_TOKENS
-        kept = {name: value for name, value in setting.items() if name != "min_new_tokens"}
-        return {**kept, "until": [self.end], "max_gen_toks": budget}
+        unchanged = {name: value for name, value in setting.items() if name != "min_new_tokens"}
+        return {**unchanged, "until": [self.end], "max_gen_toks": budget}
 
     def room(self, beginning: str) -> int:
-        """Returns the most tokens between a prompt and what the model itself writes of the answer."""
+        """Returns the most tokens between the prompt and the first token of the answer that the model itself writes."""
         return self.tokens - _JOINED_TOKENS + len(_behind(self.tokenizer, beginning))
 
     def ended(self, written: list[int], beginning: str, until: Sequence[Any] = ()) -> tuple[Thought, list[int]]:
-        """Returns what the model has thought, and all tokens before what it writes of the answer.
+        """Returns the thinking, and all tokens between the prompt and the answer that the model then writes.
 
-        That begins with given words. An end that the model wrote is followed by what it writes itself, but for empty
-        lines before a beginning, and where a sequence of `until` would end the answer in them.
+        These tokens end with `beginning`, the prescribed beginning of the answer. After an end marker of its own, the
+        model also writes the blank line itself. The blank line is added here only before a `beginning`, or if a stop
+        sequence of `until` would end the answer in it.
         """
         if (length := StopSequences(self.tokenizer, [self.end]).end(written, 0)) is not None:
             ended, stopped, closing = True, False, list[int]()
@@ -88,7 +94,7 @@ class Thinking:
 
 
 def _behind(tokenizer: Any, text: str) -> list[int]:
-    """Returns a text's tokens behind others, where SentencePiece puts no space before it."""
+    """Returns the tokens of a text that follows other text: SentencePiece then puts no space before it."""
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     for anchor in ("\n", "x") if text else ():
         before, tokens = encode(anchor), encode(anchor + text)
@@ -98,7 +104,7 @@ def _behind(tokenizer: Any, text: str) -> list[int]:
 
 
 def _text_of(tokenizer: Any, end: str | int | None) -> str:
-    """Returns the text that ends the thinking."""
+    """Returns the end marker of the thinking as text."""
     if not isinstance(end, int):
         return str(end)
     special = tokenizer.added_tokens_decoder.get(end)

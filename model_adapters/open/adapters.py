@@ -1,4 +1,4 @@
-"""PEFT adapters: an adapter is refused if weights are missing, or if the model does not read some of them."""
+"""PEFT adapters: refuses an adapter with missing weights, or with weights that the model does not read."""
 
 import contextlib
 import functools
@@ -21,48 +21,51 @@ _MOST_RANK = 2**16
 def whole_adapter(
     name: str | None, *, allow_unread: Sequence[str] | None = None, report: Report | None = None
 ) -> Iterator[None]:
-    """Refuses, while `hf` loads a PEFT adapter, one that lacks weights or holds weights that the model does not read.
+    """Checks a PEFT adapter while `hf` loads it: no weight may be missing, and the model must read every weight.
 
-    peft only warns of missing weights, which stay random, and says nothing about unread ones.
+    peft only warns about missing weights, which then stay random, and says nothing about weights it does not read.
+    Until the block ends, two methods of `peft.PeftModel` are monkey-patched, and that warning is an error.
 
     Args:
         name: the adapter's folder or hub id, None without an adapter.
-        allow_unread: glob patterns of the names that may stay unread.
-        report: called with the unread weights.
+        allow_unread: glob patterns of the names of weights that may stay unread.
+        report: called with the names of the unread weights.
 
     Raises:
-        UserError: naming the adapter, and the weights that are missing or unread.
+        UserError: the adapter cannot be loaded, or weights are missing or unread; the message names them.
     """
     if name is None:
         yield
         return
     if (Path(name) / _ADAPTER).is_file():
         _check_adapter(Path(name))
-    import peft  # seconds, for those who have an adapter
+    import peft  # takes seconds to import, so only runs with an adapter import it
 
-    load = peft.PeftModel.load_adapter
+    original_load_adapter = peft.PeftModel.load_adapter
 
-    @functools.wraps(load)
+    @functools.wraps(original_load_adapter)
     def load_adapter(model: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = load(model, *args, **kwargs)
-        if names := set(loaded.unexpected_keys):  # those of prompts, which peft reads apart, among them
+        loaded = original_load_adapter(model, *args, **kwargs)
+        # peft also lists the weights of learned prompts as unexpected, although it has loaded them
+        if names := set(loaded.unexpected_keys):
             names -= peft.get_peft_model_state_dict(model, save_embedding_layers=False).keys()
-        said = {"reader": "the model with its adapter", "place": f"peft={name}"}
         mend = "target_modules and the like in adapter_config.json, or name the model that the adapter was trained on"
-        unread = allowed_among(names, allow_unread, mend=mend, **said)
+        unread = allowed_among(
+            names, allow_unread, mend=mend, reader="the model with its adapter", place=f"peft={name}"
+        )
         if report is not None:
             report(unread)
         return loaded
 
-    read = peft.PeftModel.from_pretrained
+    original_from_pretrained = peft.PeftModel.from_pretrained
 
-    @functools.wraps(read)
+    @functools.wraps(original_from_pretrained)
     def from_pretrained(*args: Any, **kwargs: Any) -> Any:
         try:
-            return read(*args, **kwargs)
+            return original_from_pretrained(*args, **kwargs)
         except (UserError, UserWarning):
             raise
-        except Exception as error:  # as in `in_one_sentence`
+        except Exception as error:  # a broken adapter can raise any class
             if out_of_memory(error):
                 raise
             raise UserError(
@@ -72,8 +75,8 @@ def whole_adapter(
 
     with contextlib.ExitStack() as stack:
         for name_of_method, before, during in (
-            ("load_adapter", load, load_adapter),
-            ("from_pretrained", read, from_pretrained),
+            ("load_adapter", original_load_adapter, load_adapter),
+            ("from_pretrained", original_from_pretrained, from_pretrained),
         ):
             setattr(peft.PeftModel, name_of_method, during)
             stack.callback(setattr, peft.PeftModel, name_of_method, before)
@@ -88,8 +91,8 @@ def whole_adapter(
 
 
 def _check_adapter(folder: Path) -> None:
-    """Refuses an adapter of an unknown type, or with a rank far above the size of every matrix in its file."""
-    import peft  # seconds, for those who have an adapter
+    """Refuses an adapter whose type is unknown, or whose rank is far above every dimension in its weights file."""
+    import peft  # takes seconds to import, so only runs with an adapter import it
 
     source = read_json_object(folder / "adapter_config.json", "the configuration of an adapter")
     for key, known in (("peft_type", peft.PeftType), ("task_type", peft.TaskType)):
@@ -102,7 +105,8 @@ def _check_adapter(folder: Path) -> None:
     rank = max((rank for rank in ranks if fits(rank, int)), default=0)
     weights = Weights(folder, (_ADAPTER,))
     largest = max((size for name in weights.names() for size in weights.shape(name)), default=0)
-    if rank > max(largest, _MOST_RANK):  # below it, a rank may be that of layers which no weight stands for
+    # a rank below the limit may belong to layers that this file has no weights for
+    if rank > max(largest, _MOST_RANK):
         expected = f"Expected an adapter whose configuration fits its weights at peft={folder}"
         remedy = "correct adapter_config.json, or copy the adapter again"
         raise UserError(f"{expected}, found a rank of {rank}, and matrices of at most {largest} rows: {remedy}.")

@@ -1,4 +1,4 @@
-"""Checks of a model's arguments: those that need no torch before anything is loaded, the others as loading begins."""
+"""Checks the model's arguments: most of them before torch is imported, the others when loading begins."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ from sbeval.settings import Count, Flag, Tokens, read_value
 logger = logging.getLogger(__name__)
 
 Backend = Literal["default", "causal", "seq2seq"]
-# torch's names of the types that weights have
+# the names of torch's dtypes, written out so that checking them needs no import of torch
 DTYPES = frozenset(
     {
         *("auto", "float16", "half", "bfloat16", "float32", "float", "float64", "double"),
@@ -31,44 +31,48 @@ DTYPES = frozenset(
 _OF_HF: dict[str, Any] = {"max_length": Tokens | None, "backend": Backend | None, "parallelize": Flag | None}
 _OF_HF["attn_implementation"] = str | Mapping[str, Any] | None
 _LEAST_LIKENESS = 0.85
-_LIKENESS = 0.7  # of a name that is known to be read nowhere
+_LIKENESS = 0.7  # looser: the checkpoint's model is known not to read the name
 
 
 def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None:
-    """Checks the types and names of a model's arguments, and that its folder exists, before torch is imported.
+    """Checks what needs no torch: types and names of the arguments, and that the checkpoint's folder exists.
 
     Raises:
-        UserError: naming the argument, what it may be and what it is.
+        UserError: an argument is wrong; the message names it, with the allowed values and the value found.
     """
-    given = dict(arguments)
-    AdapterOptions.pop(given)
-    check_dtypes(given)
+    remaining = dict(arguments)
+    AdapterOptions.pop(remaining)
+    check_dtypes(remaining)
     _check_batch_size(1 if batch_size is None else batch_size)
-    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model itself
-        if option in given:
-            expected, found = f"Expected {option} as an option of its own", f"{option}={shown(given[option])}"
-            raise UserError(f"{expected}, found {found} in the model's arguments: use --{option}.")
+    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model as keyword arguments
+        if option in remaining:
+            raise UserError(
+                f"{option} is an option of the command line, not a model argument: pass --{option} instead of "
+                f"{option}={shown(remaining[option])}."
+            )
     for key, kind in _OF_HF.items():
-        read_value(kind, given.get(key), name=key, source=SOURCE)
-    _name_subfolder(given)
+        read_value(kind, remaining.get(key), name=key, source=SOURCE)
+    _name_subfolder(remaining)
     for key in ("pretrained", "tokenizer", "peft", "delta"):
-        if given.get(key) is not None and not isinstance(given[key], str):
-            raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(given[key])}: correct it.")
-    if isinstance(revision := given.get("revision"), list | Mapping):
+        if remaining.get(key) is not None and not isinstance(remaining[key], str):
+            raise UserError(f"Expected {key} to be a folder or a hub id, found {shown(remaining[key])}: correct it.")
+    if isinstance(revision := remaining.get("revision"), list | Mapping):
         raise UserError(f"Expected revision to be a branch, a tag or a commit, found {shown(revision)}: correct it.")
-    if (name := given.get("pretrained")) is None:
-        near = [key for key in given if key.startswith("pre")]
+    if (name := remaining.get("pretrained")) is None:
+        similar_names = [key for key in remaining if key.startswith("pre")]
         expected = "Expected pretrained=CHECKPOINT in --model_args"
-        raise UserError(f"{expected}, found {near[0] if near else 'none'}: name a folder or a hub id.")
+        raise UserError(
+            f"{expected}, found {similar_names[0] if similar_names else 'none'}: name a folder or a hub id."
+        )
     folder = local_path(name)
-    inside = folder / str(given.get("subfolder") or "")
-    _check_names(given, inside)
+    inside = folder / str(remaining.get("subfolder") or "")
+    _check_names(remaining, inside)
     if (inside / "checkpoint" / "config.json").is_file() and not (inside / "config.json").exists():
         raise UserError(
             f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
         )
     refuse_adapter(inside)
-    elsewhere = given.get("tokenizer") or given.get("gguf_file")
+    elsewhere = remaining.get("tokenizer") or remaining.get("gguf_file")
     if (inside / "config.json").is_file() and not elsewhere and not has_tokenizer_files(inside):
         raise UserError(
             f"Expected a tokenizer beside the model in {inside}, found none of its files, such as tokenizer.json: save "
@@ -76,34 +80,36 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         )
     if folder.exists():
         return
-    # an owner and a name on the hub could be meant too: it is asked where a folder of the owner's name is here
+    # `owner/name` could also be a hub id: if a folder called `owner` exists here, the hub decides
     folder_of_that_name = "/" in name and Path(name).parent.is_dir()
-    if looks_like_path(name) or (folder_of_that_name and not is_on_the_hub(name, given)):
+    if looks_like_path(name) or (folder_of_that_name and not is_on_the_hub(name, remaining)):
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
 
 
-def _check_names(given: Mapping[str, Any], folder: Path) -> None:
-    """Refuses misspelt arguments, and names that neither `hf` nor the code of a local checkpoint's model reads."""
+def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
+    """Refuses misspelt arguments, and arguments that neither `hf` nor the code of the checkpoint's model reads."""
     known = harness_arguments()
     names = sorted({*known, *AdapterOptions.model_fields})
-    for key in (key for key in given if key not in known):
+    for key in (key for key in arguments if key not in known):
         of_model = names_of_a_checkpoint(folder)
         if key in (of_model or ()):
             continue
-        if near := get_close_matches(key, names, n=1, cutoff=_LEAST_LIKENESS if of_model is None else _LIKENESS):
-            raise UserError(f"Expected {near[0]} in {SOURCE}, found {key}: correct the name.")
+        if similar_names := get_close_matches(
+            key, names, n=1, cutoff=_LEAST_LIKENESS if of_model is None else _LIKENESS
+        ):
+            raise UserError(f"Expected {similar_names[0]} in {SOURCE}, found {key}: correct the name.")
         if of_model is not None and known:
             advice = "give it with --metadata" if key == LABEL else "correct the name, or leave it out"
             raise UserError(
                 f"Expected arguments in {SOURCE} that the model sb, lm-eval's hf or the checkpoint's model reads, "
-                f"found {key}, which none of them does: {advice}."
+                f"found {key}, which none of them reads: {advice}."
             )
 
 
 def _name_subfolder(arguments: dict[str, Any]) -> None:
-    """Turns a subfolder named by a number, such as a training step, back into text, since lm-eval parses it."""
+    """Turns a subfolder named by a number, such as a training step, back into text: lm-eval parses it as a number."""
     if (name := arguments.get("subfolder")) is None:
         return
     if isinstance(name, bool) or not isinstance(name, str | int | float):
@@ -112,10 +118,10 @@ def _name_subfolder(arguments: dict[str, Any]) -> None:
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:
-    """Refuses dtypes that torch does not know.
+    """Refuses names of dtypes that torch does not know.
 
     Raises:
-        UserError: naming the argument.
+        UserError: a dtype is unknown; the message names the argument.
     """
     for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
         dtype = arguments.get(name)
@@ -131,34 +137,34 @@ def _check_batch_size(batch_size: Any) -> None:
 
 
 def _check_device(device: Any) -> None:
-    """Refuses a device that torch does not find: `hf` would silently use another one."""
-    # lm-eval passes cuda:0 by default, and `hf` then uses the CPU where there is no GPU
+    """Refuses a device that torch does not find. Without this check `hf` would silently use another one."""
+    # lm-eval passes cuda:0 by default; on a machine without a GPU `hf` then uses the CPU
     if device is None or str(device) in ("cpu", "cuda:0"):
         return
-    import torch  # not for what is checked before
+    import torch  # only here: the checks that run before loading must not import torch
 
     accelerator = torch.accelerator.current_accelerator()
-    there = 0 if accelerator is None else torch.accelerator.device_count()
-    with contextlib.suppress(RuntimeError):  # no device is called so
+    device_count = 0 if accelerator is None else torch.accelerator.device_count()
+    with contextlib.suppress(RuntimeError):  # torch knows no device of this name: the error below says so
         chosen = torch.device(str(device))
-        if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < there:
+        if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < device_count:
             return
     kind = "accelerators" if accelerator is None else f"{accelerator.type} devices"
-    expected = "Expected device to be one there is, such as cpu or cuda:0"
-    raise UserError(f"{expected}, found {shown(device)} with {there} {kind}: correct --device.")
+    expected = "Expected an existing device, such as cpu or cuda:0"
+    raise UserError(f"{expected}, found {shown(device)} with {device_count} {kind}: correct --device.")
 
 
 def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -> None:
-    """Checks arguments of `hf` that it does not check itself or answers with a traceback; parses numbers in place.
+    """Checks arguments of `hf` that `hf` itself does not check or answers with a traceback; parses numbers in place.
 
     Args:
-        arguments: those of `hf`.
+        arguments: the arguments of `hf`.
         options: the adapter's own arguments, some of which exclude arguments of `hf`.
 
     Raises:
-        UserError: naming the argument, what it may be and what it is.
+        UserError: an argument is wrong; the message names it, with the allowed values and the value found.
     """
-    import torch  # as in `_check_device`
+    import torch  # only here, as in `_check_device`
 
     check_dtypes(arguments)
     _name_subfolder(arguments)
@@ -167,11 +173,13 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
     _check_device(arguments.get("device"))
     if options.thinking_tokens is not None:
         if arguments.get("enable_thinking") not in (None, True):
-            expected = "Expected enable_thinking=True beside thinking_tokens"
-            raise UserError(f"{expected}, found {shown(arguments['enable_thinking'])}: leave one of them out.")
-        arguments.pop("enable_thinking", None)  # set after loading, when the tokenizer says what ends the thinking
+            raise UserError(
+                f"thinking_tokens does not work with enable_thinking={shown(arguments['enable_thinking'])}: leave one "
+                "of them out."
+            )
+        arguments.pop("enable_thinking", None)  # `open` sets it after loading, once the tokenizer is known
     elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
-        raise UserError("Expected think_end_token beside enable_thinking=True, found none: name it in --model_args.")
+        raise UserError("enable_thinking=True needs think_end_token: name it in --model_args.")
     shared = [name for name in ("tp_plan", "parallelize") if arguments.get(name)]
     shared += ["context_parallel"] * (options.context_parallel > 1)
     if len(shared) > 1:
@@ -188,5 +196,6 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
                 f"Expected a folder with {file} at {name}={folder}, found none: correct the path in --model_args."
             )
         weights = Path(str(folder)) / "adapter_model.safetensors"
-        if is_path and name == "peft" and weights.exists() and not weights.is_file():  # a FIFO is waited for
+        # a FIFO would block the reader for ever
+        if is_path and name == "peft" and weights.exists() and not weights.is_file():
             raise UserError(f"Expected weights at {str(weights)!r}, found no regular file: copy the adapter again.")

@@ -1,4 +1,4 @@
-"""What transformers and peft raise where something cannot be loaded, as one sentence that says what to do."""
+"""Turns exceptions that transformers and peft raise while loading into one sentence with a reason and a remedy."""
 
 import contextlib
 import re
@@ -22,14 +22,14 @@ def in_one_sentence(
     given: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
-    """Raises failures of transformers within it as one sentence, with the reason and the remedy.
+    """Turns any exception of a loading library inside the block into a `UserError` of one sentence.
 
     Args:
-        name: the folder or hub id that is loaded, or a model in memory.
-        what: the thing that is loaded, such as "a tokenizer".
+        name: the folder or hub id that is being loaded, or a model in memory.
+        what: the kind of thing that is being loaded, such as "a tokenizer".
         argument: the argument of `--model_args` that names it.
-        given: the other arguments, which may ask for the feature that fails.
-        config: the contents of config.json, which may ask for it, too.
+        given: the other arguments, which may request the feature that fails.
+        config: the contents of config.json, which may request that feature, too.
 
     Raises:
         UserError: `name` is a string and loading it failed, or an argument is unknown.
@@ -39,7 +39,7 @@ def in_one_sentence(
             yield
     except UserError:
         raise
-    except Exception as error:  # transformers and tokenizers answer a broken file with any class, bare Exception too
+    except Exception as error:  # transformers and tokenizers raise any class for a broken file, even bare Exception
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if isinstance(error, TypeError) and unknown is not None:
             expected = "Expected arguments that lm-eval's hf, this adapter or the model knows"
@@ -55,16 +55,16 @@ def in_one_sentence(
 def _fault(
     name: str, what: str, argument: str, error: Exception, given: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Returns the reason why something does not load, and the remedy."""
-    said, place = first_line(error), Path(name)
+    """Returns why something does not load, and the remedy."""
+    reason, place = first_line(error), Path(name)
     folder, gguf_file = place / str(given.get("subfolder") or ""), given.get("gguf_file")
     if re.search("attn_implementation|attention implementation|Flash ?Attention", str(error)):
-        return f"it has no attention of the kind asked for ({said})", _other_attention(given, config)
+        return f"this attention implementation cannot be used ({reason})", _other_attention(given, config)
     if isinstance(error, ImportError):
-        return f"a package is missing ({said})", f"install the package{_quantisation_instead(given, config)}"
+        return f"a package is missing ({reason})", f"install the package{_quantisation_instead(given, config)}"
     if "does not recognize this architecture" in str(error):
         return (
-            f"transformers does not know its model type ({said})",
+            f"transformers does not know its model type ({reason})",
             "install the package that defines it, flash-linear-attention for fla's models, or pass "
             "trust_remote_code=True if you trust the code that the checkpoint brings along",
         )
@@ -75,27 +75,27 @@ def _fault(
         if not file.is_file():
             return f"there is no file {file}", "correct gguf_file in --model_args"
         return (
-            f"{file} does not hold one that transformers can read ({said})",
+            f"{file} does not hold {what} that transformers can read ({reason})",
             "copy the file again or take another; if transformers does not know its architecture, load the checkpoint "
-            "that it was made of",
+            "that it was made from",
         )
     if place.is_dir():
         if not folder.is_dir():
             return f"there is no folder {folder}", "correct subfolder in --model_args"
         complete = "check that the checkpoint was saved completely with save_pretrained"
         other = ", or name another with tokenizer=..." if what == "a tokenizer" and argument == "pretrained" else ""
-        return f"the folder {folder} does not hold one that can be read ({said})", complete + other
+        return f"the folder {folder} does not hold {what} that can be read ({reason})", complete + other
     if place.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         return f"there is no such folder: {name}", "correct the path"
     revision = " or the revision" if given.get("revision") not in (None, "main") else ""
     return (
-        f"{name} is no folder here, and cannot be loaded from the hub ({said})",
+        f"{name} is no folder here, and cannot be loaded from the hub ({reason})",
         f"correct the name{revision}, or check the network and the access rights",
     )
 
 
 def _other_attention(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Returns how to choose another attention implementation, in config.json or in the arguments."""
+    """Returns the remedy for an attention that cannot be used: where to name another one."""
     if any(_SAVED_ATTENTION in part for part in _parts(config)):
         return f"take {_SAVED_ATTENTION} out of config.json, which counts before attn_implementation in --model_args"
     if given.get("attn_implementation") is not None:
@@ -106,7 +106,7 @@ def _other_attention(given: Mapping[str, Any], config: Mapping[str, Any]) -> str
 
 
 def _quantisation_instead(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Returns the other remedy for a missing package if arguments or config.json ask for quantised weights."""
+    """Returns a second remedy for a missing package, if the arguments or config.json request quantised weights."""
     if arguments := [name for name in _QUANTISING if given.get(name)]:
         return f", or leave {', '.join(arguments)} out of --model_args"
     if any("quantization_config" in part for part in _parts(config)):

@@ -1,7 +1,9 @@
 """`OpeningLM`: lm-eval's `hf`, whose constructor opens a model as this project does.
 
 `hf` loads a model in its constructor and calls the hooks `_get_config`, `_get_backend`, `_create_tokenizer` and
-`_create_model` in this order. Each hook is overridden here.
+`_create_model` in this order. Each hook is overridden here. `_get_config` reads config.json once and hands it on. If
+config.json names a format that transformers does not know, `hf` gets an empty configuration until `_create_model`
+loads the weights.
 """
 
 import contextlib
@@ -54,7 +56,7 @@ _OF_CAUSAL_MODELS = ("non_finite", "extrapolation", "thinking_tokens", "template
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Opening:
-    """What the hooks of the constructor tell one another."""
+    """State that the hooks of the constructor hand to one another."""
 
     options: AdapterOptions
     arguments: dict[str, Any]
@@ -68,14 +70,14 @@ class _Opening:
 
 
 class OpeningLM(HFLM):  # type: ignore[misc]
-    """lm-eval's `hf`, with formats that transformers does not know, and with errors of one sentence."""
+    """lm-eval's `hf`, extended by checkpoint formats that transformers does not know and by one-sentence errors."""
 
     AUTO_MODEL_CLASS: Any = None
     chat_template_args: dict[str, Any]
     think_end_token: str | int | None
 
     def open(self, pretrained: Any, **kwargs: Any) -> Opened:
-        """Loads a model and its tokenizer by the constructor of `hf`, and checks that they belong together.
+        """Loads a model and its tokenizer through the constructor of `hf`, and checks that they belong together.
 
         Args:
             pretrained: a folder, a hub id, or a model in memory.
@@ -94,7 +96,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
             if isinstance(pretrained, torch.nn.Module):
                 opening.ties_weights.enter_context(tied_as_it_is(pretrained))
             super().__init__(pretrained, **kwargs)
-        if hasattr(self, "accelerator"):  # `hf` does this only where one process sees several GPUs
+        if hasattr(self, "accelerator"):  # `hf` sets rank and world size only where one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         if options.thinking_tokens is not None:
             self.chat_template_args = {**self.chat_template_args, "enable_thinking": True}
@@ -133,11 +135,11 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         return opened
 
     def _check_options(self, options: AdapterOptions) -> None:
-        """Checks options that encoder-decoder models do not have, and prepares lm-eval's tasks for null results."""
+        """Refuses options that encoder-decoder models do not have, and lets lm-eval's tasks record null results."""
         for name in _OF_CAUSAL_MODELS if self.backend != "causal" else ():
             if (value := getattr(options, name)) != AdapterOptions.model_fields[name].default:
                 raise UserError(
-                    f"Expected no {name} for an encoder-decoder model, found {value}: remove it from --model_args."
+                    f"{name}={value} does not work with an encoder-decoder model: remove {name} from --model_args."
                 )
         if options.non_finite == "null":
             record_nulls(Task)
@@ -167,7 +169,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
                 check_kv_expand(pretrained, opening.found_format[0], opening.options.kv_expand)
             released, saved_config = opening.found_format
             if released is not None:
-                self._config = PretrainedConfig()  # until `_create_model`: the weights say more than config.json
+                self._config = PretrainedConfig()  # a placeholder: `_create_model` sets the real one with the weights
                 return
             check_weights(local_path(pretrained) / subfolder, saved_config)
             checkpoints.register_fla_models()
@@ -198,14 +200,15 @@ class OpeningLM(HFLM):  # type: ignore[misc]
                 load: Any = functools.partial(checkpoints.load_whole, auto_class, **checked)
             else:
                 model = self._load_released(pretrained, kwargs)
-                load = lambda *_, **__: model  # noqa: E731  it has its dtype, device and revision already
-            self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)  # `hf` calls it, and adds an adapter
+                load = lambda *_, **__: model  # noqa: E731  the model is loaded, with its dtype, device and revision
+            # `_create_model` of `hf` calls `from_pretrained` of this class, and then adds a PEFT adapter
+            self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)
             super()._create_model(pretrained, **kwargs)
         opening.ties_weights.enter_context(tied_as_it_is(self._model))
         self.AUTO_MODEL_CLASS = auto_class
 
     def _load_released(self, pretrained: str, arguments: dict[str, Any]) -> Any:
-        """Returns the model of a format that transformers does not know."""
+        """Loads a checkpoint in a format that transformers does not know, and returns the model."""
         opening = self._opening
         opening.loaded = loaded = checkpoints.load_checkpoint(
             pretrained,
@@ -222,7 +225,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         return loaded.model
 
     def _requests(self) -> dict[str, Any]:
-        """Returns the places that may ask for something that cannot be loaded: arguments and config.json."""
+        """Returns the arguments and config.json, either of which may request a feature that cannot be loaded."""
         return {"given": self._opening.arguments, "config": self._opening.found_format[1]}
 
     all_gather = ranks.waiting()(HFLM.all_gather)

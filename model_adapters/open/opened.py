@@ -1,4 +1,4 @@
-"""`Opened`: a loaded model, its tokenizer, and the facts that every later step needs of them."""
+"""`Opened`: the result of opening a model. It holds the model, its tokenizer and facts that later steps need."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ class Opened:
         max_length: most tokens of an lm-eval request, including those to generate.
         max_gen_toks: most tokens of an answer where a task names no number.
         batch_size: the number of rows in a batch, or "auto".
-        max_batch_size: most rows of a batch with "auto".
+        max_batch_size: most rows in a batch if `batch_size` is "auto".
         add_bos_token: whether tokenizing adds special tokens, None for the tokenizer's default.
         passed_prefix_token_id: the token before a text's first token, None for the tokenizer's BOS or EOS.
         think_end_token: the text or token id that ends the model's thinking, None if the model does not think.
-        rank: the number of this process among those that each hold a model.
-        world_size: how many processes hold a model each.
+        rank: the rank of this process among the processes that each hold a copy of the model.
+        world_size: how many processes hold a copy of the model.
     """
 
     model: Any
@@ -65,17 +65,17 @@ class Opened:
 
     @property
     def shares_model(self) -> bool:
-        """Whether several processes share the model by a tensor plan."""
+        """Whether several ranks hold one model together by tensor parallelism (`tp_plan`)."""
         return self.arguments.get("tp_plan") is not None
 
     @property
     def embeddings(self) -> int:
-        """The number of token ids that the model knows."""
+        """The number of rows of the embedding matrix: every token id must be below it."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def end_token_ids(self) -> list[int]:
-        """The tokens at which the model's generation config ends an answer."""
+        """The token ids at which the model's generation config ends an answer."""
         ends = self.model.generation_config.eos_token_id
         return [ends] if isinstance(ends, int) else list(ends or ())
 
@@ -89,7 +89,7 @@ class Opened:
         return prefix_token_id(self.tokenizer, self.passed_prefix_token_id)
 
     def setting(self) -> Setting:
-        """Returns the facts that decide which changes `prepare` makes."""
+        """Returns the facts by which `prepare` decides which changes it makes."""
         sharded = not self.shares_model and any(hasattr(each, "full_tensor") for each in self.model.parameters())
         started = torch.distributed.is_available() and torch.distributed.is_initialized()
         return Setting(

@@ -1,4 +1,4 @@
-"""How a process that opens a model finds the other processes of its run, and what each of them logs."""
+"""How a rank that opens a model finds the other ranks of its run, and which of them log."""
 
 import contextlib
 import functools
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 def join_processes(*, shares_model: bool) -> None:
-    """Sets up logging and the watch over other processes, before the model is loaded.
+    """Sets up logging, finds the other ranks and starts watching whether they are alive, before the model is loaded.
 
     Args:
-        shares_model: whether the processes share one model by a tensor plan.
+        shares_model: whether the ranks hold one model together by tensor parallelism (`tp_plan`).
 
     Raises:
-        UserError: environment variables for several processes are missing or wrong.
+        UserError: an environment variable such as RANK or WORLD_SIZE is missing or wrong.
     """
     log_visibly()
     ranks.find_processes()
@@ -32,15 +32,15 @@ def join_processes(*, shares_model: bool) -> None:
     if ranks.is_first_process():
         warn_of_versions()
     elif shares_model:
-        logging.disable(logging.INFO)  # every process would log the same lines
+        logging.disable(logging.INFO)  # otherwise every rank would log the same lines
 
 
 @contextlib.contextmanager
 def meeting() -> Iterator[None]:
-    """Explains why processes could not connect.
+    """Turns a failed rendezvous of the ranks into an error that names the address and a remedy.
 
     Raises:
-        UserError: naming the address at which they should have met.
+        UserError: the processes did not meet at MASTER_ADDR:MASTER_PORT.
     """
     try:
         yield
@@ -53,6 +53,6 @@ def meeting() -> Iterator[None]:
 
 @functools.cache
 def warn_of_versions() -> None:
-    """Logs once which installed packages this release was not tested with."""
+    """Logs once which installed packages have versions that this release was not tested with."""
     if outside := untested():
-        logger.warning("this sbeval was not tested with %s: numbers may differ, or calls fail", outside)
+        logger.warning("this sbeval was not tested with %s: results may differ, or calls may fail", outside)

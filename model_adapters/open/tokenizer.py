@@ -18,19 +18,19 @@ from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_json_object
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
-_LEAST_SHARE_OF_EMBEDDINGS = 0.9  # no model has more than the other tenth to spare
-_TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # whatever their tokenizer's settings say
+_LEAST_SHARE_OF_EMBEDDINGS = 0.9  # models pad their embedding matrix by less than the other tenth
+_TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # even if the tokenizer's settings say otherwise
 _THINKING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "</thought>")
 
 
 def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
-    """Checks that the model knows every token id, and gives the tokenizer a padding token that it knows.
+    """Checks that the model has an embedding for every token, and sets a padding token that the model knows.
 
     Raises:
-        UserError: ordinary tokens have ids beyond the model's embeddings, or `model_max_length` is no number.
+        UserError: ordinary tokens have ids beyond the model's embeddings, or `model_max_length` is not a number.
     """
     longest = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool) or not longest > 0:
@@ -39,8 +39,11 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     beyond = sorted(token for token, index in added.items() if index >= entries and token != tokenizer.pad_token)
-    if beyond:  # no ordinary text holds them
-        logger.warning("the model has no embedding for %s of its tokenizer: no text may hold them", ", ".join(beyond))
+    if beyond:  # added tokens, which ordinary text does not contain
+        logger.warning(
+            "the model has no embedding for these tokens of its tokenizer: %s; a text that holds one is refused",
+            ", ".join(beyond),
+        )
     highest = max((index for token, index in vocabulary.items() if token not in added), default=0)
     if highest >= entries:
         raise UserError(
@@ -48,7 +51,7 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
             "tokenizer this model was trained with as tokenizer=... in --model_args."
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= entries:
-        # padding is masked, and answers are cut at their end: any token that the model knows will do
+        # any known token will do: padding is masked, and answers are cut at their end token
         end = tokenizer.eos_token_id
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
 
@@ -63,17 +66,17 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
         saved_config: the contents of its `config.json`, empty where there is none.
 
     Raises:
-        UserError: the record of the training in the folder names another tokenizer than the folder holds.
+        UserError: the training record in the folder names another tokenizer than the one in the folder.
     """
     config = text_config(model.config)
     entries, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
     if known < _LEAST_SHARE_OF_EMBEDDINGS * entries:
         logger.warning(
-            "the model has %d embeddings, and its tokenizer %d tokens: is it another model's? tokenizer=... in "
-            "--model_args names the right one",
+            "the model has %d embeddings and its tokenizer only %d tokens: check that the tokenizer is the model's, "
+            "and name the right one with tokenizer=... in --model_args",
             *(entries, known),
         )
-    # from the file: the default of a configuration's class says nothing about this tokenizer
+    # from the file: the default of a configuration class says nothing about this tokenizer
     wanted, end = saved_config.get("eos_token_id"), tokenizer.eos_token_id
     wanted = [wanted] if isinstance(wanted, int) else wanted
     if wanted and end is not None and end not in wanted and max(wanted) < entries:
@@ -84,8 +87,8 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
     trained_with_bos = str(config.model_type).startswith(_TRAINED_WITH_BOS) or _asks_for_bos(tokenizer.name_or_path)
     if trained_with_bos and not adds_bos(tokenizer):
         logger.warning(
-            "this model was trained with a BOS token before every text, and none is added: pass add_bos_token=True in "
-            "--model_args, unless the texts hold it"
+            "this model was trained with a BOS token before every text, and its tokenizer adds none: pass "
+            "add_bos_token=True in --model_args, unless the texts begin with it",
         )
     if folder is not None:
         _check_recorded_tokenizer(folder)
@@ -95,11 +98,11 @@ def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
     """Warns if a task's text was tokenized with another tokenizer than the model's; `keys` name its token ranges."""
     model_hash = tokenizer_sha256(tokenizer)
     task_hashes = {tokenizer_behind(key) for key in keys}
-    if others := [task_hash for task_hash in task_hashes if not model_hash.startswith(task_hash)]:
+    if other_hashes := [task_hash for task_hash in task_hashes if not model_hash.startswith(task_hash)]:
         logger.warning(
-            "the task's text was cut into tokens by another tokenizer (%s) than the model's (%s): leave tokenizer out "
-            "of --metadata, unless they are the same",
-            *(others[0], model_hash[: len(others[0])]),
+            "the task's text was tokenized with another tokenizer (%s) than the model's (%s): remove tokenizer from "
+            "--metadata, unless both give the same tokens",
+            *(other_hashes[0], model_hash[: len(other_hashes[0])]),
         )
 
 
@@ -107,25 +110,29 @@ def prefix_token_id(tokenizer: Any, passed: int | None) -> int:
     """Returns the token before a text's first token: the one that the user passed, else the tokenizer's BOS or EOS.
 
     Raises:
-        UserError: there is none.
+        UserError: none was passed, and the tokenizer has neither BOS nor EOS.
     """
     candidates: tuple[int | None, ...] = (passed, tokenizer.bos_token_id, tokenizer.eos_token_id)
     for token in candidates:
         if token is not None:
             return token
-    expected = "Expected a tokenizer with a BOS or EOS token to put before a text's first token"
-    raise UserError(f"{expected}, found neither: pass prefix_token_id=... in --model_args.")
+    raise UserError(
+        "The tokenizer has neither a BOS nor an EOS token to put before a text's first token: pass prefix_token_id=... "
+        "in --model_args."
+    )
 
 
 def thinking_end(tokenizer: Any, named: str | int | None) -> str | int:
-    """Returns what ends a model's thinking: the id of a special token, since answers omit special tokens, else a text.
+    """Returns the marker that ends a model's thinking, as a token id if it is a special token, else as text.
+
+    Special tokens are compared by id because decoded answers omit them.
 
     Args:
         tokenizer: the model's tokenizer.
         named: the text or token id that the user passed, None to find it in the chat template or the vocabulary.
 
     Raises:
-        UserError: none was passed, and none of the usual ones was found.
+        UserError: no marker was passed, and the tokenizer knows none of the usual ones.
     """
     end_of_thinking = named or _usual_thinking_end(tokenizer)
     text = tokenizer.decode([end_of_thinking]) if isinstance(end_of_thinking, int) else str(end_of_thinking)
@@ -134,33 +141,33 @@ def thinking_end(tokenizer: Any, named: str | int | None) -> str | int:
 
 
 def added_to_texts(opened: Any) -> dict[str, Any] | None:
-    """Returns which tokens the tokenizer of an `Opened` model adds to a text, and where the model reads them.
+    """Describes the tokens that the tokenizer of an `Opened` model adds to a text, and where the model reads them.
 
-    The answer is that of `ModelRecord.added_tokens`; None if the tokenizer adds none.
+    Returns the value of `ModelRecord.added_tokens`, None if the tokenizer adds no tokens.
     """
     added = added_tokens(opened.tokenizer)
     if opened.add_bos_token is False or not any(added):
         return None
     names = added.to_json(opened.tokenizer)
-    before, behind = (" ".join(names[name]) for name in ("prefix", "suffix"))
-    places = [f"{text} {place} every text" for text, place in ((before, "before"), (behind, "behind")) if text]
+    prefix, suffix = (" ".join(names[name]) for name in ("prefix", "suffix"))
+    places = [f"{text} {place} every text" for text, place in ((prefix, "before"), (suffix, "behind")) if text]
     facts = [f"the tokenizer adds {' and '.join(places)}"]
     if not opened.causal:
         facts.append("an encoder-decoder model reads them as in hf")
         return {**names, "sentence": "; ".join(facts)}
-    if behind and opened.options.template_suffix == "keep":
-        facts.append(f"as in hf, {behind} stands between a prompt and its answer (template_suffix=keep)")
-    elif behind:
+    if suffix and opened.options.template_suffix == "keep":
+        facts.append(f"as in hf, {suffix} stands between a prompt and its answer (template_suffix=keep)")
+    elif suffix:
         facts.append(
-            f"{behind} is dropped behind prompts and contexts (template_suffix=keep reads it there, as hf does)"
+            f"{suffix} is dropped behind prompts and contexts (template_suffix=keep reads it there, as hf does)"
         )
-    scored = " and ".join(filter(None, (before, behind)))
+    scored = " and ".join(filter(None, (prefix, suffix)))
     facts.append(f"loglikelihood_rolling scores {scored} with every text, as lm-eval does")
     return {**names, "sentence": "; ".join(facts)}
 
 
 def log_added_tokens(added: Mapping[str, Any]) -> None:
-    """Logs which tokens the tokenizer adds to a text, as a warning if it adds more than a prefix."""
+    """Logs which tokens the tokenizer adds to a text; a warning if it also adds tokens behind the text."""
     level = logging.WARNING if added["suffix"] else logging.INFO
     format_logger.log(level, "%s", added["sentence"])
 
@@ -171,13 +178,13 @@ def _usual_thinking_end(tokenizer: Any) -> str:
         if end in vocabulary or end in templates:
             return end
     raise UserError(
-        f"Expected the end of the model's thinking beside thinking_tokens, found none of {', '.join(_THINKING_ENDS)} "
-        "in its chat template and its tokenizer: name it with think_end_token=... in --model_args."
+        f"thinking_tokens needs the text that ends the model's thinking, but none of {', '.join(_THINKING_ENDS)} is in "
+        "its chat template or its tokenizer: name the text with think_end_token=... in --model_args."
     )
 
 
 def _asks_for_bos(name: str) -> bool:
-    """Whether a saved tokenizer adds BOS to a text, or its settings say so, which some tokenizer classes ignore."""
+    """Whether a saved tokenizer adds BOS to a text. A setting counts even if the tokenizer's class ignores it."""
     with contextlib.suppress(OSError, ValueError):
         setting = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
         return adds_bos(load_tokenizer(name, local_files_only=True)) if setting is None else setting is True
@@ -187,7 +194,7 @@ def _asks_for_bos(name: str) -> bool:
 def _check_recorded_tokenizer(folder: Path) -> None:
     """Compares the hash of a folder's tokenizer with the one that `sbeval train` recorded.
 
-    Other versions of tokenizers may write the same tokenizer differently, so only equal versions are compared.
+    Another version of tokenizers may write the same tokenizer differently, so only equal versions are compared.
 
     Raises:
         UserError: the hashes differ.

@@ -1,4 +1,4 @@
-"""Checks around a checkpoint's weights: arguments that its format does not take, tied weights, and NaN in weights."""
+"""Checks while weights are loaded: arguments that the format does not take, tied weights, and NaN in weights."""
 
 import contextlib
 import logging
@@ -14,60 +14,61 @@ from sbeval.model_adapters.prepare.replacing import held
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
-# arguments of `_create_model` of `hf` that loading has used already, or that work on any loaded model
+# arguments of `_create_model` of `hf` that loading has used already, or that work for any loaded model
 _SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
-_OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # without it they have no effect
+_OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # without parallelize they have no effect
 
 
 def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expand: KvExpand) -> None:
-    """Checks that `kv_expand` is passed only for a format that leaves the layout of its heads open.
+    """Checks that `kv_expand` is passed only for a format that does not fix the layout of its key/value heads.
 
     Raises:
-        UserError: it is passed for another format.
+        UserError: `kv_expand` is passed for another format.
     """
     if kv_expand != "auto" and not (released and released.takes_kv_expand):
-        expected = "Expected kv_expand= for checkpoints of dolomite-engine only"
-        remedy = "remove it from --model_args"
-        raise UserError(f"{expected}, found kv_expand={kv_expand} for {pretrained}, which is none: {remedy}.")
+        raise UserError(
+            f"kv_expand={kv_expand} is only for checkpoints of dolomite-engine, and {pretrained} is none: remove it "
+            "from --model_args."
+        )
 
 
 def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any], *, convertible: bool) -> None:
-    """Refuses arguments that only the loading of transformers understands, for a format that it does not load.
+    """Refuses arguments of transformers' `from_pretrained` for a format that transformers does not load.
 
     Args:
         format_found: the checkpoint's format.
-        arguments: those of `_create_model` of `hf`.
+        arguments: the arguments of `_create_model` of `hf`.
         convertible: whether `sbeval convert` rewrites the format.
 
     Raises:
-        UserError: naming the arguments.
+        UserError: such arguments were passed; the message names them.
     """
-    given = sorted(
+    refused = sorted(
         name
         for name, value in arguments.items()
         if name not in _SETTLED | _OF_PARALLELIZE and value is not None and value is not False and value != ""
     )
-    if given:
-        expected = "Expected arguments that hold for every checkpoint format"
+    if refused:
         remedy = "remove it from --model_args"
         remedy += ", or rewrite the checkpoint with `sbeval convert` first" if convertible else ""
-        raise UserError(f"{expected}, found {', '.join(given)} with the format {format_found}: {remedy}.")
+        raise UserError(f"{', '.join(refused)} cannot be used with the checkpoint format {format_found}: {remedy}.")
 
 
 def tied_as_it_is(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which `model.tie_weights()` does nothing.
 
-    lm-eval calls it for every model, but loading has tied the weights already. Loading does not tie an output matrix
-    that differs from the embeddings, whatever `tie_word_embeddings` says, and an adapter may have trained one of them.
+    lm-eval calls it for every model, but loading has tied the weights already. Calling it again could overwrite trained
+    weights: loading leaves an output matrix untied if it differs from the embeddings, whatever `tie_word_embeddings`
+    says, and an adapter may have trained only one of the two.
     """
     return held([(model, {"tie_weights": lambda *_, **__: None})])
 
 
 def warn_of_weights(model: nn.Module) -> None:
-    """Warns of weights that are NaN or infinite, which not every answer shows."""
+    """Warns about weights that are NaN or infinite: not every answer would show the fault."""
     if names := non_finite_weights(model):
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         logger.warning("the checkpoint holds NaN or infinity in %s%s: copy it again", ", ".join(names[:3]), more)

@@ -1,4 +1,4 @@
-"""`prepare`: every change to a loaded model in its order, of which those stay that leave the model's logits alone."""
+"""`prepare`: makes all changes to a loaded model in a fixed order, and keeps those that do not move its logits."""
 
 import dataclasses
 import itertools
@@ -23,29 +23,30 @@ from sbeval.model_adapters.prepare.changes import (
 from sbeval.model_adapters.prepare.trial import Trial, decide
 
 CHANGES: tuple[Change, ...] = (
-    flex.CHANGE,  # first: on a CPU the model would compile for minutes at its first forward pass
-    kernels.CHANGE,  # before any forward pass, since it decides which kernels of this family run
-    hooks.CHANGE,  # before parts are replaced, since a part with a hook of its own is not
+    flex.CHANGE,  # first: with flex_attention on a CPU, the first forward pass would compile for minutes
+    kernels.CHANGE,  # before any forward pass: it decides which stick-breaking kernels run
+    hooks.CHANGE,  # before parts are replaced: a part that has an accelerate hook is never replaced
     scans.CHANGE,  # before the first long text, whose scan would take all memory; it touches no other part
-    sums.CHANGE,  # before MLPs, which call the row-parallel linear layers that it changes
-    norms.CHANGE,  # anywhere before the trial: nothing else touches norms
-    linear.CHANGE,  # before MLPs, which write the padding that an aligned linear layer reads
-    mlps.CHANGE,  # after sums and linear layers, which it takes as they are by then
-    rotations.CHANGE,  # before attention to long texts, which copies the forward that rotations have copied
-    long_attention.CHANGE,  # after rotations
-    seen_keys.CHANGE,  # last: it falls back on the attention that the model has by then
+    sums.CHANGE,  # before `mlps`, whose fused modules call the row-parallel linear layers that `sums` changes
+    norms.CHANGE,  # anywhere before the trial: no other change touches norms
+    linear.CHANGE,  # before `mlps`, whose kernel writes the zero padding that a padded linear layer reads
+    mlps.CHANGE,  # after `sums` and `linear`: it takes over the linear layers that they have made
+    rotations.CHANGE,  # before `long_attention`, which copies the forward that `rotations` has made
+    long_attention.CHANGE,  # after `rotations`
+    seen_keys.CHANGE,  # last: it falls back on the attention that the earlier changes have made
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A model that is ready to run.
+    """A model that is ready to run, and what was changed in it.
 
     Attributes:
-        model: the model that was given, changed in place.
-        kept: names of the changes that were made and stayed.
-        notes: a sentence for each change that was undone, and why.
-        skip_threshold: the stick below which older keys are skipped, None for never.
+        model: the model that was passed to `prepare`, changed in place.
+        kept: the names of the changes that were made and stayed.
+        notes: one sentence for each change that was undone, with the reason.
+        skip_threshold: older keys are skipped once the rest of the stick is shorter than this; None never skips.
+        undos: the functions that undo the changes that stayed, in the order in which the changes were made.
     """
 
     model: nn.Module
@@ -55,28 +56,28 @@ class Prepared:
     undos: tuple[Undo, ...] = dataclasses.field(default=(), repr=False)
 
     def give_back(self) -> None:
-        """Undoes every change that stayed, the newest first."""
+        """Undoes every change that stayed, the last one first."""
         for undo in reversed(self.undos):
             undo()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the names of the changes and the notes JSON-ready, with notes that were made while the model ran."""
+        """Returns names and notes as JSON values, including the notes that long texts have added since `prepare`."""
         return {"kept": list(self.kept), "notes": [*self.notes, *seen_keys.notes(self.model)]}
 
 
 def prepare(
     model: Any, tokenizer: Any, setting: Setting | None = None, changes: tuple[Change, ...] = CHANGES
 ) -> Prepared:
-    """Makes every change that a run wants, in order, and undoes those that change the model's logits.
+    """Makes every change that the run wants, in order, and undoes those that move the model's logits.
 
     Args:
-        model: a model of transformers, or of this family; it is changed in place.
-        tokenizer: its tokenizer, None where there is none.
-        setting: the facts of the run.
-        changes: the changes, in their order.
+        model: a model of transformers or of this project; it is changed in place.
+        tokenizer: the model's tokenizer, None if there is none.
+        setting: the facts of the run; None for the defaults of `Setting`.
+        changes: the changes in the order in which they are made.
 
     Raises:
-        UserError: a setting does not fit the model.
+        UserError: an argument, such as skip_threshold, does not fit the model.
     """
     setting = setting or Setting()
     trial = Trial(model, tokenizer)

@@ -1,4 +1,4 @@
-"""Parts of a loaded model that another part stands in for."""
+"""Replaces parts of a loaded model, modules, forwards, global names or attributes, and restores them."""
 
 import contextlib
 import functools
@@ -10,11 +10,11 @@ from torch import nn
 
 Forward = Callable[..., Any]
 Changes = list[tuple[Any, dict[str, Any]]]
-"""Objects such as modules, each with the attributes it is to get."""
+"""Objects such as modules, each with the values of its attributes while `held` replaces them."""
 
 
 def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module | None]) -> dict[str, nn.Module]:
-    """Replaces each module for which `stand_in` returns another, not None, and returns those replaced."""
+    """Replaces every module for which `stand_in` returns another one, and returns the replaced modules by name."""
     replaced: dict[str, nn.Module] = {}
     for name, module in list(model.named_modules()):
         if (other := stand_in(module)) is not None:
@@ -24,7 +24,7 @@ def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module 
 
 
 def give_back_modules(model: nn.Module, replaced: Mapping[str, nn.Module]) -> Callable[[], None] | None:
-    """Returns the function that puts modules back by their names, None where none was replaced."""
+    """Returns a function that restores the replaced modules, None if none was replaced."""
 
     def give_back() -> None:
         for name, module in replaced.items():
@@ -34,25 +34,26 @@ def give_back_modules(model: nn.Module, replaced: Mapping[str, nn.Module]) -> Ca
 
 
 def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) -> Forward | None:
-    """Returns a copy of a function in which a global name means what `stand_in` makes of its value.
+    """Returns a copy of a function in which one global name has another value: `stand_in` of its value.
 
-    None where the function does not use the name, or `stand_in` returns None.
+    Returns None if the function does not use the name, or if `stand_in` returns None. The original function, and every
+    other user of its module, stay as they are.
     """
     if not isinstance(forward, types.FunctionType) or name not in forward.__code__.co_names:
         return None
-    own = forward.__globals__.get(name)
-    other = None if own is None else stand_in(own)
-    if other is None:
+    original = forward.__globals__.get(name)
+    replacement = None if original is None else stand_in(original)
+    if replacement is None:
         return None
-    names = {**forward.__globals__, name: other}
-    names.pop("__name__", None)  # by which torch.compile would look names up in the file itself
+    names = {**forward.__globals__, name: replacement}
+    names.pop("__name__", None)  # otherwise torch.compile would look names up in the original module
     copied = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__
     return functools.update_wrapper(copied, forward)
 
 
 def with_forwards(model: nn.Module, stand_in: Callable[[nn.Module], Forward | None]) -> list[nn.Module]:
-    """Gives modules the forward that `stand_in` returns, if not None, and returns those modules."""
+    """Sets the forward of every module for which `stand_in` returns one, and returns those modules."""
     changed = []
     for module in model.modules():
         if (forward := stand_in(module)) is not None:
@@ -62,22 +63,22 @@ def with_forwards(model: nn.Module, stand_in: Callable[[nn.Module], Forward | No
 
 
 def give_back_forwards(modules: list[nn.Module]) -> None:
-    """Gives modules the forward of their class again."""
+    """Restores the forward of each module's class."""
     for module in modules:
         vars(module).pop("forward", None)
 
 
 @contextlib.contextmanager
 def held(changes: Changes) -> Iterator[None]:
-    """Gives objects their attributes until the block ends."""
+    """Sets attributes of objects, and restores them when the block ends."""
     before = [dict(each.__dict__) for each, _ in changes]
     try:
         for each, values in changes:
             each.__dict__.update(values)
         yield
     finally:
-        for (each, values), own in zip(changes, before, strict=True):
+        for (each, values), attributes in zip(changes, before, strict=True):
             for name in values:
                 each.__dict__.pop(name)
-                if name in own:
-                    each.__dict__[name] = own[name]
+                if name in attributes:
+                    each.__dict__[name] = attributes[name]

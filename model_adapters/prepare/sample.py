@@ -1,7 +1,7 @@
-"""Tokens of ordinary text, on which a model is compared with itself.
+"""Token ids of ordinary text, on which a changed model is compared with the model before the change.
 
-Low token ids are special tokens in most tokenizers. No text holds them side by side, and the rounding of their logits
-can be 40 times that of text.
+Low token ids would not do: in most tokenizers they are special tokens. No text has them side by side, and rounding can
+move their logits 40 times as far as those of text.
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ TEXT = (
     "seven of them torn, while his daughter wrote numbers into a small blue book: 14 crates of herring, 3 of cod, 250 "
     "metres of rope. Nobody spoke about the storm. Far behind the church a dog barked twice; then bells began to ring."
 )
-_LEAST_KINDS = 3  # of so many tokens, one at least is another
+_LEAST_KINDS = 3  # if fewer than one token in three is distinct, the tokenizer hardly knows the text
 
 
 def sample_tokens(tokenizer: Any, embeddings: int, count: int) -> list[int]:
-    """Returns `count` token ids of ordinary text that a model with so many embeddings knows.
+    """Returns `count` token ids of ordinary text, all below `embeddings`, the number of the model's embeddings.
 
-    Where the tokenizer hardly knows the text, they are ordinary tokens of its vocabulary. Without a tokenizer they are
-    spread over all embeddings but the first and the last, among which special tokens lie.
+    If the tokenizer hardly knows the text, they are ordinary tokens spread over its vocabulary. Without a tokenizer
+    they are spread over the embeddings except the first and the last eighth, where special tokens usually are.
     """
     if tokenizer is None:
         return _spread(range(embeddings // 8, max(embeddings // 8 + 1, embeddings - embeddings // 8)), count)

@@ -1,9 +1,8 @@
-"""The trial: whether a changed model still has its logits, and which of the changes moved them.
+"""The trial: whether a changed model still has its logits, and if not, which of the changes moved them.
 
-The model reads one short text before and after the changes. Fused kernels round in other places than the parts that
-they replace, so the logits are never quite the same. The model itself shows how far rounding alone moves its logits: it
-reads the text again with the output of every module rounded once more.
-
+The model reads one short text before and after the changes. A fused kernel rounds in other places than the modules that
+it replaces, so the logits are never exactly the same. How far rounding may move them is measured on the model itself:
+it reads the text again while the output of every module is rounded once more.
 Shape suffixes: L tokens, V vocabulary.
 """
 
@@ -27,22 +26,22 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_TOKENS = 64
 DRAWS = 4
-_FEW_POSITIONS = 16  # of fewer, the mean varies from draw to draw
+_FEW_POSITIONS = 16  # with fewer positions, the mean varies much from draw to draw
 TIMES_ROUNDING = 2.0
-"""How much more than the mean of the draws is allowed: kernels also round between the outputs of modules.
+"""The limit as a multiple of the mean over the draws: kernels also round between the outputs of modules.
 
-In bf16, fused norms move the logits of SmolLM2-135M by 0.044 of their spread where the limit is 0.12, and a missing MLP
-of any layer by 0.21 or more. With random weights a missing MLP is 0.076 and a wrong rotation 0.070 where the limit is
-0.042.
+In bf16 the limit is 0.12 of the spread of a position's logits for SmolLM2-135M. Fused norms move the logits by 0.044,
+and leaving out an MLP of any layer by 0.21 or more. For a model with random weights the limit is 0.042, a missing MLP
+is 0.076 and a wrong rotary embedding 0.070.
 """
 
 
 class Trial:
-    """A model and the logits of a sample of text, as the model gives them before it is changed.
+    """A model, and its logits for a sample of text before it is changed.
 
     Attributes:
         model: the model.
-        failure: why the model cannot be asked for logits, None where it can.
+        failure: why the model gives no logits to compare, None if it does.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, tokens: Sequence[int] | None = None) -> None:
@@ -52,7 +51,7 @@ class Trial:
         self.failure: str | None = None
 
     def begin(self) -> bool:
-        """Reads the sample with the model as it is; returns whether it gives logits to compare with."""
+        """Reads the sample with the unchanged model, and returns whether it gives logits to compare with."""
         if self._expected_LV is None and self.failure is None:
             self._expected_LV = self._logits()
             if self._expected_LV is not None and not bool(self._expected_LV.isfinite().any()):
@@ -60,9 +59,9 @@ class Trial:
         return self._expected_LV is not None
 
     def difference(self) -> float:
-        """Returns how far the logits lie from those at the beginning, as a share of the logits' spread.
+        """Returns how far the logits have moved since `begin`, as a share of the spread of a position's logits.
 
-        The share is a mean over positions, infinity where the model does not run or gives NaN; `failure` says why.
+        The share is a mean over positions. It is infinity if the model does not run or gives NaN; `failure` says why.
         """
         assert self._expected_LV is not None
         self.failure = None
@@ -76,12 +75,12 @@ class Trial:
 
     @property
     def least(self) -> float:
-        """A difference that rounding in the model's dtype explains in any model."""
+        """A difference that the rounding of the dtype explains for any model."""
         assert self._expected_LV is not None
         return least(self._expected_LV.dtype, self._expected_LV.device)
 
     def limit(self) -> float:
-        """Returns the largest difference that rounding explains; the model must be as it was at the beginning."""
+        """Returns the largest difference that rounding explains; call it while the model is unchanged."""
         assert self._expected_LV is not None
         if self._limit is None:
             self._limit = rounding_limit(self.model, self._logits, self._expected_LV)
@@ -97,22 +96,23 @@ class Trial:
                 tokens = self._tokens = sample_tokens(self._tokenizer, embeddings, self._length())
             ids_1L = torch.tensor(tokens, device=model.device)[None]
             logits: Tensor = model(input_ids=ids_1L, **no_cache(model)).logits[0]
-        except Exception as error:  # models' code raises anything
+        except Exception as error:  # the code of a model can raise anything
             self.failure = first_line(error)
             return None
         return logits
 
     def _length(self) -> int:
-        """Returns the length of the sample: learned positions may be fewer."""
+        """Returns the length of the sample in tokens: a model with learned positions may have fewer."""
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return min(SAMPLE_TOKENS, positions) if isinstance(positions, int) and positions > 0 else SAMPLE_TOKENS
 
 
 @torch.no_grad()
 def rounding_limit(model: Any, read: Callable[[], Tensor | None], expected_LV: Tensor) -> float:
-    """Returns how far a model's logits may lie from the expected ones, as a mean share of their spread.
+    """Returns how far rounding alone may move a model's logits, as a mean share of the spread of a position's logits.
 
-    `read` returns the logits of the same positions once more, while the outputs of the modules are rounded anew.
+    `read` computes logits for the positions of `expected_LV`. It is called while the outputs of all modules are rounded
+    once more.
     """
     moved = []
     for seed in range(DRAWS):
@@ -120,12 +120,12 @@ def rounding_limit(model: Any, read: Callable[[], Tensor | None], expected_LV: T
             found_LV = read()
         if found_LV is not None and math.isfinite(share := float(shares_apart(found_LV, expected_LV).mean())):
             moved.append(share)
-    usual = max(moved, default=0.0) if len(expected_LV) < _FEW_POSITIONS else sum(moved) / max(1, len(moved))
-    return max(least(expected_LV.dtype, expected_LV.device), TIMES_ROUNDING * usual)
+    typical = max(moved, default=0.0) if len(expected_LV) < _FEW_POSITIONS else sum(moved) / max(1, len(moved))
+    return max(least(expected_LV.dtype, expected_LV.device), TIMES_ROUNDING * typical)
 
 
 def same_logits(model: Any, read: Callable[[], Tensor], found_LV: Tensor) -> bool:
-    """Whether rounding explains how logits differ from those that `read` returns, at the same positions."""
+    """Whether rounding explains the difference between `found_LV` and the logits that `read` returns."""
     with torch.no_grad():
         expected_LV = read()
     difference = float(shares_apart(found_LV, expected_LV).mean())
@@ -136,25 +136,25 @@ def same_logits(model: Any, read: Callable[[], Tensor], found_LV: Tensor) -> boo
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Which changes stay, each with its undoing, and a sentence for each that was undone."""
+    """The changes that stay, each with the function that undoes it, and a sentence for each change that was undone."""
 
     kept: Mapping[str, Undo] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
 def decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict:
-    """Makes changes to a model and undoes each that moves its logits further than rounding does.
+    """Makes changes to a model and undoes each one that moves its logits further than rounding does.
 
-    Of several processes that each hold the model, the first decides and the others follow. Processes that share a model
-    run it together, and the first one's differences count.
+    If every rank holds a copy of the model, rank 0 decides and the other ranks follow. If the ranks hold one model
+    together, all of them run it, and the differences that rank 0 measures count.
     """
     if setting.processes > 1 and setting.rank > 0:
-        names, notes = _from_first(None)
+        names, notes = _broadcast(None)
         made = {change.name: change.apply(trial.model, setting) for change in changes if change.name in names}
         return Verdict(kept={name: undo for name, undo in made.items() if undo is not None}, notes=notes)
     verdict = _decide(trial, changes, setting)
     if setting.processes > 1:
-        _from_first((list(verdict.kept), list(verdict.notes)))
+        _broadcast((list(verdict.kept), list(verdict.notes)))
     if ranks.is_first_process():
         for note in verdict.notes:
             logger.warning("%s", note)
@@ -164,7 +164,7 @@ def decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict
 def _decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict:
     name = type(trial.model).__name__
     if not _agreed(trial.begin(), setting):
-        return Verdict(notes=[f"{name} keeps its own parts: it gives no logits to compare with ({trial.failure})"])
+        return Verdict(notes=[f"{name} stays as it is: it gives no logits to compare with ({trial.failure})"])
     made = _make(trial.model, changes, setting)
     if not made:
         return Verdict()
@@ -179,7 +179,7 @@ def _decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdic
 
 
 def _one_by_one(trial: Trial, changes: Sequence[Change], setting: Setting, limit: float) -> Verdict:
-    """Makes each change beside those that stayed before it."""
+    """Makes the changes one after another, and keeps each one that leaves the logits within the limit."""
     name = type(trial.model).__name__
     kept: dict[str, Undo] = {}
     notes: list[str] = []
@@ -210,11 +210,11 @@ def _undo(made: Mapping[str, Undo]) -> None:
 
 
 def _agreed(value: Any, setting: Setting) -> Any:
-    """Returns the first process's value to processes that share a model: a difference may round otherwise in others."""
-    return _from_first(value) if setting.shares_model else value
+    """Returns rank 0's value on all ranks that hold one model: rounding may differ, so their values may differ."""
+    return _broadcast(value) if setting.shares_model else value
 
 
-def _from_first(value: Any) -> Any:
+def _broadcast(value: Any) -> Any:
     values = [value]
     with ranks.waiting():
         torch.distributed.broadcast_object_list(values, src=0)

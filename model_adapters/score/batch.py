@@ -1,4 +1,4 @@
-"""One batch of windows: padded, started on the device, and its scores read once they are needed."""
+"""One batch of windows: padded, started on the device, and read when its scores are needed."""
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -18,13 +18,13 @@ WindowScores = list["RunScores"]
 """The scores of each run of targets of a window."""
 Windows = Mapping[int, PlannedWindow]
 RequestName = Callable[[int], str]
-"""Returns the name of the request of a window, given the window's number."""
+"""Returns the name of a window's request, given the window's number."""
 ScoredWindows = Generator[tuple[int, WindowScores], None, None]
-"""Yields the number of a window, and its scores."""
+"""Yields the number of each window with its scores."""
 
 
 class RunScores(NamedTuple):
-    """Log-probabilities of one run of targets, float32 in nats, and whether every target is the most probable token."""
+    """Log-probabilities of a run of targets, float32 in nats, and whether each target is the most probable token."""
 
     logprobs: NDArray[np.float32]
     greedy: bool
@@ -36,13 +36,13 @@ class RunScores(NamedTuple):
 
 
 class PendingBatch(NamedTuple):
-    """Scores that a device may still be computing, and the number of targets in each run of each window."""
+    """Scores that the device may still be computing, and the number of targets in each run of each window."""
 
     scores: PendingScores
     run_tokens: list[list[int]]
 
     def result(self) -> list[WindowScores]:
-        """Waits for the scores of each run of each window, and returns them."""
+        """Waits for the device, and returns the scores of each run of each window."""
         scores = self.scores.result()
         ends = np.cumsum([tokens for window in self.run_tokens for tokens in window])[:-1]
         logprobs = iter(np.split(scores.logprobs.numpy(), ends))
@@ -68,13 +68,13 @@ def score_texts(session: Session, texts: Sequence[TargetSequence]) -> list[NDArr
 def start_batch(
     session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None, start: Start | None = None
 ) -> PendingBatch:
-    """Starts to score windows, padded on the right, in one forward pass.
+    """Starts one forward pass that scores windows, padded on the right.
 
     Args:
         session: the session of the model.
         batch: the windows.
-        after: a prefix of all windows, from `TokenScorer.read`, None without one.
-        start: the method that scores, None for `TokenScorer.start`; another one if several processes score the batch.
+        after: the KV cache of a prefix of all windows, from `TokenScorer.read`; None without a prefix.
+        start: the method that scores, None for `TokenScorer.start`. Another method is needed if ranks share the batch.
     """
     options = {} if after is None else {"after": after}
     pending = _start_texts(session, [as_sequence(window) for window in batch], start or session.scorer.start, **options)

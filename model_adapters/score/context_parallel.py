@@ -1,4 +1,9 @@
-"""Context parallelism: all ranks of a group score a long window together, each a part of its tokens."""
+"""Context parallelism: all ranks of a group score a long window together, each rank a part of the window's tokens.
+
+lm-eval distributes documents over ranks and gathers results as usual, so ranks may have different data. Within a call,
+the group lists the long windows of all its ranks and scores them one after another. Short windows cost no
+communication: each rank scores its own (docs/context_parallel.md).
+"""
 
 import logging
 
@@ -8,14 +13,14 @@ from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
 
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 
 
 def score_together(
     session: Session, scorer: ContextParallelScorer, windows: Windows, long: set[int], name: RequestName
 ) -> ScoredWindows:
-    """Scores the long windows of all ranks of a group, one after another, and yields those of this rank."""
+    """Scores the long windows of all ranks in a group, one after another, and yields the windows of this rank."""
     context = scorer.context
     everyone = context.gather_objects([(windows[index].length, index) for index in sorted(long)])
     order = sorted((-length, rank, index) for rank, theirs in enumerate(everyone) for length, index in theirs)
@@ -37,4 +42,7 @@ def score_together(
             yield index, scores
     if order and context.transfers.whole_bytes:
         gib = (context.transfers.received_bytes / 2**30, context.transfers.whole_bytes / 2**30)
-        logger.info("keys and values received from other processes so far: %.3f GiB; without skipping: %.3f GiB", *gib)
+        logger.info(
+            "keys and values received from other ranks so far: %.3f GiB; without skipping keys: %.3f GiB",
+            *gib,
+        )

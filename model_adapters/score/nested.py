@@ -1,7 +1,7 @@
-"""Windows that begin at the same token: only the longest is run, and its scores serve the shorter ones.
+"""Windows that begin at the same token: only the longest is run, and its scores serve the shorter windows.
 
-In a causal model, the scores of a window's first tokens do not depend on later ones. If RoPE's frequencies depend on
-the length, this does not hold, and such windows are run one by one.
+In a causal model, the scores of a window's first tokens do not depend on later tokens. If RoPE's frequencies depend on
+the input's length, this does not hold, and each window is run.
 """
 
 from collections.abc import Iterable
@@ -11,16 +11,16 @@ from sbeval.scoring.requests import TokenLogprobsRequest
 
 
 class SharedWindow(NamedTuple):
-    """One window to run for several requests, each with its slice of the window's scores."""
+    """A window to run for several requests, each with the slice of the window's scores that answers it."""
 
     run: TokenLogprobsRequest
     members: list[tuple[TokenLogprobsRequest, slice]]
 
 
 def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> list[SharedWindow]:
-    """Returns the windows to run for different requests, in the order of the first of each.
+    """Returns the windows to run for distinct requests, in the order of each window's first request.
 
-    If `nested`, a longer window's scores may serve a shorter one with the same lead-in and first target.
+    If `nested`, a longer window also serves shorter ones with the same lead-in and first token.
     """
     groups: dict[object, list[TokenLogprobsRequest]] = {}
     for request in requests:

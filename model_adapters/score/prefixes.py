@@ -1,6 +1,7 @@
 """Inputs that share a prefix, such as questions after the same examples: the model reads the prefix once.
 
-It keeps the keys and values of the prefix, and then reads the rest of each input of the group in batches.
+Its KV cache is kept while the rest of each input in the group is read in batches. Each batch's scores are read before
+the next batch starts, unlike in `schedule`.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ _BIG_ENDIAN = np.dtype(">u4")
 
 
 class Worthwhile(NamedTuple):
-    """The smallest group worth reading its prefix separately: shortest prefix, and tokens saved over all inputs."""
+    """The smallest group whose prefix is worth a pass of its own: prefix length, and tokens saved in all inputs."""
 
     prefix_tokens: int
     saved_tokens: int
@@ -41,7 +42,7 @@ ON_GPU = Worthwhile(256, 8192)
 
 
 class SharedPrefix(NamedTuple):
-    """The length of a prefix in tokens, and the inputs that begin with it; it ends before their first targets."""
+    """The length of a prefix in tokens, and the indices of the inputs that begin with it."""
 
     length: int
     members: list[int]
@@ -50,13 +51,13 @@ class SharedPrefix(NamedTuple):
 def shared_prefixes(
     inputs: Sequence[Sequence[int] | TokenIds], first_targets: Sequence[int], worthwhile: Worthwhile
 ) -> list[SharedPrefix]:
-    """Groups inputs by shared prefix, longest prefix first; an input may be in no group.
+    """Groups inputs by shared prefix, longest prefix first. An input may be in no group.
 
-    Inputs are sorted and taken in order; each joins the current group if that saves at least as many tokens. Inputs
-    more than twice as long as the prefix are left out of its group, since they gain little. `first_targets` are the
-    positions whose outputs predict each input's first target; the prefix ends before them.
+    Inputs are sorted and taken in order. Each joins the current group if that does not lower the number of tokens
+    saved. Inputs that are more than twice as long as the prefix are left out of its group, since they gain little.
+    `first_targets` are the positions whose outputs predict each input's first target; the prefix ends before them.
     """
-    # big-endian bytes sort and compare as tokens do, but faster
+    # big-endian bytes sort as the token ids do, and sort faster
     packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
     order = sorted(range(len(inputs)), key=lambda index: packed[index])
     groups: list[SharedPrefix] = []
@@ -69,21 +70,22 @@ def shared_prefixes(
                 groups[-1] = SharedPrefix(common, [*members, index])
                 continue
         groups.append(SharedPrefix(end, [index]))
-    kept = []
+    worthwhile_groups = []
     for length, members in groups:
         near = [index for index in members if len(inputs[index]) <= 2 * length]
         if (len(near) - 1) * length >= max(1, worthwhile.saved_tokens):
-            kept.append(SharedPrefix(length, near))
-    return sorted(kept, key=lambda group: -group.length)
+            worthwhile_groups.append(SharedPrefix(length, near))
+    return sorted(worthwhile_groups, key=lambda group: -group.length)
 
 
 def score_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, name: RequestName) -> ScoredWindows:
-    """Scores windows that share prefixes, and yields each window's number and scores.
+    """Scores windows that share prefixes, and yields each window's number with its scores.
 
-    Stops early if the model cannot continue from a prefix or memory runs out; run the remaining windows whole.
+    Ends early if the model cannot continue from a KV cache or if memory runs out. The caller then scores the remaining
+    windows without a prefix.
 
     Raises:
-        UserError: the model has no positions for such a window.
+        UserError: a window is longer than the model's learned positions.
         NonFiniteError: a log-probability is not finite.
     """
     if session.rope.by_length or not session.self_test.prefixes:
@@ -135,13 +137,13 @@ def score_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, n
             except (RuntimeError, MemoryError, DoesNotFit) as error:
                 if not isinstance(error, DoesNotFit) and not out_of_memory(error):
                     raise
-                prefix = None
+                prefix = None  # frees the KV cache of the prefix
                 free_memory()
                 return
 
 
 def _common(first: bytes, second: bytes) -> int:
-    """How many tokens two inputs, as bytes, share at their beginning."""
+    """Returns how many tokens two inputs, packed as bytes, have in common at their beginning."""
     tokens = min(len(first), len(second)) // _BIG_ENDIAN.itemsize
     differ = np.flatnonzero(np.frombuffer(first, np.uint32, tokens) != np.frombuffer(second, np.uint32, tokens))
     return int(differ[0]) if len(differ) else tokens

@@ -1,4 +1,4 @@
-"""Request types that score: from requests to answers, for lm-eval's own types and those of this project's tasks."""
+"""The request types that score, from requests to answers: lm-eval's own and those of this project's tasks."""
 
 import functools
 import logging
@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet: bool) -> list[tuple[float, bool]]:
-    """Returns each continuation's log-likelihood in nats, and whether it is the most probable one.
+    """Returns each continuation's log-likelihood in nats, and whether all its tokens are the most probable ones.
 
-    `pairs` are the tokens of each request's context and continuation.
+    `pairs` holds the tokens of each request's context and continuation.
     """
     if session.thinking is not None and session.tally.chat:
         logger.warning(
-            "continuations are scored right behind prompts that tell the model to think: leave thinking_tokens out for "
-            "tasks that score answers"
+            "continuations are scored directly after prompts that tell the model to think: leave thinking_tokens out "
+            "for tasks that score answers"
         )
     session.check_tokens((request_name(request), pair) for request, pair in zip(requests, pairs, strict=True))
     contexts = fit_contexts(session, pairs, [request.task_name for request in requests])
@@ -81,12 +81,12 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
 def loglikelihood_rolling(
     session: Session, requests: Instances, texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
-    """Returns the log-likelihood of each text's tokens in nats, in windows as `hf` cuts them.
+    """Returns the log-likelihood of each text's tokens in nats, computed in the same windows as in `hf`.
 
-    `texts` are the tokens of each request's text; `lead_in` is the token before the first of them.
+    `texts` holds the tokens of each request's text; `lead_in` is the token before the first of them.
     """
-    read = zip(requests, texts, strict=True)
-    session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in read)
+    pairs = zip(requests, texts, strict=True)
+    session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in pairs)
     windows: dict[int, PlannedWindow] = {}
     text_of: list[int] = []
     for index, tokens in enumerate(texts):
@@ -94,7 +94,7 @@ def loglikelihood_rolling(
             windows[len(windows)] = window
             text_of.append(index)
     waiting = Counter(text_of)
-    totals = [0.0] * len(texts)  # a text without tokens keeps it
+    totals = [0.0] * len(texts)  # stays 0 for a text without tokens
     arguments = dict(enumerate(request.args for request in requests))
     answers: Answers[int, float] = Answers(session, "loglikelihood_rolling", arguments, quiet=quiet)
     answers.count_tokens(sum(window.length for window in windows.values()))
@@ -114,13 +114,13 @@ def loglikelihood_rolling(
 
 
 def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TokenLogprobs]:
-    """Returns the log-probabilities of each window's last targets; arguments are `TokenLogprobsRequest`."""
+    """Returns the log-probabilities of each window's last targets, for `TokenLogprobsRequest`."""
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     answers: AnswersOnce[TokenLogprobsRequest, TokenLogprobs]
     answers = AnswersOnce(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, quiet=quiet)
-    # NaN of a longer window's last tokens may reach all of it
-    alone = session.rope.by_length or session.scorer.non_finite == "null"
-    shared = share_windows(answers.todo, nested=not alone)
+    # with non_finite=null, NaN at the end of a longer window could spread to the scores of a shorter one
+    each_alone = session.rope.by_length or session.scorer.non_finite == "null"
+    shared = share_windows(answers.todo, nested=not each_alone)
     session.check_tokens(
         (answers.names[window.members[0][0]], [resolve_tokens(window.run.key), [window.run.lead_in]])
         for window in shared
@@ -140,7 +140,7 @@ def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> lis
 
 
 def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TargetLogprobs]:
-    """Returns the log-probabilities of named targets; arguments are `TargetLogprobsRequest`."""
+    """Returns the log-probabilities of the targets that each request names, for `TargetLogprobsRequest`."""
     answers: AnswersOnce[TargetLogprobsRequest, TargetLogprobs]
     answers = AnswersOnce(session, requests, TARGET_LOGPROBS, TargetLogprobsRequest, quiet=quiet)
     session.check_positions(max((request.inputs for request in answers.todo), default=0))
@@ -164,7 +164,7 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
         begun = 0
         if todo:
             session.real.begin(again)
-        while begun < len(todo):  # a batch that was wrong is scored again in another way
+        while begun < len(todo):  # if the check of a batch fails, its texts are scored again under tighter limits
             limits = session.real.limits(session.own_batches, "scoring")
             for batch, scores in run_in_batches(
                 todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
@@ -188,11 +188,13 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
 
 
 def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
-    """Returns the effective spans of every layer and head; arguments are `AttentionSpanRequest`."""
+    """Returns the effective attention spans of every layer and head, for `AttentionSpanRequest`."""
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     if session.rope.extrapolation is not None:
-        expected = "Expected a model that attends as it was trained to for attention spans"
-        raise UserError(f"{expected}, found extrapolation={session.rope.extrapolation}: remove it from --model_args.")
+        raise UserError(
+            f"Attention spans are those of a model that attends as it was trained to, but "
+            f"extrapolation={session.rope.extrapolation} changes that: remove it from --model_args."
+        )
     scorer = session.scorer
     answers: AnswersOnce[AttentionSpanRequest, list[list[Any]]]
     answers = AnswersOnce(session, requests, ATTENTION_SPAN, AttentionSpanRequest, quiet=quiet)
@@ -222,7 +224,7 @@ def attention_span(session: Session, requests: Instances, *, quiet: bool) -> lis
 def _load(request: TargetLogprobsRequest) -> TargetSequence:
     sequence = resolve_sequence(request.key)
     if len(sequence.inputs_L) != request.inputs or not len(sequence.targets_T):
-        raise ValueError(f"{request} does not fit the {len(sequence.inputs_L)} inputs its key names")
+        raise ValueError(f"{request} does not fit the {len(sequence.inputs_L)} inputs that its key names")
     return sequence
 
 

@@ -1,4 +1,4 @@
-"""Windows to scores: batches sorted by length, the next of which runs while the host reads the scores of one."""
+"""Scores all windows in batches sorted by length. The device computes a batch while the host reads earlier scores."""
 
 import contextlib
 import functools
@@ -24,25 +24,25 @@ from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
 
-_RELAYED_CHUNK_LOGITS = 2**29  # a GPU queues about 1,000 kernels; then the host waits, with the next window in hand
+_RELAYED_CHUNK_LOGITS = 2**29  # large chunks, since a GPU queues only about 1,000 kernels before the host must wait
 
 
 def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, name: RequestName) -> ScoredWindows:
-    """Scores every window, longest first, and yields each window's number and scores as its batch finishes.
+    """Scores every window, longest first, and yields each window's number and scores when its batch is finished.
 
-    While the host reads the scores of one batch, the device computes the next `batches_ahead`. If an error ends the
-    loop, the scores of started batches are yielded before it is raised.
+    While the host reads the scores of a batch, the device computes the next `batches_ahead` batches. If an error
+    occurs, the scores of batches that are already started are yielded before it is raised.
 
     Args:
         session: the session of the model.
         windows: the windows by number.
         batches: the limits of a batch.
-        name: returns the name of a window's request, for errors.
+        name: returns the name of a window's request, for error messages.
 
     Raises:
-        UserError: the model has no positions for a window.
+        UserError: a window is longer than the model's learned positions.
         NonFiniteError: a log-probability is not finite.
-        DoesNotFit: memory does not suffice for a single window, or for reading the scores of a batch.
+        DoesNotFit: a single window, or the scores of a batch, do not fit into memory.
     """
     session.check_positions(max((window.length for window in windows.values()), default=0))
     together: set[int] = set()
@@ -67,10 +67,10 @@ def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, n
             finally:
                 if relay is not None:
                     scorer.chunk_logits = None
-            free_memory()  # waits for started batches and frees their memory, too
+            free_memory()  # waits for the started batches, and frees their memory as well
 
     def finished() -> list[tuple[int, WindowScores]]:
-        """Waits for the first of the started batches, and removes it unless the wait is interrupted."""
+        """Waits for the oldest started batch and returns its scores; it stays started if the wait is interrupted."""
         batch, pending = started[0]
         try:
             with fitting("Expected memory for the scores of a batch, but it ran out: free some."):
@@ -93,7 +93,7 @@ def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, n
             begun = 0
             if order:
                 session.real.begin(again)
-            while begun < len(order):  # a batch that was wrong is scored again in another way
+            while begun < len(order):  # if the check of a batch fails, its texts are scored again under tighter limits
                 limits = session.real.limits(batches, "scoring")
                 for batch in run_in_batches(order[begun:], start, length_tokens=length_of.__getitem__, limits=limits):
                     started.append(batch)
@@ -119,6 +119,6 @@ def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, n
         raise
     except BaseException:
         while started:
-            with contextlib.suppress(Exception):  # the first error is the one to report
+            with contextlib.suppress(Exception):  # only the first error is reported
                 yield from handed_over(finished())
         raise

@@ -1,4 +1,4 @@
-"""Windows of tokens to score: what a request asks for, as model inputs and the targets that follow them."""
+"""Windows of tokens to score: a request's tokens as model inputs and targets."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ TokenIds = NDArray[np.int64]
 
 
 class LoadedWindow(NamedTuple):
-    """Model inputs, int64 [L], and one or more runs of 1 to L targets that each end right after the last input."""
+    """Model inputs, int64 [L], and runs of 1 to L targets. The last target of each run follows the last input."""
 
     inputs: TokenIds
     target_runs: list[TokenIds]
 
 
 class PlannedWindow(NamedTuple):
-    """A window with its number of model inputs; `load` fetches its tokens when its batch runs."""
+    """A window that is not loaded yet: its number of inputs, and `load`, which fetches its tokens for its batch."""
 
     length: int
     load: Callable[[], LoadedWindow]
@@ -34,16 +34,16 @@ def window_of(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Pl
 
 
 def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[PlannedWindow]:
-    """Returns the windows of `loglikelihood_rolling`: every token is a target once, after up to `max_length` inputs.
+    """Returns the windows of `loglikelihood_rolling`: each token is a target once, after up to `max_length` inputs.
 
-    They are lm-eval's windows with one token of context, the lead-in before the first. The last window takes inputs
-    from the window before it to be full.
+    As in lm-eval, the lead-in is the input before the first token. The last window begins early enough to be full, so
+    its first inputs are inputs of the window before it, too.
     """
 
     def load(first: int, stop: int, target_count: int) -> LoadedWindow:
         before = [lead_in, *tokens[:stop]] if first == 0 else tokens[first - 1 : stop]
-        read = np.asarray(before, dtype=np.int64)
-        return LoadedWindow(read[:-1], [read[-target_count:]])
+        window_tokens = np.asarray(before, dtype=np.int64)
+        return LoadedWindow(window_tokens[:-1], [window_tokens[-target_count:]])
 
     windows = []
     for begin in range(0, len(tokens), max_length):
@@ -54,12 +54,12 @@ def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> 
 
 
 def requested_window(request: TokenLogprobsRequest) -> PlannedWindow:
-    """Returns the window a task asks for: the lead-in and the tokens that the request's key names, but the last."""
+    """Returns the window of a request: the inputs are the lead-in and the tokens of the key without the last one."""
 
     def load() -> LoadedWindow:
         tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)
         if len(tokens) != request.context_length or not 1 <= request.scored <= request.context_length:
-            raise ValueError(f"{request} does not fit the {len(tokens)} tokens its key names")
+            raise ValueError(f"{request} does not fit the {len(tokens)} tokens that its key names")
         inputs = np.concatenate([np.array([request.lead_in], dtype=np.int64), tokens[:-1]])
         return LoadedWindow(inputs, [tokens[-request.scored :]])
 
@@ -67,7 +67,7 @@ def requested_window(request: TokenLogprobsRequest) -> PlannedWindow:
 
 
 def as_sequence(window: LoadedWindow) -> TargetSequence:
-    """Returns a window with the position of each target."""
+    """Returns a window as a `TargetSequence`, which holds the position of each target."""
     length = len(window.inputs)
     positions = np.concatenate([np.arange(length - len(run), length) for run in window.target_runs])
     return TargetSequence(window.inputs, positions, np.concatenate(window.target_runs))

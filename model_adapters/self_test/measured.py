@@ -1,9 +1,10 @@
-"""How far a model's logits lie, computed in the ways that a run would use, from those of whole texts read alone.
+"""Runs a model in each way that a run would use, and measures how far its logits are from those of whole texts.
 
 The difference at a position is a share of the spread of that position's logits. Two numbers count: the mean over
-positions, and the largest of them, which shows a fault of a single position. The model itself shows how much rounding
-explains of either: it reads the same texts with the outputs of all its modules rounded once more, four times as far. It
-does so again where a way seems to differ, since rounding may send a single token to another expert.
+positions, and the largest of them, which shows a fault at a single position. How much of either rounding explains is
+measured on the model itself: it reads the same texts with the outputs of all its modules rounded once more, four times
+as coarsely as its dtype. If a way seems to differ, this is repeated, since rounding may send a single token to another
+expert.
 
 Shape suffixes: B rows, L tokens, V vocabulary.
 """
@@ -30,38 +31,41 @@ from sbeval.scoring.rounding import least, rounded_anew, shares_apart
 
 TOKENS = 48
 ROWS = 8
-"""Rows of the test's batches."""
+"""The number of rows in the test's batches."""
 EAGER = "eager"
 _LONG, _SHORT, _CHANGED, _AT_ONCE, _NEW = 24, 13, 9, 5, 4
 TIMES_ROUNDING = 4.0
-"""How far outputs are rounded: four times a small change tells nothing of an expert that a larger one would choose."""
+"""How many times as coarsely as in the model's dtype outputs are rounded.
+
+Measuring ordinary rounding and multiplying by four would not do: it misses experts that only a larger change selects.
+"""
 MOST_DRAWS = 8
 TIMES_LARGEST = 2.0
-"""The largest of many differences varies more than their mean: so much more of it is allowed than rounding shows."""
+"""The limit for the largest difference, as a multiple: the largest of many differences varies more than their mean."""
 _CACHES = ("past_key_values", "cache_params", "state")
 
 
 class Nothing(Exception):
-    """There is nothing to test, and why."""
+    """There is nothing to test; the message says why."""
 
 
 class Apart(NamedTuple):
-    """How far logits lie from the expected ones: the mean over positions, and the position where they differ most."""
+    """How far logits are from the expected ones: the mean over positions, and the largest value at a position."""
 
     mean: float
     largest: float
 
     @classmethod
     def of(cls, shares_L: Tensor) -> Self:
-        """Returns it for the differences of some positions, float64 [L]."""
+        """Returns the mean and the largest of the differences at some positions, float64 [L]."""
         return cls(float(shares_L.mean()), float(shares_L.max()))
 
     def or_more(self, other: Self) -> Self:
-        """Returns the larger of each number."""
+        """Returns the larger mean and the larger maximum of both."""
         return type(self)(max(self.mean, other.mean), max(self.largest, other.largest))
 
     def within(self, allowed: Self) -> bool:
-        """Whether neither number is above what is allowed."""
+        """Whether mean and largest are both at most the allowed ones."""
         return self.mean <= allowed.mean and self.largest <= allowed.largest
 
 
@@ -71,9 +75,13 @@ NO_DIFFERENCE = Apart(0.0, 0.0)
 class Measured:
     """A loaded model, and texts of `TOKENS` tokens that it reads in different ways.
 
+    Each method that returns an `Apart` reads the texts in one way, and compares its logits with those of whole texts
+    that are read alone.
+
     Attributes:
         allowed: the largest difference that rounding explains.
-        least: the mean that is allowed of the same text read again, where draws would explain any difference.
+        least: the mean difference that is allowed when the same text is read again. Draws would not help there: they
+            would explain any difference.
     """
 
     def __init__(self, opened: Opened, tokens: Sequence[int]) -> None:
@@ -84,40 +92,40 @@ class Measured:
         self._kept: dict[tuple[int, ...], Tensor] = {}
         whole_LV = self._whole(self._long_L)
         if not whole_LV.isfinite().any(-1).all() or whole_LV.isnan().any():
-            raise Nothing("the model's logits are no numbers")
+            raise Nothing("the model's logits are NaN or infinite")
         self.least = least(whole_LV.dtype, whole_LV.device)
         self.allowed = Apart(self.least, TIMES_LARGEST * self.least)
         self._draws = 0
         self._draw()
 
     def check(self, differences: Callable[[], Apart], least: float | None = None) -> Check:
-        """Returns whether rounding explains a difference; a model that raises does not run in this way.
+        """Measures a difference and returns whether rounding explains it; a model that raises has failed the check.
 
-        With `least`, the mean may be that large and no draws are made.
+        With `least`, the mean may be at most that large, and no draws are made.
         """
         try:
             difference = differences()
         except Nothing as nothing:
             return Check(passed=True, reason=str(nothing))
-        except Exception as error:  # models' code raises anything
+        except Exception as error:  # the code of a model can raise anything
             if out_of_memory(error):
                 raise
             return Check(passed=False, reason=first_line(error))
         if not math.isfinite(difference.mean):
-            return Check(passed=False, reason="its logits are no numbers")
+            return Check(passed=False, reason="its logits are NaN or infinite")
         passed = difference.mean <= least if least is not None else self._explained(difference)
         at_one_position = not passed and least is None and difference.mean <= self.allowed.mean
         return Check(passed=passed, difference=difference.largest if at_one_position else difference.mean)
 
     def _explained(self, difference: Apart) -> bool:
-        """Whether rounding explains a difference; draws as long as it does not seem to."""
-        with contextlib.suppress(Nothing):  # which says of a way that differs nothing better
+        """Whether rounding explains a difference. Until it does, rounding noise is drawn up to `MOST_DRAWS` times."""
+        with contextlib.suppress(Nothing):  # a draw without finite logits adds nothing; the difference then decides
             while not difference.within(self.allowed) and self._draws < MOST_DRAWS:
                 self._draw()
         return difference.within(self.allowed)
 
     def _draw(self) -> None:
-        """Rounds all texts anew, and allows what that changes."""
+        """Reads all texts with rounded outputs, and raises the allowed difference to what that changes."""
         texts = (self._long_L, self._changed_L, self._short_L)
         whole = [self._whole(text) for text in texts]
         with rounded_anew(self._model, seed=self._draws, times=TIMES_ROUNDING):
@@ -125,23 +133,23 @@ class Measured:
         self._draws += 1
         moved = most(map(apart, rounded, whole))
         if not math.isfinite(moved.mean):
-            raise Nothing("the model's logits are no numbers where they are rounded once more")
+            raise Nothing("the model's logits are NaN or infinite if its outputs are rounded once more")
         self.allowed = self.allowed.or_more(Apart(moved.mean, TIMES_LARGEST * moved.largest))
 
     def later_tokens(self) -> Apart:
-        """Of every position, with other tokens behind it or none; positions at which a text ends count as equal."""
+        """Measures each position with other tokens behind it or none; positions where a text ends count as equal."""
         length = len(self._long_L)
         before = length - _CHANGED
         long_LV = self._whole(self._long_L)
         changed = (self._changed_L, self._long_L[:before])
         early = most(apart(self._whole(other)[:before], long_LV[:before]) for other in changed)
-        found = Apart(early.mean * before / length, early.largest).or_more(self._at_every_end(in_batches=True))
-        if not self._explained(found):  # where rows of a batch differ, that alone says nothing of later tokens
+        difference = Apart(early.mean * before / length, early.largest).or_more(self._at_every_end(in_batches=True))
+        if not self._explained(difference):  # rows of a batch may differ for reasons other than later tokens
             return self._at_every_end(in_batches=False).or_more(Apart(early.mean * before / length, early.largest))
-        return found
+        return difference
 
     def _at_every_end(self, *, in_batches: bool) -> Apart:
-        """Of each position as the last of its text, or in a batch as the last before other tokens."""
+        """Measures each position as the last of its text or, in a batch, as the last one before other tokens."""
         long_LV, length = self._whole(self._long_L), len(self._long_L)
         shares = []
         for first in range(1, length, ROWS if in_batches else 1):
@@ -153,39 +161,39 @@ class Measured:
         return Apart.of(torch.cat(shares))
 
     def attention(self) -> Apart:
-        """Of the attention in force to eager attention, which is the model's definition."""
+        """Compares the attention implementation in use with eager attention, which is the model's definition."""
         before = getattr(self._model.config, "_attn_implementation", None)
         if before in (None, EAGER, STICKBREAKING):
-            raise Nothing("attention is eager, or of no other kind")
+            raise Nothing("there is no attention implementation to compare with eager attention")
         try:
             self._model.set_attn_implementation(EAGER)
             eager_LV = self._logits(self._long_L[None])[0]
-        except Exception as error:  # models' code raises anything
+        except Exception as error:  # the code of a model can raise anything
             if out_of_memory(error):
                 raise
             raise Nothing("eager attention does not run") from error
         finally:
             self._model.set_attn_implementation(before)
-        with torch.compiler.set_stance("default"):  # the kernel that a run uses, not its definition
+        with torch.compiler.set_stance("default"):  # compiled, as in the run
             attended_LV = self._logits(self._long_L[None])[0]
         difference = apart(eager_LV, attended_LV)
         if not math.isfinite(difference.mean):
-            raise Nothing("eager attention gives no numbers")
+            raise Nothing("eager attention gives NaN or infinite logits")
         return difference
 
     def again(self) -> Apart:
-        """Of the same text read once more."""
+        """Measures the same text read once more."""
         return apart(self._logits(self._long_L[None])[0], self._whole(self._long_L))
 
     def rows(self, *, padded: bool) -> Apart:
-        """Of rows of a batch, some of them equal, if `padded` some shorter, by a token or more, padded on the right."""
+        """Measures the rows of a batch, some of them equal; if `padded`, some are shorter and padded on the right."""
         shorter = [self._short_L, self._long_L[:-1]] if padded else []
         texts = [*_repeated([self._long_L, self._changed_L, *shorter], ROWS - 1), self._long_L]
         batch_BLV = self._logits(pad_sequence(texts, batch_first=True))
         return most(apart(row[: len(text)], self._whole(text)) for row, text in zip(batch_BLV, texts, strict=True))
 
     def continued(self) -> Apart:
-        """Of several tokens that follow a prefix, in every row of a batch."""
+        """Measures several tokens that follow a cached prefix, in every row of a batch."""
         texts_BL = torch.stack(_repeated([self._long_L, self._changed_L], ROWS))
         cache = self._after_prefix(texts_BL)
         found_BLV = self._model_logits(texts_BL[:, -_AT_ONCE:], **cache)
@@ -193,25 +201,25 @@ class Measured:
         return most(apart(*pair) for pair in zip(found_BLV, whole, strict=True))
 
     def length(self) -> Check:
-        """Whether a cache counts the tokens it holds."""
+        """Whether a cache counts the tokens that it holds."""
         try:
             (cache,) = self._after_prefix(self._long_L[None]).values()
             counted = int(cache.get_seq_length())
         except Nothing as nothing:
             return Check(passed=True, reason=str(nothing))
-        except Exception:  # caches of other kinds, and models' code raises anything
+        except Exception:  # caches of other kinds count nothing, and the code of a model can raise anything
             return Check(passed=True, reason="the model's cache counts no tokens")
         read = len(self._long_L) - _AT_ONCE
         return Check(passed=counted == read, reason=f"counts {counted} of {read} tokens")
 
     def generated(self, *, padded: bool, rows: int = ROWS, cached: bool = True) -> Apart:
-        """Of the logits with which the first tokens of some answers are chosen; if `padded`, some texts are shorter."""
+        """Measures the logits that choose the first tokens of some answers; if `padded`, some texts are shorter."""
         return self.generated_after(
             _repeated([self._long_L, *([self._short_L] if padded else []), self._changed_L], rows), cached=cached
         )
 
     def generated_after(self, texts: Sequence[Tensor], *, cached: bool = True, compared: Sequence[int] = ()) -> Apart:
-        """Of the logits with which the first tokens behind texts, int64 [L] each, are chosen; of all rows or some."""
+        """Measures the logits that choose the first tokens after texts, int64 [L]; in all rows or those `compared`."""
         ids_BL = pad_sequence([*texts], batch_first=True, padding_side="left")
         mask_BL = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True, padding_side="left")
         cache = growing_cache(self._model, None) if cached else None
@@ -222,7 +230,7 @@ class Measured:
                 mask_BL=mask_BL,
                 stop=[],
                 max_length=ids_BL.shape[1] + _NEW,
-                max_new_tokens=_NEW,  # before what the model's own generation config says
+                max_new_tokens=_NEW,  # overrides the model's own generation config, as the next lines do
                 min_new_tokens=_NEW,
                 max_time=None,
                 stop_strings=None,
@@ -238,7 +246,7 @@ class Measured:
         read = [torch.cat([texts[row], new_BL[row]])[:-1] for row in rows]
         if cached:
             whole = [self._whole(text)[-_NEW:] for text in read]
-        else:  # as even a model that sees later tokens is asked
+        else:  # without a cache, each token is chosen at the end of a text, also by a model that sees later tokens
             ends = range(1 - _NEW, 1)
             whole = [torch.stack([self._whole(text[: len(text) + end])[-1] for end in ends]) for text in read]
         return most(map(apart, [found_BLV[row] for row in rows], whole))
@@ -254,7 +262,7 @@ class Measured:
 
     def _model_logits(self, texts_BL: Tensor, **options: Any) -> Tensor:
         logits_BLV: Tensor = self._model(input_ids=texts_BL, **options).logits
-        return logits_BLV[:, -texts_BL.shape[1] :]  # a learned prompt stands before the input
+        return logits_BLV[:, -texts_BL.shape[1] :]  # PEFT may have put a learned prompt before the input
 
     def _after_prefix(self, texts_BL: Tensor) -> dict[str, Any]:
         output = self._model(input_ids=texts_BL[:, :-_AT_ONCE], use_cache=True)
@@ -265,15 +273,15 @@ class Measured:
 
 
 def apart(found_LV: Tensor, expected_LV: Tensor) -> Apart:
-    """Returns the difference of logits, as the module says; infinity where NaN is found."""
+    """Returns the difference of logits at all positions; infinity where `found_LV` is NaN."""
     return Apart.of(shares_apart(found_LV, expected_LV))
 
 
 def most(differences: Iterable[Apart]) -> Apart:
-    """Returns the largest of each number of several differences."""
+    """Returns the largest mean and the largest maximum of several differences."""
     return functools.reduce(Apart.or_more, differences, NO_DIFFERENCE)
 
 
 def _repeated(texts: Sequence[Tensor], rows: int) -> list[Tensor]:
-    """Returns so many texts, these in turn."""
+    """Returns `rows` texts by repeating the given ones in turn."""
     return [texts[row % len(texts)] for row in range(rows)]

@@ -1,16 +1,16 @@
-"""A run's own batches: some of their rows are read again alone before the first scores and answers count.
+"""Checks a run's own batches: some of their rows are read again alone before the first scores and answers count.
 
 The self-test's text is short, and its batches are small. So the first batch of each length, and each batch with more
-rows than any before it, is compared with whole texts read alone:
+rows than any before it, is compared with whole texts that are read alone:
 
-- The batch's rows: the first, the last and two between them, at every scored position.
-- As many rows of the self-test's own short texts, where the batch has more rows than the self-test's had.
-- The longest text with another last token, and with another second half: scores of earlier tokens may not change.
+- Rows of the batch: the first, the last and two between them, at every scored position.
+- The self-test's own short texts in as many rows, if the batch has more rows than any such batch before.
+- The longest text with another last token, and with another second half: scores of earlier tokens must not change.
 - The self-test's text, read before and after: no text may leave anything behind in the model.
-- Answers: each token is the most probable one for the model that reads the whole text alone, without a cache.
+- Answers: each token must be the most probable one when the model reads the whole text alone, without a cache.
 
-Lengths are told apart by powers of two. Scores differ by nats. Rounding explains as much as the text's own scores move
-where the outputs of all modules are rounded once more, as in `measured`.
+Lengths count as different if they differ in their power of two. Differences of scores are in nats. Rounding explains as
+much as the text's own scores move when the outputs of all modules are rounded once more, as in `measured`.
 
 Shape suffixes: L tokens, N scored positions, V vocabulary.
 """
@@ -44,16 +44,16 @@ from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TargetSequence
 from sbeval.scoring.rounding import least, rounded_anew
 
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 Scores = NDArray[np.float32]
 Score = Callable[[Sequence[TargetSequence]], list[Scores]]
-"""Scores texts in one batch, padded on the right: log-probabilities [N] in nats of each."""
+"""Scores texts in one batch, padded on the right, and returns the log-probabilities [N] in nats of each."""
 Kind = Literal["one length", "padded", "after a prefix"]
 """How a batch is scored: rows of one length, rows of several lengths, or rows behind a prefix that they share."""
 Written = tuple[NDArray[np.int64], Sequence[int]]
-"""Tokens of a prompt, and of its answer."""
+"""The tokens of a prompt, and of its answer."""
 
 _FEWEST_COMPARED = 16
 _SHARE_OF_MEAN = 0.25
@@ -66,14 +66,14 @@ _NO_ROOM = (
 
 
 class RealBatches:
-    """What is known of a loaded model: the outcome of its self-test, and of the run's batches so far.
+    """The outcome of a model's self-test, updated by checks of the run's own batches.
 
     Args:
-        opened: the loaded model, None where no batch is checked.
-        text: token ids of the self-test's text; None checks no batch.
+        opened: the loaded model, None if no batch is checked.
+        text: token ids of the self-test's text; None if no batch is checked.
 
     Attributes:
-        outcome: allows less once a batch of the run has shown a fault.
+        outcome: how the model may be run; allows less after a batch has failed its check.
     """
 
     def __init__(self, outcome: Outcome = NOT_NEEDED, opened: Any = None, text: Sequence[int] | None = None) -> None:
@@ -88,25 +88,25 @@ class RealBatches:
         self._answers: dict[int, int] = {}
 
     def limits(self, limits: BatchLimits, what: Literal["scoring", "generation"]) -> BatchLimits:
-        """Returns limits under which batches are formed in the way that is allowed by now."""
+        """Returns batch limits for running the model as the outcome allows by now."""
         return Outcome.limits(limits, getattr(self.outcome, what))
 
     def begin(self, score: Score) -> None:
         """Reads the self-test's text before the run's first text.
 
         Raises:
-            DoesNotFit: memory does not suffice for that text.
+            DoesNotFit: memory does not suffice for this text.
         """
         if self._text is not None and self._before is None:
-            # tokens that the model masks have no finite scores
+            # the scores of some tokens may not be finite, if the model masks them; then this check is left out
             with contextlib.suppress(NonFiniteError), fitting(_NO_ROOM):
                 (self._before,) = score([self._test_text()])
 
     def end(self, score: Score) -> None:
-        """Reads the self-test's text once more.
+        """Reads the self-test's text once more, after the run's texts.
 
         Raises:
-            UserError: its scores have changed.
+            UserError: its scores have changed: the model keeps something of earlier texts.
         """
         if self._before is None:
             return
@@ -116,20 +116,20 @@ class RealBatches:
             self._refuse(names.STILL, difference, "between two times")
 
     def wants(self, kind: Kind, rows: int, length: int) -> bool:
-        """Whether a batch has to be checked, by its rows and the tokens of its longest text."""
+        """Whether a batch must be checked, given its rows and the tokens of its longest text."""
         return self._text is not None and rows > self._rows.get((kind, length.bit_length()), 0)
 
     def stand(self, kind: Kind, batch: Sequence[TargetSequence], scores: Sequence[Scores], score: Score) -> bool:
-        """Returns whether the scores of a batch stand; if not, the outcome allows less from now on.
+        """Checks some rows of a batch. If a check fails, returns False, and the outcome allows less from now on.
 
         Args:
             kind: how the batch was scored.
-            batch: the whole texts, the longest first.
-            scores: of each, computed in this batch.
-            score: scores texts without a prefix.
+            batch: the texts of the batch with their prefixes, the longest first.
+            scores: the scores of each text, computed in this batch.
+            score: scores texts without a shared prefix.
 
         Raises:
-            UserError: no way to score texts is right.
+            UserError: no way to score texts with this model is right.
         """
         length = len(batch[0].inputs_L)
         key = (kind, length.bit_length())
@@ -143,10 +143,10 @@ class RealBatches:
                 self._check_end(batch[0], alone, score)
                 self.end(score)
                 self._lengths.add(length.bit_length())
-        except Exception as error:  # models' code raises anything
+        except Exception as error:  # the code of a model can raise anything
             if not out_of_memory(error):
                 raise
-            free_memory()  # the batch had room, but not what its check needs beside it
+            free_memory()  # the batch fitted into memory, but its check does not
             wrong = None
         self._rows[key] = len(batch)
         if wrong is None:
@@ -166,7 +166,7 @@ class RealBatches:
         rows: Iterable[int],
         score: Score,
     ) -> Check | None:
-        """Returns what is wrong with some rows of a batch, None if nothing is."""
+        """Returns the failed check of the first wrong row of a batch, None if the rows are right."""
         if len(batch) == 1 and kind != "after a prefix":
             return None
         name = names.REAL_PREFIXES if kind == "after a prefix" else names.REAL_ROWS
@@ -179,7 +179,7 @@ class RealBatches:
         return None
 
     def _wrong_short_rows(self, kind: Kind, rows: int, score: Score) -> Check | None:
-        """The same of the self-test's texts, in as many rows or more: all of them are compared."""
+        """Compares all rows of a batch of the self-test's texts that has at least as many rows as the run's batch."""
         padded = kind == "padded"
         if rows <= self._short_rows[padded] or self._before is None:
             return None
@@ -194,13 +194,13 @@ class RealBatches:
         return None if explained else _nats(difference, f"in a batch of {rows} rows of the test's texts")
 
     def _check_end(self, text: TargetSequence, expected: Scores, score: Score) -> None:
-        """Checks that scores of a text, read alone, do not depend on the tokens behind them.
+        """Checks that the scores of a text that is read alone do not depend on the tokens behind them.
 
-        The text is read with another last token, and with another second half: all scores of its first half agree, and
-        those that the run asks for are the expected ones in spite of another last token.
+        The text is read with another last token, and with another second half. Both readings must agree on the first
+        half, and the first one must agree with `expected` at all positions that the run scores but the last.
 
         Raises:
-            UserError: they depend on them.
+            UserError: scores depend on later tokens.
         """
         length = len(text.inputs_L)
         if length < 2:
@@ -209,7 +209,7 @@ class RealBatches:
         both = TargetSequence(text.inputs_L, *(np.concatenate(pair) for pair in zip(whole[1:], text[1:], strict=True)))
         try:
             other_last, other_half = (score([_with_end(both, before)])[0] for before in (length - 1, middle))
-        except NonFiniteError:  # of other tokens than the run's
+        except NonFiniteError:  # at tokens that only this check scores
             return
         early = text.positions_T < length - 1
         difference = _apart(other_half[:middle], other_last[:middle])
@@ -224,7 +224,7 @@ class RealBatches:
         return TargetSequence(tokens[:-1], np.arange(len(tokens) - 1), tokens[1:])
 
     def _explained(self, difference: Apart, text: TargetSequence, score: Score) -> bool:
-        """Whether rounding explains a difference of scores; draws as long as it does not seem to."""
+        """Whether rounding explains a difference of scores. Until it does, noise is drawn up to `MOST_DRAWS` times."""
         length = len(text.inputs_L).bit_length()
         floor = Apart(_SHARE_OF_MEAN * self._least, TIMES_LARGEST * self._least)
         allowed, draws = self._allowed.get(length, (floor, 0))
@@ -246,21 +246,21 @@ class RealBatches:
         return least(self._opened.mixed_precision_dtype or self._opened.model.dtype, self._opened.device)
 
     def wants_answers(self, *, rows: int, length: int, padded: bool) -> bool:
-        """Whether a batch of transformers' own loop has to be checked."""
+        """Whether a batch of transformers' own loop must be checked."""
         if self._text is None or self.outcome.generation in (names.WITHOUT_CACHE, names.REFUSED):
-            return False  # whole texts, read anew for each token, are what others are compared with
+            return False  # in this way, whole texts are read alone for each token: that is what a check compares with
         return rows > self._rows.get((_generated(padded), length.bit_length()), 0)
 
     def answers_stand(
         self, batch: Sequence[Written], *, length: int, not_early: Sequence[int] = (), fewest: int = 0
     ) -> bool:
-        """Returns whether greedy answers of a batch stand; if not, the outcome allows less from now on.
+        """Checks some greedy answers of a batch. If one is wrong, returns False, and the outcome allows less from then.
 
         Args:
             batch: prompts with their answers.
             length: most tokens of a prompt and its answer.
-            not_early: tokens that no answer may have among its first `fewest`.
-            fewest: new tokens.
+            not_early: tokens that no answer may have among its first `fewest` tokens.
+            fewest: the least number of new tokens.
         """
         rows, padded = len(batch), len({len(prompt) for prompt, _ in batch}) > 1
         key = (_generated(padded), length.bit_length())
@@ -276,14 +276,14 @@ class RealBatches:
         return False
 
     def wants_slot(self, length: int) -> bool:
-        """Whether the next answer from slots has to be checked: the first few of each length, then ever fewer."""
+        """Whether the next answer from slots must be checked: the first few of each length, then fewer and fewer."""
         if self._text is None:
             return False
         number = self._answers[length.bit_length()] = self._answers.get(length.bit_length(), 0) + 1
         return number <= _FIRST_ANSWERS or number & (number - 1) == 0
 
     def slot_stands(self, written: Written, *, not_early: Sequence[int] = (), fewest: int = 0) -> bool:
-        """Returns whether an answer from slots stands; if not, the outcome says so."""
+        """Checks an answer from slots. If the check fails, returns False, and the outcome says so."""
         doubt, length = self._doubt(*written, not_early, fewest), len(written[0]) + len(written[1])
         if doubt == 0:
             self._note(names.SLOTS, None, 1, length)
@@ -293,7 +293,7 @@ class RealBatches:
         return False
 
     def refuse_slots(self) -> None:
-        """Ends a run that has given answers from slots before one of them was found wrong.
+        """Ends the run: an answer from slots was wrong, and unchecked ones had been given before.
 
         Raises:
             UserError: always.
@@ -302,16 +302,16 @@ class RealBatches:
         self.outcome.check("generation")
 
     def _doubt(self, prompt: NDArray[np.int64], answer: Sequence[int], not_early: Sequence[int], fewest: int) -> float:
-        """Returns how far an answer's token lies below the most probable one, 0 where rounding explains it.
+        """Returns how far a token of an answer is below the most probable token, 0 if rounding explains it.
 
-        As a share of how far the logits lie apart.
+        The distance is a share of the spread of the position's logits.
         """
         mixed, model = self._opened.mixed_precision_dtype, self._opened.model
         device = self._opened.device
         tokens_L = torch.from_numpy(np.concatenate([prompt, np.asarray(answer, dtype=np.int64)])).to(device)
 
         def below(stop: int, count: int) -> Tensor:
-            """How far the `count` tokens before `stop` lie below the most probable ones, float64 [N]."""
+            """Returns how far the `count` tokens before `stop` are below the most probable tokens, float64 [N]."""
             logits_NV = _last_logits(model, tokens_L[None, : stop - 1], count).double()
             numbers_NV = torch.where(logits_NV.isfinite(), logits_NV, logits_NV.mean(-1, keepdim=True).nan_to_num())
             spread_N = numbers_NV.std(-1).clamp_min(torch.finfo(torch.float32).tiny)
@@ -326,7 +326,7 @@ class RealBatches:
                 for place in below_N.argsort(descending=True)[:_MOST_DOUBTFUL].tolist():
                     if below_N[place] <= self._least:
                         break
-                    stop = len(prompt) + place + 1  # the text ends there, as for a model that sees later tokens
+                    stop = len(prompt) + place + 1  # reads the text up to here, since the model may see later tokens
                     share, allowed = float(below(stop, 1)), self._least
                     for seed in range(MOST_DRAWS):
                         if share <= allowed:
@@ -335,14 +335,14 @@ class RealBatches:
                             allowed = max(allowed, TIMES_LARGEST * abs(float(below(stop, 1)) - share))
                     if share > allowed:
                         return share
-        except Exception as error:  # models' code raises anything
+        except Exception as error:  # the code of a model can raise anything
             if not out_of_memory(error):
                 raise
             free_memory()
         return 0.0
 
     def _note(self, name: str, difference: Apart | None, rows: int, length: int) -> None:
-        """Says in the outcome how far a check has gone that is passed so far."""
+        """Records in the outcome how many rows and tokens a check that has not failed has covered so far."""
         if name in self.outcome.failed:
             return
         largest, most_rows, longest = self._most.get(name, (0.0, 0, 0))
@@ -364,12 +364,12 @@ class RealBatches:
 
 
 def _picked(rows: int) -> list[int]:
-    """Rows that are read again: the first, the last, and two between them."""
+    """Returns the rows that are read again: the first, the last, and two between them."""
     return sorted({0, rows // 3, (2 * rows) // 3, rows - 1})
 
 
 def _whole(text: TargetSequence) -> TargetSequence:
-    """Returns a text of which every token is scored that follows another."""
+    """Returns a text in which every token but the first is a target."""
     length = len(text.inputs_L)
     last = text.targets_T[text.positions_T == length - 1][:1]
     targets = np.concatenate([text.inputs_L[1:], last])
@@ -377,25 +377,25 @@ def _whole(text: TargetSequence) -> TargetSequence:
 
 
 def _with_end(text: TargetSequence, before: int) -> TargetSequence:
-    """Returns a text whose inputs from a position on are others: those from its beginning, shifted by one or more."""
+    """Returns a text with other inputs from `before` on: those from its beginning, shifted by one if they are equal."""
     inputs = text.inputs_L.copy()
     tail = len(inputs) - before
-    others = np.resize(text.inputs_L[:before], tail)
-    same = others == inputs[before:]
+    replacement = np.resize(text.inputs_L[:before], tail)
+    same = replacement == inputs[before:]
     different = text.inputs_L[text.inputs_L != inputs[before]] if same[:1].any() else []
     if len(different):
-        others[0] = different[0]
-    inputs[before:] = others
+        replacement[0] = different[0]
+    inputs[before:] = replacement
     return text._replace(inputs_L=inputs)
 
 
 def _cut(text: TargetSequence, length: int) -> TargetSequence:
-    """Returns the beginning of a text of which every token is scored."""
+    """Returns the first `length` inputs of a text in which every token is a target."""
     return TargetSequence(*(each[:length] for each in text))
 
 
 def _apart(found: Scores, expected: Scores) -> Apart:
-    """Returns differences in nats; infinity where only one of two is a number. A mean is taken over several alone."""
+    """Returns differences in nats; infinity where only one value is a number. For few values the mean counts as 0."""
     same = (found == expected) | (np.isnan(found) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         nats = np.where(same, 0.0, np.abs(found.astype(np.float64) - expected.astype(np.float64)))
@@ -417,7 +417,7 @@ def _generated(padded: bool) -> str:
 
 
 def _last_logits(model: Any, tokens_1L: Tensor, count: int) -> Tensor:
-    """Returns the logits [N, V] behind the last `count` tokens of a text that is read alone and without a cache."""
+    """Returns the logits [N, V] after the last `count` tokens of a text that is read alone and without a cache."""
     keep = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     logits_NV: Tensor = model(input_ids=tokens_1L, **no_cache(model), **keep).logits[0, -count:]
     return logits_NV

@@ -1,4 +1,4 @@
-"""The self-test of a prepared model: rank 0 decides for all ranks how the model is run, and keeps the outcome."""
+"""Runs the self-test of a prepared model: rank 0 decides for all ranks how the model is run, and saves the outcome."""
 
 import contextlib
 import dataclasses
@@ -29,13 +29,13 @@ from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.model_adapters.session import Session
 from sbeval.processes import ranks
 
-# a child of lm-eval's logger, whose level is INFO: under another name the line would not be shown
+# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 _VERSION = 6
-"""Of what is tested; a higher one has every model tested again."""
+"""The version of the test; raising it makes every model be tested again."""
 _OWN = ("sbeval", "moduleformer")
-# their kernels take the place of a model's own code where they are installed
+# packages whose kernels replace a model's own code if they are installed
 _KERNELS = ("mamba-ssm", "causal-conv1d", "flash-attn", "kernels", "flash-linear-attention", "bitsandbytes", "torchao")
 _DECIDE = (
     "inputs",
@@ -60,9 +60,9 @@ def begin(opened: Opened, prepared: Prepared) -> Session | None:
 
 
 def tested(session: Session) -> Session:
-    """Returns a session as the model's self-test allows it, and logs the outcome.
+    """Runs the self-test and returns the session with the limits that its outcome allows; logs the outcome.
 
-    Every process of a run calls it: the outcome of the first one counts.
+    Every rank must call it: the outcome of rank 0 counts for all.
 
     Raises:
         UserError: the model runs, but not with the `attn_implementation` that the user passed.
@@ -74,7 +74,7 @@ def tested(session: Session) -> Session:
     if opened.rank == 0:
         try:
             outcomes = [_outcome(session)]
-        except UserError as error:  # for every process: the others wait for what comes of the test
+        except UserError as error:  # raised on every rank below: the other ranks wait for the outcome
             outcomes = [error]
     if opened.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         with ranks.waiting():
@@ -83,8 +83,8 @@ def tested(session: Session) -> Session:
     if isinstance(outcome, UserError):
         raise outcome
     if ranks.is_first_process():
-        kept = names.ATTENTION in outcome.failed  # also where the user asked for it
-        slower = kept or {outcome.scoring, outcome.generation} != {names.TOGETHER}
+        differs_from_eager = names.ATTENTION in outcome.failed  # the user passed it, or `outcome.attention` replaces it
+        slower = differs_from_eager or {outcome.scoring, outcome.generation} != {names.TOGETHER}
         unknown = outcome.untested is not None and opened.options.self_test
         logger.log(logging.WARNING if slower or unknown else logging.INFO, "self-test: %s", outcome)
     if outcome.attention is not None:
@@ -100,7 +100,7 @@ def tested(session: Session) -> Session:
 
 @torch.no_grad()
 def _outcome(session: Session) -> Outcome:
-    """Returns the outcome that is kept for the same model and versions, or else tests the model now."""
+    """Returns the saved outcome for the same model and versions; if there is none, tests the model."""
     opened = session.opened
     name = type(opened.model).__name__
     if not opened.options.self_test:
@@ -113,7 +113,7 @@ def _outcome(session: Session) -> Outcome:
     try:
         with session.autocast(), session.rope.hold(TOKENS), quiet_transformers(), _uncompiled(attention):
             outcome = _decided(session)
-    except Exception as error:  # models' code raises anything; what is asked of the model then raises it again
+    except Exception as error:  # the code of a model can raise anything; it will raise it again in the run
         if out_of_memory(error):
             free_memory()
         elif attention is not None and "attn_implementation" in opened.arguments and not isinstance(error, Nothing):
@@ -122,7 +122,7 @@ def _outcome(session: Session) -> Outcome:
                 expected = f"Expected an attn_implementation with which {name} runs on {opened.device.type}"
                 remedy = "leave it out of --model_args, or name another"
                 raise UserError(f"{expected}, found {attention} ({first_line(raised)}): {remedy}.") from error
-        _attend(opened.model, attention)
+        _set_attention(opened.model, attention)
         return Outcome(model=name, untested=first_line(error))
     if place is not None:
         with contextlib.suppress(UserError), whole_file(place, "a self-test") as new:
@@ -130,26 +130,26 @@ def _outcome(session: Session) -> Outcome:
     return outcome
 
 
-def _attend(model: Any, attention: str | None) -> None:
+def _set_attention(model: Any, attention: str | None) -> None:
     if getattr(model.config, "_attn_implementation", None) != attention:
         model.set_attn_implementation(attention)
 
 
 def _raised(session: Session, attention: str) -> Exception | None:
-    """Returns the error that the model raises with an attention, None if it reads a text without one."""
+    """Returns the error that the model raises with this attention implementation, None if it reads a text."""
     opened = session.opened
     try:
-        _attend(opened.model, attention)
+        _set_attention(opened.model, attention)
         with session.autocast(), session.rope.hold(TOKENS), quiet_transformers():
             Measured(opened, _tokens(opened))
-    except Exception as error:  # models' code raises anything
+    except Exception as error:  # the code of a model can raise anything
         return None if isinstance(error, Nothing) else error
     return None
 
 
 @contextlib.contextmanager
 def _uncompiled(attention: str | None) -> Iterator[None]:
-    """Within it FlexAttention is the definition it is compiled from: each shape of the test would take seconds."""
+    """Runs FlexAttention uncompiled until the block ends: compiling for each shape of the test would take seconds."""
     with contextlib.ExitStack() as stack:
         if attention == "flex_attention":
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -159,9 +159,9 @@ def _uncompiled(attention: str | None) -> Iterator[None]:
 
 
 def _place(session: Session) -> Path | None:
-    """Returns the file that keeps the outcome, named by all that it depends on.
+    """Returns the file that saves the outcome; its name is a hash of everything that the outcome depends on.
 
-    None for a model in memory, and for one that processes share, since they test it together.
+    Returns None for a model in memory, and for a model that ranks share, which all of them must test together.
     """
     opened = session.opened
     if opened.source is None or opened.shares_model:
@@ -184,11 +184,11 @@ def _decided(session: Session) -> Outcome:
     measured, checks, attention = Measured(opened, tokens), dict[str, names.Check](), None
     checks[names.AGAIN] = measured.check(measured.again, measured.least)
     checks[names.LATER_TOKENS] = measured.check(measured.later_tokens)
-    if session.rope.extrapolation is None:  # which is an attention of its own
+    if session.rope.extrapolation is None:  # extrapolation replaces the attention implementation
         attended = checks[names.ATTENTION] = measured.check(measured.attention)
         named = "attn_implementation" in opened.arguments
         if named and not attended.passed and attended.difference is None:
-            raise RuntimeError(attended.reason)  # of the compiled attention, with which nothing else is read here
+            raise RuntimeError(attended.reason)  # compiled attention does not run; the other checks are uncompiled
         if not attended.passed and not named:
             attention = EAGER
             model.set_attn_implementation(EAGER)
@@ -202,7 +202,7 @@ def _decided(session: Session) -> Outcome:
     checks[names.RIGHT_PADDING] = padded
     if not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         checks |= {names.SEVERAL: measured.check(measured.continued), names.LENGTH: measured.length()}
-    # a batch with padding that is right shows that less is right
+    # a padded batch that is right shows that an unpadded batch and a single text are right
     padded = measured.check(lambda: measured.generated(padded=True))
     rows = padded if padded.passed else measured.check(lambda: measured.generated(padded=False))
     alone = rows if rows.passed else measured.check(lambda: measured.generated(padded=False, rows=1))
@@ -211,10 +211,10 @@ def _decided(session: Session) -> Outcome:
         uncached = lambda: measured.generated(padded=False, rows=1, cached=False)  # noqa: E731
         checks[names.UNCACHED] = measured.check(uncached)
     of_generation = [checks[name] for name, _ in names.GENERATION if name in checks]
-    # what raises in every way has nothing to do with texts: it is raised again, where texts are generated
+    # a model that fails in every way raises the error again when the run generates, so it is not refused here
     raises = all(not check.passed and check.difference is None for check in of_generation)
     again = checks[names.AGAIN].passed
-    # masks of padded texts rest on a cache's length, also where rounding hides what that changes
+    # masks of padded texts rest on the cache's length, even if rounding hides the effect
     uncounted = names.LENGTH in checks and not checks[names.LENGTH].passed
     generation = names.TOGETHER if raises else fastest(names.GENERATION[uncounted:], checks)
     return Outcome(
@@ -229,5 +229,5 @@ def _decided(session: Session) -> Outcome:
 
 
 def _tokens(opened: Opened) -> list[int]:
-    """Returns tokens of ordinary text, or of the vocabulary if the tokenizer hardly knows the text."""
+    """Returns token ids of ordinary text, or of the vocabulary if the tokenizer hardly knows the text."""
     return sample_tokens(opened.tokenizer, opened.embeddings, TOKENS)

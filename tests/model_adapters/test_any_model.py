@@ -190,9 +190,7 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp
     folder, tasks = Path(server.arguments["tokenizer"]), ["sb_text_stream", "sb_text_position"]
     expected = numbers(over(server), tasks, metadata, folder)
     planned = len(server.asked)
-    assert (
-        f"windows are asked for in {planned} requests of {sum(map(len, server.asked)):,} tokens in all" in caplog.text
-    )
+    assert f"windows need {planned} requests with {sum(map(len, server.asked)):,} tokens in total" in caplog.text
     server.asked.clear()
     server.fails_at = (7,)
     with pytest.raises(
@@ -307,7 +305,7 @@ def test_the_least_model_that_scores_tokens_is_enough_whatever_its_name(checkpoi
 
 def test_recall_by_sglang_generate_is_refused(server, metadata):
     lm = get_model("sglang-generate")(**server.arguments)
-    with pytest.raises(UserError, match="found sglang-generate, of which lm-eval turns that round: use local-"):
+    with pytest.raises(UserError, match="lm-eval inverts that answer for sglang-generate: use local-"):
         numbers(lm, ["sb_mqrar"], metadata, Path(server.arguments["tokenizer"]))
 
 
@@ -332,7 +330,7 @@ def test_pieces_of_a_model_whose_rope_depends_on_the_length_are_said_to_be_short
     folder = copied(checkpoint("llama"), tmp_path, rope_parameters=rope)
     for task, said in (("sb_text_fixed_target", False), ("sb_text_position", True)):
         numbers(get_model("hf")(str(folder), device="cpu", dtype="float32"), [task], metadata, folder)
-        assert ("first pieces are read as shorter ones" in caplog.text) is said
+        assert ("pieces before the last are scored as shorter inputs" in caplog.text) is said
 
 
 def test_an_encoder_is_refused(tmp_path, metadata):

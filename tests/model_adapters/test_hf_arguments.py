@@ -132,7 +132,7 @@ def test_a_learned_prompt(checkpoint, tmp_path):
 def test_an_encoder_decoder_model(tmp_path):
     small.t5(tmp_path / "t5")
     assert_equal(*small.both(tmp_path / "t5", max_length=64))
-    with pytest.raises(UserError, match="no extrapolation for an encoder-decoder model, found log_length"):
+    with pytest.raises(UserError, match="extrapolation=log_length does not work with an encoder-decoder model"):
         small.load_lm(tmp_path / "t5", extrapolation="log_length")
 
 

@@ -104,9 +104,9 @@ def test_a_released_checkpoint_has_the_dtype_asked_for_and_takes_a_lora_adapter(
 
 def test_arguments_without_a_meaning_for_the_format_are_refused(checkpoint, tmp_path):
     folder = folder_with_tokenizer(tmp_path / "released", *dolomite(**GROUPED))
-    with pytest.raises(UserError, match="found load_in_8bit with the format dolomite:C"):
+    with pytest.raises(UserError, match="load_in_8bit cannot be used with the checkpoint format dolomite:C"):
         load_lm(folder, load_in_8bit=True)
-    with pytest.raises(UserError, match=r"kv_expand=tile for .*which is none"):
+    with pytest.raises(UserError, match=r"kv_expand=tile is only for .* is none"):
         load_lm(checkpoint("llama"), kv_expand="tile")
 
 

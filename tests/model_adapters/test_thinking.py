@@ -69,7 +69,7 @@ def test_answers_follow_a_thinking_that_ended_or_was_cut(name, prefix, checkpoin
     record = lm.get_model_info()["sbeval"]
     assert (record["generated"]["answers"], record["generated"]["thinking_cut"]) == (3, sum(cuts))
     assert record["thinking_tokens"] == BUDGET
-    assert (f"{sum(cuts)} of 3 answers were asked for before the model had ended" in caplog.text) == any(cuts)
+    assert (f"{sum(cuts)} of 3 answers were requested before the model had ended" in caplog.text) == any(cuts)
 
 
 def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(checkpoint, caplog):
@@ -81,7 +81,7 @@ def test_a_text_that_ends_without_an_end_of_the_thinking_is_counted_apart(checkp
     assert (facts[0]["thinking_cut"], facts[0]["thinking_stopped"]) == (False, True)
     counts = lm.get_model_info()["sbeval"]["generated"]
     assert counts["thinking_stopped"] == sum(known["thinking_stopped"] for known in facts) >= 1
-    assert "of 3 answers were asked for again: the model had ended its text" in caplog.text
+    assert "of 3 answers were requested again because the model ended its text" in caplog.text
 
 
 def test_answers_of_a_response_cache_are_counted_and_logged_as_those_generated(checkpoint, tmp_path):
@@ -164,7 +164,9 @@ OF_TASKS = [partial(begun_by_a_task, key) for key in ("answer_prefix", "gen_pref
 @pytest.mark.parametrize("made", [begun_by_a_template, *OF_TASKS])
 def test_answers_that_the_prompt_begins_are_not_thought_about(made, checkpoint):
     lm = load_lm(checkpoint("llama"), thinking_tokens=BUDGET, think_end_token="</x>")
-    with pytest.raises(UserError, match=r"found such as begin it in .*: leave thinking_tokens out for them"):
+    with pytest.raises(
+        UserError, match=r"that the prompt has already begun, as prompts do in .*: leave thinking_tokens out for them"
+    ):
         lm.generate_until([made(lm)])
     plain = load_lm(checkpoint("llama"))
     assert len(plain.generate_until([made(plain)])) == 1
@@ -175,14 +177,14 @@ def test_scores_behind_prompts_to_think_are_warned_of(checkpoint, caplog):
     lm.tokenizer.chat_template = "{{ messages[0].content }}"
     lm.apply_chat_template([{"role": "user", "content": "Beautiful"}])
     lm.loglikelihood(instances("loglikelihood", [("Beautiful", " is")]))
-    assert "scored right behind prompts that tell the model to think" in caplog.text
+    assert "scored directly after prompts that tell the model to think" in caplog.text
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, None), ({"thinking_tokens": BUDGET}, BUDGET)])
 def test_tasks_of_other_budgets_are_refused(given, found, checkpoint):
     setting = {"until": [], "max_gen_toks": 4, "answer_prefix": "", "thinking_tokens": 60}
     lm = load_lm(checkpoint("llama"), **given, **({"think_end_token": "</x>"} if given else {}))
-    with pytest.raises(UserError, match=f"thinking_tokens to be 60, as the tasks' metadata has it, found {found}: na"):
+    with pytest.raises(UserError, match=f"metadata has thinking_tokens=60, but the model has {found}: set"):
         lm.generate_until(instances("generate_until", [("Beautiful", setting)]))
 
 
@@ -200,9 +202,12 @@ def test_cut_answers_are_said_of_chats_alone(checkpoint, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enable_thinking": False}, "enable_thinking=True beside thinking_tokens, found False: leave one of them out"),
-        ({"think_end_token": None}, "end of the model's thinking beside thinking_tokens, found none of </think>, "),
-        ({"thinking_tokens": 4}, r"thinking_tokens above \d+, what its end </x> takes, found 4"),
+        ({"enable_thinking": False}, "thinking_tokens does not work with enable_thinking=False: leave one of them out"),
+        ({"think_end_token": None}, "the text that ends the model's thinking, but none of </think>, "),
+        (
+            {"thinking_tokens": 4},
+            r"thinking_tokens above \d+, the number of tokens that its end marker </x> takes, found 4",
+        ),
         ({"thinking_tokens": 0}, "thinking_tokens to be a positive number of tokens, found 0"),
         ({"max_length": BUDGET}, f"max_gen_toks, thinking_tokens={BUDGET} to be less than max_length={BUDGET}"),
         ({"max_length": 40, "truncation": "error"}, f"prompts, thinking_tokens={BUDGET} and the tokens to generate"),

@@ -1,10 +1,10 @@
-"""A step of Llama-style blocks in six kernels each; a model's own code takes about twenty.
+"""A decode step of Llama-style blocks in six kernels for each block; the model's own code launches about twenty.
 
-The kernels of the linear maps also compute the norms, biases, activations and residual sums beside them, and read the
-model's own weights. Blocks are recognised by the names of their parts; `served` tests whether they compute the same.
+The kernels of the linear layers also compute the norms, biases, activations and residual additions beside them, and
+read the model's own weights. Blocks are recognised by the names of their parts; `served` tests whether the logits
+agree.
 
-Shape suffixes: E hidden_size, F channels of the MLP, H query heads, G key/value heads, D head_dim, V
-vocabulary.
+Shape suffixes: E hidden_size, F channels of the MLP, H query heads, G key/value heads, D head_dim, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sbeval.model_adapters.prepare.changes.linear import AlignedLinear
 from sbeval.model_adapters.prepare.changes.mlps import FusedGatedMLP
-from sbeval.model_adapters.prepare.changes.sums import SummedMap
+from sbeval.model_adapters.prepare.changes.sums import RowParallelForward
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp import UNGATED
 from sbeval.models.rope import cos_sin
@@ -23,14 +23,14 @@ from sbeval.models.slots import SlotCache, SlotLayer, softmax_decode
 
 _ACTIVATIONS = ("silu", "gelu")
 _WIDTH_MULTIPLE = 32
-_DTYPES = (torch.bfloat16, torch.float32)  # sums that are normed late might overflow fp16
+_DTYPES = (torch.bfloat16, torch.float32)  # not fp16: sums that are normalised after the matmul might overflow
 
 
 class _Block(NamedTuple):
     """The parts of one block."""
 
     attention: Any
-    maps: tuple[nn.Linear, nn.Linear, nn.Linear]
+    projections: tuple[nn.Linear, nn.Linear, nn.Linear]
     output: nn.Linear
     gated: tuple[nn.Linear, nn.Linear]
     down: nn.Linear
@@ -41,63 +41,63 @@ class _Block(NamedTuple):
 
 
 class FusedBlocks:
-    """The blocks of a model, for steps of one slot: with more rows, the library's matrix products are faster."""
+    """The blocks of a model, for decode steps of a single slot. With more rows, the library's matmuls are faster."""
 
     def __init__(self, model: Any, blocks: list[_Block]) -> None:
         self._model, self._blocks = model, blocks
 
     @classmethod
     def of(cls, model: Any) -> Self:
-        """Returns a model's blocks.
+        """Returns the blocks of a model whose parts the kernels can compute.
 
         Raises:
-            ValueError: the blocks have other parts.
+            ValueError: the blocks have other parts; the message says which.
         """
         layers = getattr(getattr(model, "model", None), "layers", None)
         if not isinstance(layers, nn.ModuleList):
-            raise ValueError("it keeps its blocks in another place than Llama")
+            raise ValueError("its blocks are not in model.layers, as Llama's are")
         if model.dtype not in _DTYPES:
             raise ValueError(f"it computes in {str(model.dtype).removeprefix('torch.')}")
-        # the same angles serve every layer
+        # all layers share one table of cosines and sines
         attentions = [getattr(layer, "self_attn", None) for layer in layers]
         if len({bool(getattr(part, "rotates", getattr(part, "use_rope", True))) for part in attentions}) > 1:
-            raise ValueError("some of its layers rotate and others do not")
+            raise ValueError("some of its layers have rotary embeddings and others do not")
         return cls(model, [_block_of(layer, model.config) for layer in layers])
 
     def logits(self, token_11: Tensor, cache: SlotCache, rope: Any | None) -> Tensor:
-        """Returns logits [1, V] of a step that has begun; without `rope`, a transformers model rotates."""
+        """Returns the logits [1, V] of a step, after `cache.begin_step`; a transformers model computes its own RoPE."""
         model, config = self._model, self._model.config
         hidden_1E = model.get_input_embeddings()(token_11)[:, 0]
-        own = isinstance(model, SbevalForCausalLM)
-        if own and config.embedding_multiplier is not None:
+        is_ours = isinstance(model, SbevalForCausalLM)
+        if is_ours and config.embedding_multiplier is not None:
             hidden_1E = hidden_1E * config.embedding_multiplier
         position_11 = cache.position_B[:, None].long()
         angles: dict[str, Tensor] = {}
-        if own and rope is not None:
+        if is_ours and rope is not None:
             cos, sin = cos_sin(rope, position_11)
             angles = {"cos_F": cos[0, 0, 0], "sin_F": sin[0, 0, 0]}
-        elif not own:
+        elif not is_ours:
             cos, sin = model.model.rotary_emb(hidden_1E[:, None], position_ids=position_11)
             angles = {"cos_F": cos[0, 0, : cos.shape[-1] // 2], "sin_F": sin[0, 0, : sin.shape[-1] // 2]}
         layers: list[Any] = cache.layers
         for block, layer in zip(self._blocks, layers, strict=True):
             self._step(block, hidden_1E, layer, cache, angles)
         normed_11E = model.model.norm(hidden_1E[:, None])
-        logits_11V: Tensor = model.head_logits(normed_11E) if own else model.get_output_embeddings()(normed_11E)
+        logits_11V: Tensor = model.head_logits(normed_11E) if is_ours else model.get_output_embeddings()(normed_11E)
         return logits_11V[:, 0]
 
     def _step(
         self, block: _Block, hidden_1E: Tensor, layer: SlotLayer, cache: SlotCache, angles: dict[str, Tensor]
     ) -> None:
-        # triton, which runs on a GPU and is not on every machine
+        # imported here because triton is not installed on every machine
         from sbeval.models.kernels.one_row import Slot, map_row
 
         head_dim = block.head_dim
-        weights = [_held(linear) for linear in block.maps]
+        weights = [_local(linear) for linear in block.projections]
         query_width, key_width = len(weights[0]), len(weights[1])
         heads_1T = hidden_1E.new_empty(1, query_width + 2 * key_width)
         before, after = block.norms
-        biases = _biases(*block.maps)
+        biases = _biases(*block.projections)
         q_1H1D = heads_1T[:, :query_width].view(1, -1, 1, head_dim)
         v_1G1D = heads_1T[:, query_width + key_width :].view(1, -1, 1, head_dim)
         if not layer.is_initialized:
@@ -117,65 +117,68 @@ class FusedBlocks:
             mixed_1T = norm(mixed_1T[:, None])[:, 0]
         _add_row(mixed_1T, block.output, hidden_1E, block.residual_multiplier)
         inner_1F = hidden_1E.new_empty(1, _readable(block.down))
-        weights = [_held(linear) for linear in block.gated]
+        weights = [_local(linear) for linear in block.gated]
         before_it: dict[str, Any] = {"norm_E": after.weight, "eps": _eps(after)}
         map_row(hidden_1E, weights, _biases(*block.gated), out=inner_1F, activation=block.activation, **before_it)
         _add_row(inner_1F, block.down, hidden_1E, block.residual_multiplier)
 
 
 def _add_row(x_1F: Tensor, linear: nn.Linear, hidden_1E: Tensor, scale: float) -> None:
-    """Adds a map of a row to the residual stream."""
-    # triton, which runs on a GPU and is not on every machine
+    """Applies a linear layer to a row and adds the result to the residual stream."""
+    # imported here because triton is not installed on every machine
     from sbeval.models.kernels.one_row import map_row
 
-    if isinstance(linear.forward, SummedMap):
-        addend_1E = map_row(x_1F, [_held(linear)], out=torch.empty_like(hidden_1E), scale=scale)
+    if isinstance(linear.forward, RowParallelForward):
+        addend_1E = map_row(x_1F, [_local(linear)], out=torch.empty_like(hidden_1E), scale=scale)
         hidden_1E += linear.forward.total(addend_1E)
     else:
         map_row(x_1F, [linear.weight], _biases(linear), out=hidden_1E, scale=scale, add=True)
 
 
-def _held(linear: nn.Linear, name: str = "weight") -> Tensor:
-    """What this process holds of a parameter."""
+def _local(linear: nn.Linear, name: str = "weight") -> Tensor:
+    """Returns a parameter, or this rank's shard of it if it is distributed."""
     parameter: Any = getattr(linear, name)
     return cast(Tensor, parameter.to_local() if hasattr(parameter, "to_local") else parameter)
 
 
 def _biases(*linears: nn.Linear) -> list[Tensor] | None:
-    return None if linears[0].bias is None else [_held(linear, "bias") for linear in linears]
+    return None if linears[0].bias is None else [_local(linear, "bias") for linear in linears]
 
 
 def _block_of(layer: Any, config: Any) -> _Block:
     try:
         attention, mlp = layer.self_attn, layer.mlp
-        maps = (attention.q_proj, attention.k_proj, attention.v_proj)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         gated = (mlp.gate_proj, mlp.up_proj)
         norms = (
             layer.input_norm if hasattr(layer, "input_norm") else layer.input_layernorm,
             layer.post_attention_norm if hasattr(layer, "post_attention_norm") else layer.post_attention_layernorm,
         )
         head_dim = int(attention.head_dim)
-        linears = (*maps, attention.o_proj, *gated, mlp.down_proj)
+        linears = (*projections, attention.o_proj, *gated, mlp.down_proj)
     except AttributeError as error:
         raise ValueError(f"a part of its blocks has no {error.name}") from error
     activation = _activation(mlp, config)
     if (reason := _other_parts(attention, linears, norms, activation)) is not None:
         raise ValueError(reason)
     scale = float(getattr(layer, "residual_multiplier", None) or 1.0)
-    return _Block(attention, maps, attention.o_proj, gated, mlp.down_proj, norms, activation, head_dim, scale)
+    return _Block(attention, projections, attention.o_proj, gated, mlp.down_proj, norms, activation, head_dim, scale)
 
 
 def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], activation: str) -> str | None:
-    """The first part that the kernels do not compute, None if they compute all."""
+    """Names the first part that the kernels do not compute; returns None if they compute all parts."""
     if activation not in _ACTIVATIONS:
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
-        return "its linear maps are of another kind"
+        return "its linear layers are of another class"
     if any(hasattr(linear.weight, "to_local") for linear in linears):
-        summed = [linear for linear in linears if isinstance(linear.forward, SummedMap) and linear.bias is None]
-        given, taken = (len(_held(linears[i])) for i in (0, 4)), (_held(linears[i]).shape[1] for i in (3, 6))
-        if summed != [linears[3], linears[6]] or [*given] != [*taken]:
-            return "processes share its linear maps in another way"
+        query, _, _, output, gate, _, down = linears
+        row_parallel = [
+            linear for linear in linears if isinstance(linear.forward, RowParallelForward) and linear.bias is None
+        ]
+        widths_agree = len(_local(query)) == _local(output).shape[1] and len(_local(gate)) == _local(down).shape[1]
+        if row_parallel != [output, down] or not widths_agree:
+            return "ranks shard its linear layers in another way"
     if other := [type(norm).__name__ for norm in norms if _eps(norm) is None]:
         return f"its norms are {', '.join(other)}"
     named = ("q_norm", "k_norm", "head_gate", "exclusive")
@@ -183,11 +186,11 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
         return f"its attention has {', '.join(more)}"
     if getattr(getattr(attention, "mixer", None), "bias", None) is not None:
         return "its attention has a bias"
-    maps, gated = linears[:3], linears[4:6]
-    if any(len({part.bias is None for part in parts}) > 1 for parts in (maps, gated)):
-        return "some of its maps have a bias and others have none"
-    if attention.head_dim % 2 or any(len(_held(part)) % _WIDTH_MULTIPLE for part in maps):
-        return f"its heads together are no multiple of {_WIDTH_MULTIPLE} wide, or each has an odd width"
+    projections, gated = linears[:3], linears[4:6]
+    if any(len({linear.bias is None for linear in group}) > 1 for group in (projections, gated)):
+        return "some of its linear layers have a bias and others have none"
+    if attention.head_dim % 2 or any(len(_local(linear)) % _WIDTH_MULTIPLE for linear in projections):
+        return f"its head_dim is odd, or all heads together are no multiple of {_WIDTH_MULTIPLE} wide"
     return None
 
 
@@ -204,6 +207,6 @@ def _eps(norm: Any) -> Any:
     return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
 
 
-def _readable(part: nn.Linear) -> int:
+def _readable(linear_layer: nn.Linear) -> int:
     """Width of its input rows, padding included."""
-    return part.padded_in_features if isinstance(part, AlignedLinear) else _held(part).shape[1]
+    return linear_layer.padded_in_features if isinstance(linear_layer, AlignedLinear) else _local(linear_layer).shape[1]

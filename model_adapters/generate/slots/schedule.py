@@ -1,6 +1,6 @@
-"""Which prompts run when: in as many slots as memory holds; a finished text frees its slot for the next.
+"""Schedules prompts: as many slots as fit into memory; a finished text frees its slot for the next prompt.
 
-Prompts are read many at once, or one in pieces, as memory allows.
+Many prompts are prefilled at once, or a single one in chunks if memory is short.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ import torch
 from sbeval.model_adapters.answers import handed_over
 from sbeval.model_adapters.batching import DoesNotFit, SlotLimits, free_memory, out_of_memory
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.stepper import ReadPrompt, Stepper, Written, sliding_windows
 from sbeval.model_adapters.generate.texts import Continuation, Text
 
 logger = logging.getLogger(__name__)
 
 STEPS_BETWEEN_LOOKS = 16
-"""Steps between two looks at the new tokens; each look waits for the device."""
+"""The number of decode steps between two looks at the new tokens. Each look waits for the device."""
 MOST_SLOTS = 256
 SHARE_OF_MEMORY = 0.6
-"""Share of the free memory for keys and values; the rest is for reading prompts."""
+"""The share of free memory for the KV cache; the rest is for prefills."""
 FEWEST_PIECE_TOKENS = 256
 _FEWEST_ROOM_TOKENS = 256
 _ROOM_MULTIPLE = 64
@@ -36,43 +36,43 @@ _TEXTS_WORTH_A_LATE_LOOK = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """How texts are generated.
+    """The conditions under which texts are generated.
 
     Attributes:
         not_early: tokens that are not chosen before a text has its `fewest_new_tokens`.
-        fused: returns the model's blocks for steps of one slot, None if it has none; called when they are needed.
-        drafts: most tokens looked up in a text for each step.
-        read: reads the only prompt; None has the model read prompts.
+        fused: returns the model's fused blocks for steps of a single slot, None if it has none; called if needed.
+        drafts: most draft tokens that are looked up in a text for each step.
+        read: prefills the only prompt; with None, the model itself reads prompts.
     """
 
     end_tokens: Sequence[int]
     not_early: Sequence[int]
     limits: SlotLimits
-    recording: Recording
+    graph_capture: GraphCapture
     fused: Callable[[], FusedBlocks | None] = lambda: None
     drafts: int = 0
     read: ReadPrompt | None = None
 
 
 Continuations = Generator[tuple[int, Continuation], None, None]
-"""Keys of texts, each with what was generated for it, as soon as it is complete."""
+"""Yields the key of each text with its generated tokens as soon as they are complete."""
 
 
 def generate(model: Any, texts: Sequence[Text], terms: Terms) -> Continuations:
-    """Continues every text greedily, in slots that texts of about the same length share.
+    """Continues every text greedily, in slots that are shared by texts of about the same length.
 
     Raises:
-        DoesNotFit: one text alone is too large for the memory.
+        DoesNotFit: a single text is too large for the memory.
     """
     waiting = sorted(texts, key=lambda text: -text.length_tokens)
     while waiting:
         longest = waiting[0].length_tokens
         slots = _most_slots(model, _room(longest), terms.limits)
-        alike = waiting
+        similar = waiting
         if slots < len(waiting):  # shorter texts run later, in more slots
-            alike = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
-        waiting = waiting[len(alike) :]
-        yield from _generate_alike(model, alike, slots, terms)
+            similar = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
+        waiting = waiting[len(similar) :]
+        yield from _generate_alike(model, similar, slots, terms)
 
 
 def _size_class(length_tokens: int) -> int:
@@ -103,10 +103,10 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms)
 
 
 def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> Continuations:
-    """Generates in slots of one size until every text is done.
+    """Generates in one set of slots until every text is done.
 
     Raises:
-        OutOfMemoryError: memory ran out; texts keep the tokens they have.
+        OutOfMemoryError: memory ran out; texts keep the tokens that they have by then.
     """
     most_new_tokens = max(text.budget_tokens for text in texts)
     stepper = Stepper(
@@ -122,12 +122,12 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
     )
     steps = most_new_tokens * -(-len(texts) // slots)
     if steps >= _FEWEST_STEPS_TO_CAPTURE:
-        stepper.capture(terms.recording)
+        stepper.capture(terms.graph_capture)
     waiting = deque(sorted(texts, key=lambda text: -len(text.so_far)))
     reader = PromptReader(stepper, waiting, terms.limits.prompt_tokens)
     running: dict[int, Text] = {}
-    left = dict.fromkeys(range(slots), 0)  # most tokens still to write
-    behind: tuple[Written, dict[int, Text]] | None = None
+    tokens_left = dict.fromkeys(range(slots), 0)  # most tokens that each slot may still generate
+    unread: tuple[Written, dict[int, Text]] | None = None
 
     def look(written: Written, texts_then: dict[int, Text]) -> list[tuple[int, Continuation]]:
         complete = []
@@ -152,34 +152,34 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
             free = [slot for slot in range(slots) if slot not in running]
             if waiting and _worth_reading(len(waiting[0].so_far), len(free), slots, len(waiting)):
                 for slot, text in reader.read(free, alone=not running):
-                    running[slot], left[slot] = text, text.budget_tokens - len(text.answer)
-            steps = min(STEPS_BETWEEN_LOOKS, max(left[slot] for slot in running))
-            before, behind = behind, None
+                    running[slot], tokens_left[slot] = text, text.budget_tokens - len(text.answer)
+            steps = min(STEPS_BETWEEN_LOOKS, max(tokens_left[slot] for slot in running))
+            before, unread = unread, None
             fits = True
             if steps:
                 fits = _fits(stepper, steps)
-                left = {slot: max(0, tokens - steps) for slot, tokens in left.items()}
-                behind = stepper.written(), dict(running)
+                tokens_left = {slot: max(0, tokens - steps) for slot, tokens in tokens_left.items()}
+                unread = stepper.written(), dict(running)
             if before is not None:
                 yield from handed_over(look(*before))
-            # looking at many texts takes the host a while: give the device its next steps first
+            # reading many texts takes the host a while, so the device gets its next steps first
             late = fits and model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
-            if behind is not None and not late:
-                now, behind = behind, None
+            if unread is not None and not late:
+                now, unread = unread, None
                 yield from handed_over(look(*now))
             if not fits:
-                raise torch.OutOfMemoryError("out of memory in a step")
+                raise torch.OutOfMemoryError("out of memory in a decode step")
     except GeneratorExit:
         raise
     except BaseException:
-        if behind is not None:
-            with contextlib.suppress(Exception):  # the first error is the one to report
-                yield from handed_over(look(*behind))
+        if unread is not None:
+            with contextlib.suppress(Exception):  # only the first error is reported
+                yield from handed_over(look(*unread))
         raise
 
 
 def _fits(stepper: Stepper, steps: int) -> bool:
-    """Takes steps and returns whether memory sufficed for all of them."""
+    """Takes decode steps, and returns whether memory sufficed for all of them."""
     try:
         stepper.run(steps)
         return True
@@ -191,26 +191,26 @@ def _fits(stepper: Stepper, steps: int) -> bool:
 
 
 def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> bool:
-    """Whether to read prompts now: reading a few short ones takes as long as reading many."""
+    """Whether to prefill now or to wait for more free slots: a few short prompts take as long as many."""
     if free == 0:
         return False
     return free * prompt_tokens >= _PROMPT_TOKENS_WORTH_A_PASS or free >= min(waiting, -(-slots // 4))
 
 
 def _most_slots(model: Any, room: int, limits: SlotLimits) -> int:
-    """How many texts may run at a time."""
+    """Returns how many texts may run at the same time."""
     most = limits.slots or min(MOST_SLOTS, limits.most_slots or MOST_SLOTS)
     if limits.max_tokens is not None:
         most = min(most, limits.max_tokens // room)
     if limits.slots is None and model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
-        kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-        most = min(most, int(SHARE_OF_MEMORY * (free + kept)) // slot_bytes(model, room))
+        cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+        most = min(most, int(SHARE_OF_MEMORY * (free + cached)) // slot_bytes(model, room))
     return max(1, most)
 
 
 def slot_bytes(model: Any, room_tokens: int) -> int:
-    """Returns the memory of a slot's keys and values."""
+    """Returns the bytes that a slot's keys and values take."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -219,11 +219,12 @@ def slot_bytes(model: Any, room_tokens: int) -> int:
 
 
 class PromptReader:
-    """Reads prompts into free slots, the longest of `waiting` first, at most `prompt_tokens` at once, padding included.
+    """Prefills prompts into free slots, longest first, at most `prompt_tokens` at once, padding included.
 
-    A longer prompt is read alone. When memory runs out, half as many tokens are read at once from then on: fewer
-    prompts, and then pieces of one. When it runs out for the smallest piece, reading waits until running texts are
-    done; nothing is generated twice.
+    A longer prompt is prefilled alone. If memory runs out, half as many tokens are prefilled at once from then on:
+    fewer prompts, or chunks of a single one. Chunks come last because a transformers model needs a mask for every chunk
+    but the first. If memory does not suffice for the smallest chunk, prefills wait until the running texts are done.
+    Nothing is generated twice.
     """
 
     def __init__(self, stepper: Stepper, waiting: deque[Text], prompt_tokens: int) -> None:
@@ -232,10 +233,10 @@ class PromptReader:
         self._full = False
 
     def read(self, free: Sequence[int], *, alone: bool) -> list[tuple[int, Text]]:
-        """Reads as many prompts as there are free slots, and returns each with its slot; `alone` if no text is running.
+        """Prefills a prompt into each free slot and returns the slots with their texts; `alone` if no text is running.
 
         Raises:
-            RuntimeError: memory ran out for a piece of one prompt while nothing else runs.
+            RuntimeError: memory ran out for the smallest chunk of one prompt while nothing else was running.
         """
         started: list[tuple[int, Text]] = []
         while self._waiting and len(started) < len(free) and (alone or not self._full):
@@ -265,5 +266,5 @@ class PromptReader:
                 self._full = True
                 break
             self._at_once_tokens = fewer
-            logger.warning("out of memory while reading prompts: going on with %d tokens at once", fewer)
+            logger.warning("out of memory in a prefill: going on with %d tokens at once", fewer)
         return started

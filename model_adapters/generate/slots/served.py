@@ -1,4 +1,4 @@
-"""Greedy requests in slots: which models and settings can be, and why others go to transformers' `generate`."""
+"""Generates greedy requests in slots, and says why a model or setting needs transformers' `generate` instead."""
 
 import functools
 import logging
@@ -13,7 +13,7 @@ from sbeval.errors import first_line
 from sbeval.model_adapters.answers import Stop
 from sbeval.model_adapters.batching import DoesNotFit, out_of_memory
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.schedule import Continuations, Terms, generate
 from sbeval.model_adapters.generate.slots.stepper import ReadPrompt, Stepper, sliding_windows
 from sbeval.model_adapters.generate.texts import Continuation, StopSequences, Text, stop_texts
@@ -29,7 +29,7 @@ from sbeval.models.slots import MOST_QUERIES
 logger = logging.getLogger(__name__)
 
 Checked = Generator[tuple[int, Continuation], None, set[int]]
-"""As `Continuations`; returns the keys of what was given."""
+"""As `Continuations`; returns the keys of the texts that were yielded."""
 
 _SCHEMES = ("stickbreaking", "rope", "nope")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = {
     *("max_length", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"),
     *("use_cache", "transformers_version", "_from_model_config", "return_dict_in_generate", "length_penalty"),
     *("early_stopping", "renormalize_logits", "disable_compile"),
-    *("cache_implementation", "cache_config", "compile_config"),  # slots are the cache, and are not compiled
+    *("cache_implementation", "cache_config", "compile_config"),  # slots are the cache, and no model is compiled
     *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
 }
 _NEUTRAL: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
@@ -57,22 +57,22 @@ class GenerationInSlots:
 
     def __init__(self, session: Session) -> None:
         self._session, self._opened = session, session.opened
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def serves(self, setting: Mapping[str, Any]) -> bool:
-        """Whether requests with a setting can be generated in slots; if not, the log says why, once."""
-        wrong = self._session.self_test.checks.get(SLOTS)
-        reason = None if wrong is None or wrong.passed else f"an answer from slots was wrong ({wrong})"
+        """Whether slots can serve requests with this setting; if not, the log gives the reason once."""
+        check = self._session.self_test.checks.get(SLOTS)
+        reason = None if check is None or check.passed else f"an answer from slots was wrong ({check})"
         reason = reason or why_not_setting(self._opened.model, setting) or self._against_model
-        if reason is not None and reason not in self._said:
-            self._said.add(reason)
+        if reason is not None and reason not in self._logged:
+            self._logged.add(reason)
             logger.warning("generating with transformers' own loop, which is slower: %s", reason)
         return reason is None
 
     @functools.cached_property
     def _against_model(self) -> str | None:
         if self._session.rope.extrapolation is not None:
-            return f"slots keep rotated keys, and extrapolation={self._session.rope.extrapolation} rotates keys again"
+            return f"slots hold rotated keys, but extrapolation={self._session.rope.extrapolation} rotates keys anew"
         with self._session.rope.hold(1):
             return why_not_model(self._opened)
 
@@ -84,35 +84,35 @@ class GenerationInSlots:
             return fused_blocks(self._opened.model, self._opened.tokenizer)
 
     @functools.cached_property
-    def _recording(self) -> Recording:
-        return Recording(self._session.device)
+    def _graph_capture(self) -> GraphCapture:
+        return GraphCapture(self._session.device)
 
     @functools.cached_property
     def _drafts(self) -> int:
         passed = self._opened.options.draft_tokens
         drafts = min(passed, most_drafts(self._opened.model))
         if drafts < passed:
-            logger.warning("draft_tokens=%d: steps of this model take %d", passed, drafts)
+            logger.warning("draft_tokens=%d is lowered to %d, the most that a step of this model takes", passed, drafts)
         return drafts
 
     def generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Checked:
-        """Generates the answers of prompts that `serves` accepts; `read` reads the prompt, if there is one.
+        """Generates the answers of prompts that `serves` accepts; `read` prefills the prompt, if there is only one.
 
-        Returns the indices of those that were given. They are not all of them if an answer was found wrong.
+        Returns the indices of the answers that were yielded. Some are missing if an answer turned out to be wrong.
 
         Raises:
-            UserError: answers were given before one was found wrong.
+            UserError: an answer turned out to be wrong after unchecked answers had been yielded.
         """
         by_index = {prompt.index: prompt for prompt in prompts}
-        given: set[int] = set()
-        unchecked = False
-        results, told = self._generate(prompts, read), None
+        answered: set[int] = set()
+        has_unchecked = False
+        results, thrown = self._generate(prompts, read), None
         while True:
             try:
-                index, written = next(results) if told is None else results.throw(told)
+                index, written = next(results) if thrown is None else results.throw(thrown)
             except StopIteration:
-                return given
-            told, prompt, real = None, by_index[index], self._session.real
+                return answered
+            thrown, prompt, real = None, by_index[index], self._session.real
             if written.sound and real.wants_slot(prompt.length_tokens):
                 with self._session.rope.hold(prompt.length_tokens):
                     stands = real.slot_stands(
@@ -122,26 +122,26 @@ class GenerationInSlots:
                     )
                 if not stands:
                     results.close()
-                    if unchecked:
+                    if has_unchecked:
                         real.refuse_slots()
-                    return given
+                    return answered
             else:
-                unchecked = True
-            given.add(index)
+                has_unchecked = True
+            answered.add(index)
             try:
                 yield index, written
             except Stop as stop:
-                told = stop
+                thrown = stop
 
     def _generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
         session, model, tokenizer = self._session, self._opened.model, self._opened.tokenizer
         ends = self._opened.end_token_ids
         terms = Terms(
-            # lm-eval also stops at the tokenizer's end of text, which a generation config need not name
+            # lm-eval also stops at the tokenizer's EOS, which the generation config may not name
             end_tokens=ends if tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id],
             not_early=ends,
             limits=session.slots,
-            recording=self._recording,
+            graph_capture=self._graph_capture,
             fused=lambda: self._fused_blocks,
             drafts=self._drafts,
             read=read,
@@ -159,7 +159,7 @@ class GenerationInSlots:
             )
             for prompt in prompts
         ]
-        # all slots of a model use one set of frequencies at a time
+        # at any time, all slots of a model have the same RoPE frequencies
         frequencies = functools.cache(session.rope.frequencies)
         alike: dict[Hashable, list[Text]] = {}
         for text in sorted(texts, key=lambda text: -text.length_tokens):
@@ -170,41 +170,41 @@ class GenerationInSlots:
 
 
 def greedy_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a setting without what changes nothing in it, such as a single beam."""
+    """Returns a setting without entries that have no effect, such as a single beam."""
     return {name: value for name, value in setting.items() if name not in _NEUTRAL or _NEUTRAL[name] != value}
 
 
 def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
-    """Returns why requests with a setting of `normalize_gen_kwargs` cannot be generated in slots, None if they can."""
+    """Returns why slots cannot serve a setting from `normalize_gen_kwargs`, None if they can."""
     if setting.get("do_sample"):
         return "tokens are sampled"
     if unknown := sorted(set(setting) - _SETTINGS - _OF_SAMPLING):
         return f"the request sets {', '.join(unknown)}"
     config = getattr(model, "generation_config", None)
-    asked = {} if config is None else config.to_diff_dict()
+    in_config = {} if config is None else config.to_diff_dict()
     more = sorted(
         name
-        for name, value in asked.items()
+        for name, value in in_config.items()
         if name not in _WITHOUT_EFFECT | _OF_SAMPLING and value not in (None, False, 0, [], {}, _NEUTRAL.get(name))
     )
     return f"the model's generation config sets {', '.join(more)}" if more else None
 
 
 def why_not_model(opened: Opened) -> str | None:
-    """Returns why a model cannot generate in slots, None if it can; the model is tried.
+    """Returns why a model cannot generate in slots, None if it can. The model is tried on a few texts.
 
     Raises:
-        DoesNotFit: memory does not suffice for trying.
+        DoesNotFit: memory does not suffice for the trial.
     """
     model = opened.model
     name = type(model).__name__
     if hasattr(model, "peft_config"):
-        return "the model has an adapter of PEFT"
+        return "the model has a PEFT adapter"
     if opened.mixed_precision_dtype is not None:
         return "the model runs in mixed precision"
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.device != model.device for tensor in tensors) or any(hasattr(m, "_hf_hook") for m in model.modules()):
-        return "the model is spread over devices"
+        return "the model is on several devices"
     if isinstance(model, SbevalForCausalLM):
         if model.config.attention not in _SCHEMES:
             return f"attention of the kind {model.config.attention} needs the positions of keys"
@@ -214,17 +214,18 @@ def why_not_model(opened: Opened) -> str | None:
         return f"{name} caches more than keys and values"
     try:
         same = _same_as_whole(model, opened.tokenizer, None)
-    except Exception as error:  # compilers and other models' code raise anything, and transformers' loop remains
+    except Exception as error:  # compilers and models can raise anything; transformers' loop then generates
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error
         return first_line(error)
-    return None if same else f"{name} has other logits in slots than without them"
+    return None if same else f"{name} has other logits in slots than for whole texts"
 
 
 def most_drafts(model: Any) -> int:
-    """Returns how many drafts a step of a model can check, 0 for none.
+    """Returns how many draft tokens a decode step of a model can verify, 0 for none.
 
-    Sliding windows allow none, since they keep only the keys one position sees; kernels limit queries to a key head.
+    Models with sliding windows can verify none: a slot keeps only the keys that one position sees. Kernels limit the
+    number of queries for each key head.
     """
     windows = sliding_windows(model) or []
     if not isinstance(model, SbevalForCausalLM) or any(window is not None for window in windows):
@@ -235,36 +236,36 @@ def most_drafts(model: Any) -> int:
 
 
 def fused_blocks(model: Any, tokenizer: Any = None) -> FusedBlocks | None:
-    """Returns a model's blocks in few kernels; None if its blocks are different, and the log says why.
+    """Returns a model's blocks in fused kernels. Returns None if its blocks are of another kind; the log says why.
 
     Raises:
-        DoesNotFit: memory does not suffice for trying.
+        DoesNotFit: memory does not suffice for the trial.
     """
     try:
         blocks = FusedBlocks.of(model)
         if _same_as_whole(model, tokenizer, blocks):
             return blocks
-        reason = "blocks in few kernels have other logits"
-    except Exception as error:  # compilers and other models' code raise anything, and the model's own blocks remain
+        reason = "fused blocks have other logits"
+    except Exception as error:  # compilers and models can raise anything; the model's own blocks then run
         if out_of_memory(error):
             raise DoesNotFit(_NO_ROOM) from error
         reason = first_line(error)
-    logger.warning("steps of one text run the model's own kernels, which is slower: %s", reason)
+    logger.warning("decode steps of one text run without fused blocks, which is slower: %s", reason)
     return None
 
 
 @torch.no_grad()
 def _same_as_whole(model: Any, tokenizer: Any, fused: FusedBlocks | None) -> bool:
-    """Whether a step in slots gives the logits of whole texts: of several texts beside a free slot, or of one alone."""
+    """Whether a step in slots has the logits of whole texts: several texts and a free slot, or one text if `fused`."""
     tokens = np.array(sample_tokens(tokenizer, model.get_input_embeddings().weight.shape[0], 2 * _SAMPLE_TOKENS))
     texts, slots = (_SAMPLE_TEXTS, [*range(_SAMPLE_TEXTS, 1, -1), 0]) if fused is None else (1, [0])
     prompts = [tokens[text : text + _SAMPLE_TOKENS - 3 * (text % 2)] for text in range(texts)]
     stepper = Stepper(model, slots=max(slots) + 1, room_tokens=2 * _SAMPLE_TOKENS, most_new_tokens=1, fused=fused)
     stepper.start(slots, prompts, [1] * texts)
-    found_BV = stepper.try_step()
+    slots_BV = stepper.try_step()
     inputs = [torch.from_numpy(prompt).to(model.device)[None] for prompt in prompts]
 
     def read() -> Tensor:
         return torch.stack([model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1] for ids in inputs])
 
-    return same_logits(model, read, found_BV[slots])
+    return same_logits(model, read, slots_BV[slots])

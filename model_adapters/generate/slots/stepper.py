@@ -1,13 +1,14 @@
-"""A model and the slots it generates in: prompts are read into free slots, and a step adds a token to each.
+"""A model and the slots that it generates in: prompts are prefilled into free slots, and a step adds a token to each.
 
-With drafts, a step checks several tokens of each text at once: the newest token, and the drafts, which followed the
-newest two where they stood before. It adds the drafts the model would choose and one token more, so answers stay equal.
+With draft tokens (prompt lookup decoding), a step verifies several tokens of each text at once: the newest token, and
+drafts, which are the tokens that followed the newest two where they last stood in the text. It adds the drafts that the
+model would choose and one token more, so answers stay the same. Keys of refused drafts are overwritten.
 
-All a step needs lies on the device: the newest tokens, their number, and which slots go on. So a step can be recorded
-as a CUDA graph and replayed; the host only reads the new tokens from time to time. A slot without a text takes part in
-every step and attends to nothing.
+Everything that a step needs is on the device: the newest tokens, their number, and which slots go on. So a step can be
+captured as a CUDA graph and replayed; the host only reads the new tokens from time to time. A slot without a text takes
+part in every step and attends to nothing.
 
-Shape suffixes: B slots, N prompts, T tokens checked in a step, R room for a text, V vocabulary, W most new tokens, M
+Shape suffixes: B slots, N prompts, T tokens verified in a step, R room for a text, V vocabulary, W most new tokens, M
 most tokens since the last look.
 """
 
@@ -22,7 +23,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.transformers_attention import attending_to
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.rope import RopeFrequencies
@@ -30,17 +31,17 @@ from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
 ReadPrompt = Callable[[Tensor, Cache], None]
-"""Reads a prompt's tokens, int64 [1, L], into a cache, in place of the model."""
+"""Prefills a prompt's tokens, int64 [1, L], into a cache in place of the model."""
 
 
 def sliding_windows(model: Any) -> list[int | None] | None:
-    """Returns each layer's window, None for layers that see all keys; None if one caches more than keys and values."""
+    """Returns each layer's window, None for layers without one; None if a layer caches more than keys and values."""
     try:
         layers = DynamicCache(config=model.config).layers
         config = model.config.get_text_config()
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    # transformers caches chunks like windows, but a chunk's first token does not see the one before it
+    # transformers caches chunks like windows, but a chunk's first token does not see the token before it
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return None
     if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
@@ -49,7 +50,7 @@ def sliding_windows(model: Any) -> list[int | None] | None:
 
 
 class Written:
-    """Tokens written since the last look, on their way to the host."""
+    """The tokens that were generated since the last look, on their way to the host."""
 
     def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
         columns = (count_B, goes_on_B, watch.first_B)
@@ -65,7 +66,7 @@ class Written:
     def of(self, slot: int) -> tuple[list[int], bool, int | None]:
         """Returns a slot's new tokens, whether its text goes on, and how many tokens precede NaN or infinite logits.
 
-        The last is None if there were no such logits. Waits for the device.
+        The last value is None if all logits were finite. Waits for the device.
         """
         if self._table is None:
             if self._arrived is not None:
@@ -76,14 +77,14 @@ class Written:
 
 
 class Stepper:
-    """Greedy generation in slots, with a causal language model of this family or of transformers.
+    """Greedy generation in slots with a causal language model, one of this project or of transformers.
 
     Args:
         room_tokens: most tokens of a text, prompt and answer together.
-        not_early: tokens that are not chosen before an answer has its fewest.
-        fused: the model's blocks, for a single slot and no drafts; None runs the model as it is.
-        drafts: most tokens looked up in the text for each step, for a model of this family without windows.
-        read: reads prompts, each alone and whole; None has the model read prompts.
+        not_early: tokens that are not chosen before an answer has its fewest tokens.
+        fused: the model's fused blocks, for a single slot without drafts; None runs the model itself.
+        drafts: most draft tokens in each step, for a model of this project without sliding windows.
+        read: prefills prompts, one at a time and without chunks; None lets the model itself read them.
     """
 
     def __init__(
@@ -104,20 +105,20 @@ class Stepper:
         device = model.device
         self._model, self._fused, self._drafts = model, fused, drafts
         self._read = read
-        room_tokens += drafts  # the last step may check tokens beyond the answer
+        room_tokens += drafts  # the last step may verify tokens beyond the end of the answer
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
-        # texts so far, in which drafts are looked up; one column more, for slots that are done
+        # the texts so far, in which drafts are looked up; slots that are done write into one more column
         self._text_BR = torch.zeros(slots, room_tokens + 1 if drafts else 0, dtype=torch.int64, device=device)
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
         self._ends, self._not_early = (torch.tensor(sorted(set(each)), **integers) for each in (end_tokens, not_early))
         self._token_B1 = torch.zeros(slots, 1, **integers)
         self._goes_on_B = torch.zeros(slots, dtype=torch.bool, device=device)
-        # the last of them: tokens at the last look
+        # `_looked_B` is the number of tokens at the last look
         self._count_B, self._budget_B, self._fewest_B, self._looked_B = (
             torch.zeros(slots, **integers) for _ in range(4)
         )
         self._steps_since_look = 0
-        # one column more, for slots that are done
+        # slots that are done write into one more column
         self._written_BW = torch.zeros(slots, most_new_tokens + 1, dtype=torch.int64, device=device)
         self._watch = FiniteWatch(slots, device)
         self._rope = _rope(model)
@@ -134,11 +135,11 @@ class Stepper:
         answered_tokens: Sequence[int] | None = None,
         piece_tokens: int | None = None,
     ) -> None:
-        """Reads prompts of at least one token into as many free slots. If memory runs out, none of them has begun.
+        """Prefills prompts of at least one token into as many free slots. If memory runs out, none of them has begun.
 
-        All but the last token of a prompt are read here. The next step reads the last one and chooses the answer's
-        first token. `answered_tokens` at the end of each prompt already belong to its answer. The model is given at
-        most `piece_tokens` of a prompt at once, None for whole prompts.
+        The prefill reads all but the last token of a prompt. The next step reads the last one and chooses the answer's
+        first token. The last `answered_tokens` of each prompt already belong to its answer. The model reads at most
+        `piece_tokens` of a prompt at once, None for whole prompts.
         """
         device = self._token_B1.device
         longest = max(len(prompt) for prompt in prompts) - 1
@@ -167,9 +168,9 @@ class Stepper:
                 else:
                     self._read(piece, self.cache)
         if self._drafts:
-            whole = np.stack([np.append(row, 0) for row in input_ids])
-            whole[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]
-            self._text_BR[slots_N, : longest + 1] = torch.from_numpy(whole).to(device)
+            texts = np.stack([np.append(row, 0) for row in input_ids])
+            texts[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]] = [prompt[-1] for prompt in prompts]
+            self._text_BR[slots_N, : longest + 1] = torch.from_numpy(texts).to(device)
         self.cache.position_B[slots_N] = length_N.int()
         self._token_B1[slots_N, 0] = last_N
         self._budget_B[slots_N] = budget_N
@@ -181,7 +182,7 @@ class Stepper:
 
     @torch.no_grad()
     def run(self, steps: int) -> None:
-        """Takes this many steps, each of which adds a token or more to every text that goes on."""
+        """Takes decode steps, each of which adds one or more tokens to every text that goes on."""
         self._steps_since_look += steps
         if self._graph is not None:
             for _ in range(steps):
@@ -192,7 +193,7 @@ class Stepper:
                 self._step()
 
     def written(self) -> Written:
-        """Returns the tokens of the steps since the last look, without waiting for the device."""
+        """Returns the tokens since the last look, without waiting for the device."""
         unused = self._written_BW.shape[1] - 1
         most = min(unused, self._steps_since_look * (1 + self._drafts))
         place_BM = self._looked_B[:, None] + torch.arange(most, device=self._looked_B.device)
@@ -203,16 +204,16 @@ class Stepper:
         return written
 
     def drop(self, slot: int) -> None:
-        """Ends a text before its budget is spent."""
+        """Ends a text before it has used up its budget."""
         self._goes_on_B[slot] = False
         self.cache.position_B[slot] = 0
 
     @torch.no_grad()
-    def capture(self, recording: Recording) -> None:
-        """Records a step; call it while all slots are free, so that the step changes nothing."""
-        if recording.possible:
+    def capture(self, graph_capture: GraphCapture) -> None:
+        """Captures a step as a CUDA graph; call it while all slots are free, so that the step has no effect."""
+        if graph_capture.possible:
             with attending_to(self.cache, self._model):
-                self._graph = recording.graph_of(self._whole_step, self._token_B1.device)
+                self._graph = graph_capture.graph_of(self._whole_step, self._token_B1.device)
 
     @torch.no_grad()
     def try_step(self) -> Tensor:
@@ -221,7 +222,7 @@ class Stepper:
             return self._logits(self._token_B1)[:, 0]
 
     def _logits(self, token_BT: Tensor) -> Tensor:
-        """Returns the logits [B, T, V] in fp32 after each of these tokens: the newest, then drafts."""
+        """Returns the logits [B, T, V] in fp32 after each of these tokens, the newest token and its drafts."""
         new = token_BT.shape[1]
         self.cache.begin_step(new)
         if self._fused is not None:
@@ -233,7 +234,10 @@ class Stepper:
         return logits_BTV
 
     def _looked_up(self) -> Tensor:
-        """Returns drafts [B, drafts]: what followed the newest two tokens where they last stood before, else any."""
+        """Returns drafts [B, drafts]: the tokens that followed the newest two at their last place in the text.
+
+        If there is no such place, the drafts are arbitrary tokens, which the step verifies like any others.
+        """
         position_B1 = self.cache.position_B[:, None].long()
         before_B1 = self._text_BR.gather(1, (position_B1 - 1).clamp_min(0))
         place_R = torch.arange(self._text_BR.shape[1], device=position_B1.device)
@@ -255,7 +259,7 @@ class Stepper:
         self.cache.position_B.mul_(self._goes_on_B)
 
     def _whole_step(self) -> None:
-        """Takes a step; if it raises, no tensor of it is kept."""
+        """Takes a step; if it raises, no tensor of the step stays referenced."""
         lengths = self.cache.lengths_B, self.cache.length_B
         try:
             self._step()
@@ -283,9 +287,9 @@ class Stepper:
 
 
 def _rope(model: Any) -> RopeFrequencies | None:
-    """The RoPE frequencies in force, which a model of this family is given in each step, on its device."""
+    """Returns the model's RoPE frequencies on its device, None for models of transformers and without RoPE."""
     if not isinstance(model, SbevalForCausalLM) or model.config.rope_parameters is None:
         return None
-    # any length will do: if frequencies depend on it, they are held
+    # the length 1 is arbitrary: if frequencies depend on the length, the model holds those of the request
     frequencies = model.model.held_rope_frequencies or model.model.rope_frequencies_for(1)
     return RopeFrequencies(frequencies.inv_freq.to(model.device), frequencies.attention_factor)

@@ -1,14 +1,14 @@
-"""Changes to a loaded model, one a file: each file ends with a `CHANGE`, which `prepare.prepared` puts in order.
+"""Changes to a loaded model, one in each file. Each file ends with a `CHANGE`; `prepare.prepared` puts them in order.
 
-- `flex`: flex_attention without a matrix of all pairs
-- `kernels`: which kernels compute stick-breaking attention
-- `hooks`: accelerate's hooks at the start of each block alone
-- `scans`: Mamba-2's scan over a text in pieces
-- `sums`: row-parallel linear layers of a tensor plan, with another all-reduce for small sums
-- `norms`: RMSNorms as one kernel each
-- `linear`: linear layers padded to widths that a GPU reads in one piece
-- `mlps`: activation and product of gated MLPs as one kernel
-- `rotations`: rotary embeddings as one kernel
-- `long_attention`: another kernel for attention on long texts
-- `seen_keys`: sliding windows, chunks and sinks without a mask of all pairs
+- `flex`: flex_attention, compiled for every shape on a GPU and replaced by another attention on a CPU
+- `kernels`: the implementation of stick-breaking attention
+- `hooks`: removes accelerate's hooks except the one at the start of each block
+- `scans`: Mamba-2's scan, run over pieces of a long text
+- `sums`: row-parallel linear layers of a tensor-parallel plan, with a faster all-reduce for small tensors
+- `norms`: RMSNorms as fused kernels
+- `linear`: linear layers, padded to widths that matmul kernels read quickly
+- `mlps`: activation and product of gated MLPs as one fused kernel
+- `rotations`: rotary embeddings as one fused kernel
+- `long_attention`: another attention kernel for long texts
+- `seen_keys`: sliding windows, attention chunks and attention sinks without a mask of all pairs
 """

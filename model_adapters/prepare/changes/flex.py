@@ -1,4 +1,4 @@
-"""flex_attention without a matrix of all pairs: compiled for each shape on a GPU, another attention on a CPU."""
+"""flex_attention: compiled for every shape on a GPU; on a CPU, where compiling takes minutes, another attention."""
 
 import logging
 from typing import Any
@@ -14,12 +14,12 @@ _MOST_SHAPES = 2**12
 
 
 def settle_flex_attention(model: Any, setting: Setting) -> Undo | None:
-    """Raises PyTorch's limit of compiled shapes on a GPU; on a CPU takes another attention unless the user chose it."""
+    """Raises PyTorch's limit on recompiled shapes on a GPU; on a CPU replaces flex_attention unless it was named."""
     before = model.config._attn_implementation
     if before != "flex_attention":
         return None
     if model.device.type != "cpu":
-        # beyond the limit, which is eight shapes, flex_attention would run uncompiled
+        # beyond the limit, 8 shapes by default, flex_attention would run uncompiled and build a matrix of all pairs
         limits: Any = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_SHAPES)
@@ -27,7 +27,7 @@ def settle_flex_attention(model: Any, setting: Setting) -> Undo | None:
     if setting.attention_named or setting.in_memory:
         return None
     instead = "sdpa" if model._supports_sdpa else "eager"
-    logger.warning("flex_attention of config.json would be compiled for minutes on a CPU: %s is used", instead)
+    logger.warning("compiling flex_attention of config.json for a CPU takes minutes: %s is used instead", instead)
     model.set_attn_implementation(instead)
     return lambda: model.set_attn_implementation(before)
 

@@ -1,6 +1,7 @@
-"""accelerate's hooks, of which only the one at the start of each block stays.
+"""Removes accelerate's hooks inside blocks, and keeps only the hook at the start of each block.
 
-A block's hook brings all that the block needs, and no part with a hook of its own is fused.
+The hook of a block moves all inputs that its parts need. Hooks of the parts are redundant, and a part with a hook is
+never fused.
 """
 
 from typing import Any
@@ -13,9 +14,10 @@ from sbeval.model_adapters.prepare.spread import blocks_of, hooked_device, lies_
 
 
 def settle_hooks(model: nn.Module) -> None:
-    """Keeps only the hook at the start of each block, and moves tables of angles to the first block's device.
+    """Keeps only the hook at the start of each block, and moves rotary frequencies to the first block's device.
 
-    Tables of angles are needed first but come last in the model, and so lie on the last GPU.
+    Rotary frequencies (`inv_freq`) are needed first. accelerate places them on the last GPU because the module that
+    holds them comes last in the model.
     """
     blocks = blocks_of(model)
     inside = {id(module) for block in blocks for module in block.modules()}
@@ -26,7 +28,7 @@ def settle_hooks(model: nn.Module) -> None:
             if module is not block and hooked_device(module) == device:
                 remove_hook_from_module(module)
                 if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
-                    del module.forward  # what the hook stood in for, and no change of the class's
+                    del module.forward  # accelerate's copy of the class's own forward, which is not a change
     if not blocks or (first := hooked_device(blocks[0])) is None:
         return
     for module in model.modules():
@@ -38,7 +40,7 @@ def settle_hooks(model: nn.Module) -> None:
 
 
 def _apply(model: nn.Module, setting: Setting) -> None:
-    settle_hooks(model)  # it moves no number, and is not undone
+    settle_hooks(model)  # changes no value, so there is nothing to undo
 
 
 CHANGE = Change(name="hooks of whole blocks", apply=_apply)

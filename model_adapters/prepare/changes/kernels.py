@@ -1,4 +1,4 @@
-"""Which kernels compute a model's stick-breaking attention, and below which stick they skip keys."""
+"""The kernels of stick-breaking attention, and the threshold below which they skip older keys."""
 
 from typing import Any
 
@@ -8,35 +8,36 @@ from sbeval.model_adapters.prepare.change import Change, Setting
 
 
 def skip_threshold_in_force(model: Any, setting: Setting) -> float | None:
-    """Returns the threshold that `auto` stands for, or the one that was passed; None where every key is visited.
+    """Returns the skip threshold with `auto` resolved; None if every key is visited.
 
     Raises:
-        UserError: a threshold was passed for the reference, which visits every key.
+        UserError: a threshold was passed together with kernels=reference, which visits every key.
     """
     threshold, kernels = setting.skip_threshold, setting.kernels
     if threshold == "auto":
         return setting.default_skip_threshold if _breaks_sticks(model) and kernels != "reference" else None
     if _breaks_sticks(model) and kernels == "reference" and threshold is not None:
-        expected = "Expected no skip_threshold beside kernels=reference, which visits every key"
-        raise UserError(f"{expected}, found {threshold}: remove one of them from --model_args.")
+        raise UserError(
+            f"skip_threshold={threshold} does not work with kernels=reference, which visits every key: remove one of "
+            "them from --model_args."
+        )
     return threshold
 
 
 def choose_kernels(model: Any, setting: Setting) -> None:
-    """Sets the kernels and the threshold of a model of this family.
+    """Sets the kernels and the skip threshold of a model of this project.
 
     Raises:
-        UserError: kernels or a threshold were passed for a model without stick-breaking attention, or a threshold for
-            the reference.
+        UserError: kernels or a threshold were passed for a model without stick-breaking attention, or a threshold
+            together with kernels=reference.
     """
     threshold, kernels = skip_threshold_in_force(model, setting), setting.kernels
     if hasattr(model, "set_kernels"):
         model.set_kernels(kernels, threshold)
     elif kernels != "auto" or threshold is not None:
         raise UserError(
-            f"Expected kernels= and skip_threshold= for stick-breaking attention only, found kernels={kernels} and "
-            f"skip_threshold={threshold} for {checkpoint_format(getattr(model, 'config', None))}: remove them "
-            "from --model_args."
+            f"kernels={kernels} and skip_threshold={threshold} are for stick-breaking attention only, and this model "
+            f"({checkpoint_format(getattr(model, 'config', None))}) has another: remove them from --model_args."
         )
 
 

@@ -1,7 +1,8 @@
-"""Linear maps whose widths a GPU's matrix units cannot read in one piece, padded to widths they can.
+"""Linear layers, padded with zeros to widths that a GPU's matmul kernels can read at full speed.
 
-The fast kernels read rows that start at multiples of 16 bytes. A Llama-style MLP with 2730 channels in bf16 has none,
-and its products fall back to slower ones. Rows and columns of zeros change no sum; they are added once, after loading.
+The fast kernels need rows that all start at multiples of 16 bytes. In a Llama-style MLP with 2730 channels in bf16 they
+do not, and the matmuls fall back to slower kernels. Rows and columns of zeros change no sum. They are added once, after
+loading.
 """
 
 import functools
@@ -15,37 +16,37 @@ from torch.nn.functional import linear, pad
 from sbeval.model_adapters.prepare.change import Change, Setting, Undo
 
 ROW_BYTES = 16
-_WIDTH_BYTES = 128  # a whole cache line, once there is padding at all
+_WIDTH_BYTES = 128  # pads to a whole cache line, once a layer needs padding at all
 
 
 class AlignedLinear(nn.Linear):
-    """A linear map with a padded weight; `weight` and `bias` are views of it in their own shapes.
+    """A linear layer with a padded weight; `weight` and `bias` are views of the padded tensors in their own shapes.
 
-    Writing into them changes the map. Others put in their place (a merged adapter, another dtype or device, a state
-    dict) are padded when it is next called.
+    Writing into these views changes the layer. If they are replaced (by a merged adapter, another dtype or device, or a
+    state dict), the next call of the layer pads the new ones.
     """
 
     _padded_weight: Tensor
     _padded_bias: Tensor | None
 
-    def __init__(self, of: nn.Linear) -> None:
+    def __init__(self, linear_layer: nn.Linear) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features = of.in_features, of.out_features
-        self.weight = nn.Parameter(of.weight.detach(), requires_grad=False)
+        self.in_features, self.out_features = linear_layer.in_features, linear_layer.out_features
+        self.weight = nn.Parameter(linear_layer.weight.detach(), requires_grad=False)
         self.register_parameter("bias", None)
-        if of.bias is not None:
-            self.bias = nn.Parameter(of.bias.detach(), requires_grad=False)
+        if linear_layer.bias is not None:
+            self.bias = nn.Parameter(linear_layer.bias.detach(), requires_grad=False)
         self._pad()
-        self.train(of.training)
+        self.train(linear_layer.training)
 
     @property
     def padded_in_features(self) -> int:
-        """Width of an input that needs no copy: `in_features` values and zeros behind them."""
+        """The width of an input that needs no copy: `in_features` values followed by zeros."""
         self._follow_parameters()
         return int(self._padded_weight.shape[1])
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in_features or padded_in_features] to [..., out_features], a view of the padded product."""
+        """Maps [..., in_features or padded_in_features] to [..., out_features], a view of the padded output."""
         columns = self.padded_in_features - input.shape[-1]
         output = linear(pad(input, (0, columns)) if columns else input, self._padded_weight, self._padded_bias)
         return output[..., : self.out_features]
@@ -53,12 +54,12 @@ class AlignedLinear(nn.Linear):
     def _follow_parameters(self) -> None:
         if torch.compiler.is_compiling():
             return
-        kept = self.weight.data_ptr() == self._padded_weight.data_ptr()
+        is_current = self.weight.data_ptr() == self._padded_weight.data_ptr()
         if self.bias is None or self._padded_bias is None:
-            kept = kept and self.bias is self._padded_bias
+            is_current = is_current and self.bias is self._padded_bias
         else:
-            kept = kept and self.bias.data_ptr() == self._padded_bias.data_ptr()
-        if not kept:
+            is_current = is_current and self.bias.data_ptr() == self._padded_bias.data_ptr()
+        if not is_current:
             self._pad()
 
     @torch.no_grad()
@@ -75,30 +76,30 @@ class AlignedLinear(nn.Linear):
             self.bias.data = self._padded_bias[: self.out_features]
 
     def plain(self) -> nn.Linear:
-        """Returns an ordinary linear map with the same parameters."""
-        linear_map = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
-        linear_map.weight, linear_map.bias = self.weight, self.bias
-        return linear_map.train(self.training)
+        """Returns an ordinary linear layer with the same parameters."""
+        plain = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        plain.weight, plain.bias = self.weight, self.bias
+        return plain.train(self.training)
 
 
 def align_linears(model: nn.Module) -> int:
-    """Replaces every linear map of a model whose widths are not aligned, and returns how many that were.
+    """Pads every linear layer whose widths are not aligned, and returns the number of these layers.
 
-    Maps that share their weight with another module, that have hooks or a forward of their own, or that are or hold
-    something of a special class (adapters, quantised or distributed weights) are left as they are.
+    A layer stays as it is if it shares its weight with another module, has hooks or a replaced forward, or is an
+    instance of a subclass or has a weight of one (adapters, quantised or distributed weights).
     """
     owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     linears = ((name, module) for name, module in model.named_modules() if type(module) is nn.Linear)
-    found = [name for name, module in linears if owners[id(module.weight)] == 1 and _unaligned(module)]
-    for name in found:  # by name, so that a map's own weight is freed before the next one is padded
-        own: Any = model.get_submodule(name)
-        model.set_submodule(name, AlignedLinear(own))
-    return len(found)
+    unaligned = [name for name, module in linears if owners[id(module.weight)] == 1 and _unaligned(module)]
+    for name in unaligned:  # by name, so that the unpadded weight of one layer is freed before the next is padded
+        linear_layer: Any = model.get_submodule(name)
+        model.set_submodule(name, AlignedLinear(linear_layer))
+    return len(unaligned)
 
 
 def _unaligned(module: nn.Linear) -> bool:
-    plain = type(module.weight) is nn.Parameter  # neither quantised nor spread over devices
-    hooked = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks  # accelerate's, or others'
+    plain = type(module.weight) is nn.Parameter  # neither quantised nor a DTensor
+    hooked = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
     if not plain or hooked:
         return False
     sizes = [width * module.weight.element_size() for width in module.weight.shape]

@@ -1,8 +1,11 @@
-"""Another kernel for the attention of transformers' models on long texts.
+"""Another kernel for the attention of transformers' models on long texts, FlexAttention with tuned tiles.
 
-The forward of an attention module looks its kernel up in `ALL_ATTENTION_FUNCTIONS`. A module gets a copy of that
-forward in which the name means a table with another kernel for long texts. transformers and other models stay as they
-are.
+cuDNN pads heads of 32 channels to 64. On GPUs of compute capability 9.0 FlexAttention is faster for such heads from
+`sbeval.models.softmax.LONG_TOKENS` tokens on.
+
+The forward of an attention module looks its kernel up in the table `ALL_ATTENTION_FUNCTIONS`. Each module gets a copy
+of its forward in which this name means another table, with the other kernel for long texts. transformers itself and
+other models in the same process stay as they are.
 """
 
 import functools
@@ -18,20 +21,20 @@ from sbeval.models.softmax import long_causal_attention
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
 _CHANGING = ("softcap", "position_bias", "sliding_window", "cache", "s_aux", "output_attentions")
-"""Keywords that ask for more than plain attention, or might."""
+"""Keyword arguments that request more than plain attention, or might."""
 LongAttention = Callable[..., Tensor | None]
 
 
 class AttentionOfLongTexts:
-    """Stands in for transformers' `sdpa_attention_forward`, and calls it for all but long plain causal attention.
+    """Replaces transformers' `sdpa_attention_forward`: long, plain, causal attention goes to `attend`.
 
-    That goes to `attend`, which returns None for what it leaves to the other.
+    Everything else goes to `fallback`, and so does whatever `attend` declines by returning None.
     """
 
     def __init__(
-        self, attend: LongAttention = long_causal_attention, own: Callable[..., Any] = sdpa_attention_forward
+        self, attend: LongAttention = long_causal_attention, fallback: Callable[..., Any] = sdpa_attention_forward
     ) -> None:
-        self._attend, self._own = attend, own
+        self._attend, self._fallback = attend, fallback
 
     def __call__(
         self,
@@ -45,7 +48,7 @@ class AttentionOfLongTexts:
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns [B, L, H, D] and no weights."""
+        """Returns the output [B, L, H, D] and, in place of attention weights, None."""
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         more = any(others.get(name) is not None and others[name] is not False for name in _CHANGING)
         if attention_mask is None and not dropout and causal is True and not more:
@@ -54,12 +57,12 @@ class AttentionOfLongTexts:
                 return output_BHLD.transpose(1, 2).contiguous(), None
         others |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         attended: tuple[Tensor, Tensor | None]
-        attended = self._own(module, query_BHLD, key_BHLD, value_BHLD, attention_mask, **others)
+        attended = self._fallback(module, query_BHLD, key_BHLD, value_BHLD, attention_mask, **others)
         return attended
 
 
 class AttentionTable:
-    """A model file's table of attention functions, but for those that others stand in for."""
+    """A model file's table of attention functions, in which `stand_in` may replace each function that is looked up."""
 
     def __init__(self, table: Any, stand_in: Callable[[Any], Any]) -> None:
         self._table, self._stand_in = table, stand_in
@@ -71,30 +74,30 @@ class AttentionTable:
         return self._stand_in(self._table[name])
 
     def get_interface(self, name: str, default: Any) -> Any:
-        """Returns the function of a name, or the default."""
+        """Returns the attention function of this name, or the default."""
         return self._stand_in(self._table.get_interface(name, default))
 
 
 def with_attention(forward: Any, stand_in: Callable[[Any], Any]) -> Forward | None:
-    """Returns a copy of an attention's forward in which others stand in for attention functions, None for others."""
+    """Returns a copy of an attention's forward in which `stand_in` replaces attention functions; None for others."""
     return with_name(
         forward, _TABLE, lambda table: AttentionTable(table, stand_in) if hasattr(table, "get_interface") else None
     )
 
 
 def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_attention) -> list[nn.Module]:
-    """Gives attention modules the table above, and returns those modules.
+    """Gives attention modules a forward that uses `attend` for long texts, and returns those modules.
 
-    Those with a forward of their own stay as they are, unless it is one from `fuse_rotations`.
+    A module whose forward was replaced stays as it is, unless `fuse_rotations` has replaced it.
     """
     return with_forwards(model, lambda module: _with_table(_forward_of(module), attend))
 
 
 def _forward_of(module: nn.Module) -> Any:
     of_class = type(module).forward
-    if (own := vars(module).get("forward")) is None:
+    if (replaced := vars(module).get("forward")) is None:
         return of_class
-    function = getattr(own, "__func__", None)
+    function = getattr(replaced, "__func__", None)
     return function if getattr(function, "__wrapped__", None) is of_class else None
 
 
@@ -114,7 +117,7 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
             if (forward := before[module]) is None:
                 del module.forward
             else:
-                module.forward = forward  # the forward with a fused rotation
+                module.forward = forward  # the copy that `fuse_rotations` has made
 
     return undo
 

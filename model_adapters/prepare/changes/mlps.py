@@ -1,6 +1,6 @@
-"""Gated MLPs whose activation and product are one kernel, where that gives the same numbers.
+"""Gated MLPs: activation and product as one fused kernel, if a sample shows the same result.
 
-The kernel also writes the zeros that an aligned linear layer reads behind each row.
+The kernel also writes the zeros that an `AlignedLinear` reads behind each row.
 """
 
 from typing import Any
@@ -18,34 +18,34 @@ from sbeval.scoring.body import same_but_for_rounding
 
 _MAPS = {"gate_proj", "up_proj", "down_proj"}
 _SAMPLE_ROWS = 4
-_LARGEST_CHANNEL = 100.0  # beyond what MLPs are clamped at, 7 to 16
+_LARGEST_CHANNEL = 100.0  # above the limits of 7 to 16 at which some MLPs clamp their channels
 _WEIGHTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_SAME_ACTIVATION = 1e-5  # the two forms of GELU are 5e-4 apart
+_SAME_ACTIVATION = 1e-5  # the exact GELU and its tanh approximation are 5e-4 apart
 
 
 class FusedGatedMLP(nn.Module):
-    """`down_proj(activation(gate_proj(x)) * up_proj(x))` with the maps of the MLP it stands in for."""
+    """`down_proj(activation(gate_proj(x)) * up_proj(x))` with the linear layers of the MLP that it replaces."""
 
     gate_proj: nn.Module
     up_proj: nn.Module
     down_proj: nn.Module
 
-    def __init__(self, of: nn.Module, activation: str) -> None:
+    def __init__(self, mlp: nn.Module, activation: str) -> None:
         super().__init__()
-        for name, child in of.named_children():
+        for name, child in mlp.named_children():
             self.add_module(name, child)
         self.activation = activation
-        self.training = of.training
+        self.training = mlp.training
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] to the same."""
+        """Maps [..., D] to [..., D]."""
         gate: Tensor = self.gate_proj(hidden)
         up: Tensor = self.up_proj(hidden)
-        kept = torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)
-        if kept or gate.dtype == torch.float64 or not runs_triton(gate):
+        needs_gradient = torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)
+        if needs_gradient or gate.dtype == torch.float64 or not runs_triton(gate):
             inner = activate(self.activation, gate) * up
         else:
-            # triton, which runs on a GPU and is not on every machine
+            # imported here because triton is not installed on every machine
             from sbeval.models.kernels.gated import kernel_gated
 
             width = self.down_proj.padded_in_features if isinstance(self.down_proj, AlignedLinear) else None
@@ -56,9 +56,10 @@ class FusedGatedMLP(nn.Module):
 
 @torch.no_grad()
 def fuse_mlps(model: nn.Module) -> dict[str, nn.Module]:
-    """Replaces every gated MLP that computes no more than that, and returns those replaced by their names.
+    """Replaces every gated MLP that computes nothing else, and returns the replaced modules by name.
 
-    Each is compared on a sample first; those with another activation, hooks or parts of their own stay as they are.
+    Each one is compared with its replacement on a sample. MLPs with another activation, with hooks or with further
+    parts stay as they are.
     """
     return replace_modules(model, _fused_mlp)
 
@@ -69,11 +70,11 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
         return None
     hooked = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
     weight: Any = getattr(module.gate_proj, "weight", None)
-    # a tensor plan's maps compute with what their process holds
+    # the linear layers of a tensor-parallel plan compute with the shard of their rank
     plain = type(weight) is nn.Parameter or hasattr(weight, "full_tensor")
     if hooked or module._parameters or not plain or weight.device.type == "meta":
         return None
-    if weight.dtype not in _WEIGHTS:  # quantised
+    if weight.dtype not in _WEIGHTS:  # the weight is quantised
         return None
     if (activation := _activation_of(module, weight.device)) is None:
         return None
@@ -82,7 +83,7 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
     sample = torch.randn(1, _SAMPLE_ROWS, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
     try:
         largest = float(torch.minimum(module.gate_proj(sample).abs().max(), module.up_proj(sample).abs().max()))
-        # some clamp the channels, which shows at large ones alone
+        # some MLPs clamp their channels, which only shows at large values
         samples = sample, sample * min(max(_LARGEST_CHANNEL / max(largest, 1e-3), 1.0), 1e4)
         same = all(same_but_for_rounding(fused(x), module(x)) for x in samples)
     except (RuntimeError, TypeError, ValueError):
@@ -91,12 +92,12 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
 
 
 def _activation_of(module: Any, device: torch.device) -> str | None:
-    if (own := getattr(module, "act_fn", None)) is None:
+    if (act_fn := getattr(module, "act_fn", None)) is None:
         return UNGATED.get(getattr(module, "activation", ""))
     near, far = torch.linspace(-6.0, 6.0, 97), torch.tensor([10.5, 20.0, 100.0, 1000.0])
     sample = torch.cat([-far, near, far]).to(device)
     try:
-        expected = own(sample)
+        expected = act_fn(sample)
     except (RuntimeError, TypeError, ValueError):
         return None
 

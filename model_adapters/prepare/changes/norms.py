@@ -1,7 +1,7 @@
-"""RMSNorms as one kernel each, where that gives the same numbers.
+"""RMSNorms as fused kernels, if a sample shows the same result.
 
-Written out in fp32, as transformers has it, an RMSNorm reads and writes the residual stream about ten times; PyTorch's
-fused kernel reads and writes it once.
+transformers writes an RMSNorm out in fp32 operations, which read and write the residual stream about ten times.
+PyTorch's fused kernel reads and writes it once.
 """
 
 import inspect
@@ -19,10 +19,10 @@ _NORM_ULPS = 4
 
 @torch.no_grad()
 def fuse_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Replaces every RMSNorm that is PyTorch's but for rounding, and returns those replaced by their names.
+    """Replaces every RMSNorm that equals PyTorch's except for rounding, and returns the replaced modules by name.
 
-    Norms of the same name that do something else (Gemma's add one to their weight) are left as they are: each is
-    compared on a sample first.
+    Each is compared with its replacement on a sample. Norms of that name that compute something else stay as they are:
+    Gemma's, for example, add one to their weight.
     """
     return replace_modules(model, _fused_norm)
 
@@ -34,7 +34,7 @@ def _fused_norm(module: Any) -> nn.RMSNorm | None:
         return None
     if type(weight) is not nn.Parameter or weight.dim() != 1 or not isinstance(eps, float):
         return None
-    if len(inspect.signature(module.forward).parameters) != 1:  # others add a residual stream too
+    if len(inspect.signature(module.forward).parameters) != 1:  # such a norm also adds to the residual stream
         return None
     if hasattr(module, "_hf_hook") or weight.device.type == "meta" or len(list(module.parameters())) != 1:
         return None
@@ -44,11 +44,11 @@ def _fused_norm(module: Any) -> nn.RMSNorm | None:
     sample = 3.0 * torch.randn(1, _SAMPLE_ROWS, len(weight), generator=generator)
     sample = sample.to(weight.device, weight.dtype)
     try:
-        expected, found = module(sample), fused(sample)
+        expected, output = module(sample), fused(sample)
     except (RuntimeError, TypeError):
         return None
     near = torch.finfo(weight.dtype).eps * _NORM_ULPS
-    same = found.dtype == expected.dtype and torch.allclose(found, expected, rtol=near, atol=near * near)
+    same = output.dtype == expected.dtype and torch.allclose(output, expected, rtol=near, atol=near * near)
     return fused if same else None
 
 

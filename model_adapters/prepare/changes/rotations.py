@@ -1,7 +1,7 @@
-"""Rotary embeddings of transformers' attention as one kernel.
+"""Rotary embeddings of transformers' attention modules as one fused kernel.
 
-The forward of an attention module calls `apply_rotary_pos_emb` of its file by that name. A module gets a copy of that
-forward in which the name means the kernel. transformers and other models stay as they are.
+The forward of an attention module calls `apply_rotary_pos_emb` of its file by that name. Each module gets a copy of its
+forward in which the name means the fused kernel. transformers itself and other models stay as they are.
 """
 
 import functools
@@ -19,18 +19,18 @@ _ROTATION = "apply_rotary_pos_emb"
 
 
 class FusedRotation:
-    """Stands in for `apply_rotary_pos_emb`, and calls it where the kernel would not do the same."""
+    """Replaces `apply_rotary_pos_emb`, and falls back on it where the kernel would compute something else."""
 
-    def __init__(self, own: Forward) -> None:
-        self._own = own
+    def __init__(self, fallback: Forward) -> None:
+        self._fallback = fallback
 
     def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor, *args: Any, **kw: Any) -> Any:
-        """Returns the rotated queries and keys; cosine and sine hold each of their values twice."""
+        """Returns the rotated queries and keys; the tables of cosine and sine hold every value twice."""
         plain = args or kw or not cos_BLD.dtype == q_BHLD.dtype == k_BGLD.dtype
         plain = plain or not all(_angles_fit(x, cos_BLD, sin_BLD) for x in (q_BHLD, k_BGLD))
         if plain or q_BHLD.dtype == torch.float64 or not runs_triton(q_BHLD):
-            return self._own(q_BHLD, k_BGLD, cos_BLD, sin_BLD, *args, **kw)
-        # triton, which runs on a GPU and is not on every machine
+            return self._fallback(q_BHLD, k_BGLD, cos_BLD, sin_BLD, *args, **kw)
+        # imported here because triton is not installed on every machine
         from sbeval.models.kernels.rotary import rotate_in_one_pass
 
         pairs = cos_BLD.shape[-1] // 2
@@ -39,7 +39,7 @@ class FusedRotation:
 
 
 def _angles_fit(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> bool:
-    """Whether there is an angle for each position, or one row of them for all texts: the kernel broadcasts no more."""
+    """Whether the kernel can broadcast the tables: they have a row for each text, or one row for all texts."""
     if x_BHLD.dim() != 4 or cos_BLD.dim() != 3 or cos_BLD.shape != sin_BLD.shape:
         return False
     texts, positions, rotated = cos_BLD.shape
@@ -47,30 +47,30 @@ def _angles_fit(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> bool:
 
 
 def fuse_rotations(model: nn.Module) -> list[nn.Module]:
-    """Gives every attention module whose rotation is of the kernel's kind the kernel, and returns those modules."""
-    # a forward of its own is accelerate's, or a caller's
+    """Gives the fused kernel to every attention module that rotates as the kernel does, and returns those modules."""
+    # a module with a replaced forward is skipped: accelerate or the caller has replaced it
     return with_forwards(model, lambda module: None if "forward" in vars(module) else _rotating(type(module).forward))
 
 
 @functools.cache
 def _rotating(forward: Forward) -> Forward | None:
-    return with_name(forward, _ROTATION, lambda own: FusedRotation(own) if turns_halves(own) else None)
+    return with_name(forward, _ROTATION, lambda rotate: FusedRotation(rotate) if turns_halves(rotate) else None)
 
 
 @torch.no_grad()
-def turns_halves(own: Forward) -> bool:
-    """Whether a function rotates pairs (x_f, x_{f + F}), as most models do; some rotate neighbours."""
+def turns_halves(rotate_pairs: Forward) -> bool:
+    """Whether a function rotates pairs (x_f, x_{f + F}), as most models do. Some rotate neighbouring channels."""
     generator = torch.Generator().manual_seed(0)
     q_BHLD, k_BGLD = (torch.randn(2, heads, 3, 8, generator=generator) for heads in (2, 1))
     cos_BLF, sin_BLF = torch.randn(2, 2, 3, 4, generator=generator)
     try:
-        found = own(q_BHLD, k_BGLD, *(torch.cat([a, a], dim=-1) for a in (cos_BLF, sin_BLF)))
+        rotated = rotate_pairs(q_BHLD, k_BGLD, *(torch.cat([a, a], dim=-1) for a in (cos_BLF, sin_BLF)))
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return False
     expected = (rotate(x, cos_BLF[:, None], sin_BLF[:, None]) for x in (q_BHLD, k_BGLD))
-    return isinstance(found, tuple) and all(
+    return isinstance(rotated, tuple) and all(
         isinstance(f, Tensor) and f.shape == e.shape and torch.allclose(f, e, atol=1e-5)
-        for f, e in zip(found, expected, strict=False)
+        for f, e in zip(rotated, expected, strict=False)
     )
 
 

@@ -1,7 +1,8 @@
-"""Mamba-2's scan over a text in pieces, so that memory is linear in its length.
+"""Mamba-2's scan over pieces of a long text, so that memory is linear in the text's length.
 
-Without its CUDA package, transformers computes all chunks of a text at once, with some thousand numbers for each token
-and head. The states that a piece ends with are those that the next one begins with, so the definition stays the same.
+Without the package `mamba_ssm`, transformers computes all chunks of a Mamba-2 layer at once, with about a thousand
+values for each token and head. The scan takes initial states, so it is called for `PIECE_TOKENS` tokens at a time: each
+call starts from the states with which the call before ended.
 
 Shape suffixes: B batch, L positions, H heads, P head_dim, G groups, N state size.
 """
@@ -24,7 +25,7 @@ _SCAN = "mamba2_chunk_scan"
 
 
 class ScanInPieces:
-    """Stands in for `mamba2_chunk_scan` of a model's file, and calls it for pieces of a text."""
+    """Replaces `mamba2_chunk_scan` of a model's file, and calls it for one piece of a text after another."""
 
     def __init__(self, original: Forward, piece_tokens: int) -> None:
         self._original, self.piece_tokens = original, piece_tokens
@@ -42,8 +43,8 @@ class ScanInPieces:
         return_final_states: bool = False,
         **others: Any,
     ) -> Any:
-        """Returns [B, L, H, P], and the states [B, H, P, N] after the last position if they are asked for."""
-        step = max(1, self.piece_tokens // chunk_size) * chunk_size  # whole chunks, as without pieces
+        """Returns [B, L, H, P], and the states [B, H, P, N] after the last position if `return_final_states`."""
+        step = max(1, self.piece_tokens // chunk_size) * chunk_size  # a multiple of the scan's own chunk size
         states, outputs = initial_states, []
         for start in range(0, hidden_BLHP.shape[1], step):
             hidden, dt, B, C = (x[:, start : start + step] for x in (hidden_BLHP, dt_BLH, B_BLGN, C_BLGN))
@@ -55,9 +56,9 @@ class ScanInPieces:
 
 
 def scan_in_pieces(model: nn.Module) -> list[nn.Module]:
-    """Gives layers whose scan continues from its states one in pieces, and returns those layers."""
+    """Makes every layer whose scan can continue from states scan in pieces, and returns those layers."""
     changed: list[nn.Module] = []
-    if importlib.util.find_spec("mamba_ssm") is not None:  # whose kernels need no pieces
+    if importlib.util.find_spec("mamba_ssm") is not None:  # its kernels need little memory
         return changed
     for module in model.modules():
         if "forward" in vars(module) or hasattr(module, "_hf_hook"):
@@ -73,13 +74,13 @@ def _scanning(forward: Forward) -> Forward | None:
     def stand_in(original: Forward) -> ScanInPieces | None:
         return ScanInPieces(original, PIECE_TOKENS) if _continues(original) else None
 
-    # what is around it is for accelerate's hooks
+    # unwrapped: transformers wraps some forwards for accelerate's hooks
     return with_name(inspect.unwrap(forward), _SCAN, stand_in)
 
 
 @torch.no_grad()
 def _continues(original: Forward) -> bool:
-    """Whether a scan in pieces is the same as that of a whole text."""
+    """Whether scanning a sample in pieces gives the same result as scanning it at once."""
     generator = torch.Generator().manual_seed(0)
     hidden_BLHP, dt_BLH, B_BLGN, C_BLGN = (
         torch.randn(shape, generator=generator) for shape in ((1, 11, 4, 3), (1, 11, 4), (1, 11, 2, 5), (1, 11, 2, 5))
@@ -97,4 +98,4 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
     return functools.partial(give_back_forwards, changed) if (changed := scan_in_pieces(model)) else None
 
 
-CHANGE = Change(name="scans in pieces", apply=_apply)  # its own check: a short text is a single piece
+CHANGE = Change(name="scans in pieces", apply=_apply)  # not judged: a short text is one piece; `_continues` checks it

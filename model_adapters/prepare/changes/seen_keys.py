@@ -1,9 +1,16 @@
-"""Attention by what a layer sees: windows, chunks and sinks of transformers' models, without a mask of all pairs.
+"""Attention that only computes the keys a layer sees: sliding windows, chunks and sinks without a mask of all pairs.
 
-A model asks transformers for masks, and for attention, by the name of an implementation. Under the name registered
-here, the mask of a long text is no tensor: it says which keys are seen, once the model's own function of pairs agrees.
-Attention that is given it costs what is seen; all else goes to the implementation that the model had before. Each layer
-is compared with that one at its first long text.
+transformers builds a mask of all pairs of a text's tokens for layers with a sliding window, attention chunks or
+attention sinks, and eager attention a weight for each pair. A model requests masks and attention by the name of an
+implementation. Under the name that is registered here, the mask of a long text without padding is no tensor but a
+`SeenKeys`, once the model's own mask function agrees with it. The attention function that gets a `SeenKeys` only
+computes what is seen: PyTorch's flash kernel takes windows, a reshape turns chunks into a batch, and the log-sum-exp
+tells the share of a sink. Everything else goes to the implementation that the model had before.
+
+At its first long text, each layer is compared with that implementation on the tokens of its window and
+`_COMPARED_TOKENS` more. Logits of the whole model are not compared: any rounding may send a token to another expert.
+Layers with a cap on their logits, or with values of another width than keys, keep the earlier implementation.
+FlexAttention was tried instead; it compiles for seconds and was slower (benchmarks/results/families_h200.md).
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, K keys that some rows see, R rows of
 a block, N chunks, C positions of a chunk, P probed keys of each query.
@@ -34,23 +41,23 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_TOKENS = 1024
 _SAMPLE_TOKENS, _LONGER_TOKENS = 16, 320
-_COMPARED_TOKENS = 128  # beyond a window or a chunk
-_SAME = 1e-4  # of the largest value, in fp32
+_COMPARED_TOKENS = 128  # beyond the tokens of a window or a chunk
+_SAME = 1e-4  # as a share of the largest value, in fp32
 _NAME = "sbeval_seen_keys_"
 _ATTRIBUTE = "_attn_implementation_internal"
 _MORE = ("softcap", "position_bias", "cache", "output_attentions")
 _FLASH_HEAD_DIM = 256
-_KEEPS = "attention to windows and sinks differs from that of {}; it is switched off there"
+_KEEPS = "sbeval's attention to sliding windows and sinks differs from that of {}, which keeps its own"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SeenKeys:
-    """What the queries of one text see: from the first key of a window or a chunk on up to their own.
+    """The keys that each query of a text sees: from the first key of its window or chunk up to its own position.
 
     Attributes:
-        window: how many of the newest keys, None for all.
-        chunk: length of the stretches within which keys are seen, None for one stretch.
-        mask: makes the model's own mask of the first positions, as many as it is given.
+        window: the number of newest keys that a query sees, None for all keys.
+        chunk: the length of the chunks, within which a query sees all earlier keys; None for a text without chunks.
+        mask: returns the model's own mask of the first positions, given their number.
     """
 
     window: int | None
@@ -58,32 +65,31 @@ class SeenKeys:
     mask: Callable[[int], Tensor | None]
 
     def first(self, query: Tensor) -> Tensor:
-        """Returns the oldest key that each query sees."""
+        """Returns the position of the oldest key that each query sees."""
         if self.chunk is not None:
             return query - query % self.chunk
         return torch.zeros_like(query) if self.window is None else (query - self.window + 1).clamp_min(0)
 
     def within(self, length: int) -> Self:
-        """Returns the same for a text of this length, in which a window or a chunk may be everything."""
+        """Returns a copy for a text of this length, without a window or chunk that covers the whole text."""
         window = None if self.window is None or self.window >= length else self.window
         chunk = None if self.chunk is None or self.chunk >= length else self.chunk
         return dataclasses.replace(self, window=window, chunk=chunk)
 
     def contiguous(self) -> Self:
-        """What `generate` asks of every mask."""
+        """Returns itself: `generate` calls this method of every mask."""
         return self
 
 
 _trials: "WeakKeyDictionary[nn.Module, _SeenKeys]" = WeakKeyDictionary()
-"""The newest trial of each model, which knows the modules whose attention differed."""
+"""The newest trial of each model. It knows which modules keep their own attention."""
 
 
 def see_keys(model: Any) -> Undo | None:
-    """Makes the cost of a transformers model's attention that of the keys its layers see.
+    """Makes a transformers model's attention cost only what its layers see.
 
-    Returns the function that undoes it, None for a model without windows, chunks and sinks, and for one whose attention
-    was chosen. Logits are not compared: where experts are chosen, any rounding changes them, and the sample is shorter
-    than the texts that this is for.
+    Returns the function that undoes the change. Returns None for a model without windows, chunks and sinks, and for a
+    model whose attention implementation the user chose. `_SeenKeys` compares each layer with its own attention.
     """
     before = getattr(model.config, "_attn_implementation", None)
     if before != ("sdpa" if getattr(model, "_supports_sdpa", False) else "eager"):
@@ -94,7 +100,7 @@ def see_keys(model: Any) -> Undo | None:
     }
     changed = [config for config in configs.values() if getattr(config, _ATTRIBUTE, None) == before]
     with held([(config, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for config in changed]):
-        # the longer text, for what begins after some hundred tokens, only where something is gained
+        # the longer text is for layers whose window is longer; it is read only if the change is of use at all
         if not (_runs(model, _SAMPLE_TOKENS) and trial.served and _runs(model, _LONGER_TOKENS)):
             return None
 
@@ -107,18 +113,18 @@ def see_keys(model: Any) -> Undo | None:
 
 
 def notes(model: nn.Module) -> list[str]:
-    """Returns a sentence for each kind of attention module that kept its own attention, in a trial or a long text."""
+    """Returns a sentence for each class of attention module that keeps its own attention."""
     before = attention_before(getattr(getattr(model, "config", None), "_attn_implementation", None))
     modules = {id(module) for module in model.modules()}
-    asked = [] if before is None else [_registered(before)]
+    implementations = [] if before is None else [_registered(before)]
     if (trial := _trials.get(model)) is not None:
-        asked.append(trial)
-    kept = {name for implementation in asked for name in implementation.different(modules)}
+        implementations.append(trial)
+    kept = {name for implementation in implementations for name in implementation.different(modules)}
     return [_KEEPS.format(name) for name in sorted(kept)]
 
 
 def attention_before(implementation: str | None) -> str | None:
-    """Returns the name of an implementation as it was before `see_keys`."""
+    """Returns the name of an attention implementation without the prefix that `see_keys` adds."""
     return None if implementation is None else implementation.removeprefix(_NAME)
 
 
@@ -140,12 +146,12 @@ def _runs(model: Any, length: int) -> bool:
 
 
 class _SeenKeys:
-    """The implementation for models that had the one named `before`."""
+    """The attention implementation that replaces the one named `before`."""
 
     def __init__(self, before: str, shortest_tokens: int | None = None) -> None:
         self._before, self._shortest = before, shortest_tokens
         self.name = ""
-        self.served = False  # whether an attention saw other than all keys
+        self.served = False  # whether any layer has a window, chunks or a sink
         self._same: WeakKeyDictionary[nn.Module, dict[tuple[int | None, int | None], bool]] = WeakKeyDictionary()
 
     def register(self, name: str) -> str:
@@ -155,76 +161,76 @@ class _SeenKeys:
         return name
 
     def different(self, modules: Collection[int]) -> list[str]:
-        """Returns the names of the classes of those modules, given by `id`, that kept the attention before."""
+        """Returns the class names of those modules, given by `id`, that keep their own attention."""
         kept = (module for module, same in self._same.items() if id(module) in modules and not all(same.values()))
         return sorted({type(module).__name__ for module in kept})
 
-    def mask(self, batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Any:
-        """Returns `SeenKeys` of long whole texts without padding, else the mask of the implementation before."""
+    def mask(self, batch_size: int, q_length: int, kv_length: int, **options: Any) -> Any:
+        """Returns a `SeenKeys` for a long text without padding, else the mask of the implementation `before`."""
         original = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
 
-        @functools.lru_cache(maxsize=2)  # layers share a mask
+        @functools.lru_cache(maxsize=2)  # all layers with the same window share a mask
         def of_first(length: int) -> Any:
-            padding = asked.get("attention_mask")
+            padding = options.get("attention_mask")
             first = {} if padding is None else {"attention_mask": padding[:, :length]}
-            return original(batch_size=batch_size, q_length=length, kv_length=length, **{**asked, **first})
+            return original(batch_size=batch_size, q_length=length, kv_length=length, **{**options, **first})
 
-        size = asked.get("local_size")
-        if q_length == kv_length >= (self._shortest or SHORTEST_TOKENS) and not asked.get("use_vmap"):
-            offsets = [asked.get("q_offset", 0), asked.get("kv_offset", 0)]
-            padding = asked.get("attention_mask")
+        size = options.get("local_size")
+        if q_length == kv_length >= (self._shortest or SHORTEST_TOKENS) and not options.get("use_vmap"):
+            offsets = [options.get("q_offset", 0), options.get("kv_offset", 0)]
+            padding = options.get("attention_mask")
             unpadded = padding is None or (padding.shape == (batch_size, kv_length) and bool(padding.all()))
             if unpadded and all(type(offset) is int and offset == 0 for offset in offsets):
                 for window, chunk in ((None, None),) if size is None else ((size, None), (None, size)):
                     seen = SeenKeys(window=window, chunk=chunk, mask=of_first)
-                    if _agrees(asked["mask_function"], seen, batch_size, q_length, asked.get("device", "cpu")):
+                    if _agrees(options["mask_function"], seen, batch_size, q_length, options.get("device", "cpu")):
                         return seen
-        return original(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **asked)
+        return original(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **options)
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns [B, L, H, D], and the weights if the implementation before was asked for them."""
+        """Returns [B, L, H, D], and the weights if the implementation `before` returns them."""
         original = functools.partial(self._original(module), module)
         if not isinstance(attention_mask, SeenKeys):
-            return original(query, key, value, attention_mask, **others)  # type: ignore[no-any-return]
-        length, sink_H = query.shape[2], others.get("s_aux")
+            return original(query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+        length, sink_H = query.shape[2], options.get("s_aux")
         seen = attention_mask.within(length)
-        more = others.get("dropout") or any(others.get(name) not in (None, False) for name in _MORE)
+        more = options.get("dropout") or any(options.get(name) not in (None, False) for name in _MORE)
         if not more and query.shape[-1] == value.shape[-1] and length == key.shape[2]:
-            scaling = others.get("scaling")
+            scaling = options.get("scaling")
             scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
             attend = functools.partial(attention_to_seen, seen=seen, scale=scale, sink_H=sink_H)
             same, kind = self._same.setdefault(module, {}), (seen.window, seen.chunk)
             if kind not in same:
                 few = min(length, (seen.window or seen.chunk or 0) + _COMPARED_TOKENS)
                 first = [x[:, :, :few] for x in (query, key, value)]
-                same[kind] = _same(attend, functools.partial(original, **others), first, _on(seen.mask(few), query))
+                same[kind] = _same(attend, functools.partial(original, **options), first, _on(seen.mask(few), query))
                 if not same[kind]:
                     logger.warning("%s", _KEEPS.format(type(module).__name__))
             if same[kind]:
                 self.served |= sink_H is not None or attention_mask.window is not None or seen.chunk is not None
                 return attend(query, key, value).transpose(1, 2).contiguous(), None
-        return original(query, key, value, _on(seen.mask(length), query), **others)  # type: ignore[no-any-return]
+        return original(query, key, value, _on(seen.mask(length), query), **options)  # type: ignore[no-any-return]
 
     def _original(self, module: nn.Module) -> Callable[..., Any]:
-        # eager attention is each model's own, in its file
+        # each model's file has an eager attention of its own
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(self._before, eager)
         return function
 
 
 def _on(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    return None if mask is None else mask.to(query.device)  # layers may be spread over devices
+    return None if mask is None else mask.to(query.device)  # layers may be on different devices
 
 
 @torch.no_grad()
 def _same(
     attend: Callable[..., Tensor], original: Callable[..., Any], heads: list[Tensor], mask: Tensor | None
 ) -> bool:
-    """Whether the definition is the model's own in fp32, and a kernel for fewer bits is the definition but for those.
+    """Whether our attention equals the model's in fp32, and in the model's dtype equals itself except for rounding.
 
-    The newest rows, which see no more than a window, are compared on their own scale.
+    The newest rows, which see no more than a window, are compared relative to their own largest value, too.
     """
     with torch.autocast(heads[0].device.type, enabled=False):
         try:
@@ -247,7 +253,10 @@ def _same(
 
 
 def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torch.device | str) -> bool:
-    """Whether a model's function of pairs is true from each query's first key on: at both ends, and at random."""
+    """Whether a model's mask function lets each query see exactly the keys that `seen` says.
+
+    Checked for each query at both ends of what it sees, at a key in the middle and at a random key.
+    """
     query_L = torch.arange(length, device=device)
     first_L = seen.first(query_L)
     chance_L = torch.randint(length, (length,), generator=torch.Generator().manual_seed(length)).to(device)
@@ -266,7 +275,7 @@ def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torc
 def attention_to_seen(
     q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, seen: SeenKeys, scale: float, sink_H: Tensor | None
 ) -> Tensor:
-    """Returns [B, H, L, D]: softmax attention to the keys seen, beside a sink's logit for each head, if there are."""
+    """Returns softmax attention [B, H, L, D] to the keys that are seen, beside the sink logit [H] if there is one."""
     seen = seen.within(q_BHLD.shape[2])
     attend = functools.partial(_attend, scale=scale, sink_H=sink_H)
     if seen.chunk is not None:
@@ -276,7 +285,7 @@ def attention_to_seen(
 
 def _in_chunks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, chunk: int, attend: Callable[..., Tensor]) -> Tensor:
     texts, heads, length, head_dim = q_BHLD.shape
-    added = -length % chunk  # newer than every query whose output is kept
+    added = -length % chunk  # padding behind the text, which no query before it sees
 
     def apart(x_BHLD: Tensor) -> Tensor:
         x_BHNCD = pad(x_BHLD, (0, 0, 0, added)).reshape(texts, x_BHLD.shape[1], -1, chunk, head_dim)
@@ -310,17 +319,17 @@ def _attend(
         output_BHLD = output.transpose(1, 2)
     if sink_H is None:
         return output_BHLD
-    # of the weights' sum, with the sink's, which share is the keys'
+    # the log-sum-exp of keys and sink gives the keys' share of the total weight
     share_BHL1 = torch.sigmoid(log_sum.reshape(-1, heads, length, 1) - sink_H.float()[:, None, None])
     return (output_BHLD * share_BHL1).to(q_BHLD.dtype)
 
 
 def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, scale: float, sink_H: Tensor) -> Tensor:
-    """The definition, for blocks of rows."""
+    """Computes attention with sinks by its definition, for blocks of rows, so that memory stays limited."""
     texts, heads, length, _ = q_BHLD.shape
     k_BHLD, v_BHLD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGLD, v_BGLD))
     most = MASK_ELEMENTS["cuda" if q_BHLD.is_cuda else "cpu"] // (texts * heads)
-    rows = max(16, min(window, most // (2 * window)), most // length)  # of at most that many columns, or all
+    rows = max(16, min(window, most // (2 * window)), most // length)  # a block sees 2 * window keys at most, or all
     sink_BHR1 = sink_H.to(q_BHLD.dtype)[:, None, None]
     outputs = []
     for start in range(0, length, rows):
@@ -330,8 +339,8 @@ def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, 
         hidden_RK = ((distance_RK < 0) | (distance_RK >= window)).to(q_BHLD.device)
         logit_BHRK = q_BHLD[:, :, start:stop] @ k_BHLD[:, :, oldest:stop].transpose(2, 3) * scale
         logit_BHRK = logit_BHRK.masked_fill(hidden_RK, -torch.inf)
-        whole = torch.cat([logit_BHRK, sink_BHR1.expand(texts, heads, stop - start, 1)], dim=3)
-        outputs.append(whole.softmax(3)[..., :-1] @ v_BHLD[:, :, oldest:stop])
+        logits_with_sink = torch.cat([logit_BHRK, sink_BHR1.expand(texts, heads, stop - start, 1)], dim=3)
+        outputs.append(logits_with_sink.softmax(3)[..., :-1] @ v_BHLD[:, :, oldest:stop])
     return torch.cat(outputs, dim=2)
 
 

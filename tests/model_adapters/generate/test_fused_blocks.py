@@ -66,7 +66,7 @@ def test_blocks_with_other_parts_are_left_as_they_are_and_the_log_says_why(other
         FusedBlocks.of(model)
     assert fused_blocks(model) is None
     (record,) = caplog.records
-    assert record.getMessage().startswith("steps of one text run the model's own kernels, which is slower: ")
+    assert record.getMessage().startswith("decode steps of one text run without fused blocks, which is slower: ")
     assert reason in record.getMessage()
 
 
@@ -77,7 +77,7 @@ def test_blocks_with_other_logits_are_left_as_they_are_and_the_log_says_why(monk
     logits = FusedBlocks.logits
     monkeypatch.setattr(FusedBlocks, "logits", lambda self, *given: logits(self, *given) * 2)
     assert fused_blocks(model) is None
-    assert "blocks in few kernels have other logits" in caplog.text
+    assert "fused blocks have other logits" in caplog.text
 
 
 def test_blocks_are_looked_at_for_single_texts_alone(checkpoint, monkeypatch):

@@ -9,7 +9,7 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.model_adapters.generate.slots import schedule
-from sbeval.model_adapters.generate.slots.recording import Recording
+from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.stepper import Stepper
 from tests.model_adapters.generate.slots import DEVICE, LINES, SETTING, adapter, answers
 
@@ -123,7 +123,7 @@ def test_rope_scaling_holds_for_each_request(scaling, architecture, checkpoint, 
     [
         ("llama", {"do_sample": True, "temperature": 1.0}, "tokens are sampled"),
         ("llama", {"num_beams": 2}, "the request sets num_beams"),
-        ("gemma2", {}, "its attention takes softcap"),
+        ("gemma2", {}, "its attention needs softcap"),
     ],
 )
 def test_what_is_not_served_goes_the_old_way_and_the_log_says_so_once(
@@ -155,8 +155,8 @@ def test_steps_replayed_as_a_graph_give_the_answers_of_steps_without(batch_size,
     recorded: list[bool] = []
     capture = Stepper.capture
 
-    def seen(self: Stepper, recording: Recording) -> None:
-        capture(self, recording)
+    def seen(self: Stepper, graph_capture: GraphCapture) -> None:
+        capture(self, graph_capture)
         recorded.append(self._graph is not None)
 
     monkeypatch.setattr(Stepper, "capture", seen)

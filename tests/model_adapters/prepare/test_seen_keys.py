@@ -125,7 +125,7 @@ def test_a_layer_that_attends_otherwise_keeps_its_attention(monkeypatch, caplog)
     assert not see_keys(model)
     (note,) = seen_keys.notes(model)
     assert note in caplog.text
-    assert note.endswith("; it is switched off there")
+    assert note.endswith(", which keeps its own")
 
 
 def test_a_mask_that_shows_more_than_a_window_or_less_is_made_as_before(monkeypatch):

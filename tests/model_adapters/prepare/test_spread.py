@@ -185,13 +185,13 @@ def test_what_every_block_is_given_is_copied_once_a_window(streams):
     relay = Relay.of(nn.ModuleDict({"layers": nn.ModuleList([Block("cuda:0", []), block])}))
     assert relay is not None
     device, angles, mask = torch.device("meta"), (torch.zeros(3), torch.zeros(3)), torch.zeros(2)
-    assert relay._bring(device, block, (), {"mask": mask}) is None
+    assert relay._to_device(device, block, (), {"mask": mask}) is None
     for _ in range(2):
         with relay.window():
-            given, first = relay._bring(device, block, (1,), {"angles": angles, "mask": mask, "cache": None})
-            _, second = relay._bring(device, block, (1,), {"angles": angles, "mask": mask})
+            given, first = relay._to_device(device, block, (1,), {"angles": angles, "mask": mask, "cache": None})
+            _, second = relay._to_device(device, block, (1,), {"angles": angles, "mask": mask})
             mask.add_(1)
-            _, third = relay._bring(device, block, (1,), {"angles": angles, "mask": mask})
+            _, third = relay._to_device(device, block, (1,), {"angles": angles, "mask": mask})
         assert given == (1,)
         assert first["cache"] is None
         assert all(x.is_meta for x in (*first["angles"], first["mask"], third["mask"]))

@@ -153,7 +153,7 @@ def test_a_model_that_gives_no_logits_keeps_its_own_parts_and_the_note_says_why(
     prepared = replaced(model)
     assert prepared.kept == ()
     assert prepared.notes == (
-        "LlamaForCausalLM keeps its own parts: it gives no logits to compare with (no memory for this)",
+        "LlamaForCausalLM stays as it is: it gives no logits to compare with (no memory for this)",
     )
 
 

@@ -157,7 +157,7 @@ def test_values_that_cannot_be_are_one_sentence(asked, said):
         ({"factor": 4, "long_factor": [1.0, 0.0]}, {}, "long_factor of .* must be a list of numbers"),
         ({"factor": 4, "long_factor": [2]}, {}, "must have 4 numbers, got 1"),
         ({"factor": 4, "long_factor": [1, 2, 3]}, {}, "must have 4 numbers, got 3"),
-        ({"factor": 4, "long_factor": [1, 2, 3, 4]}, {"rope_scaling": "linear:2"}, "without rope_scaling"),
+        ({"factor": 4, "long_factor": [1, 2, 3, 4]}, {"rope_scaling": "linear:2"}, "does not work with rope_scaling"),
     ],
 )
 def test_longropes_factors_fit_the_model_and_go_with_no_other_scaling(factors, options, said, checkpoint, tmp_path):
@@ -193,11 +193,11 @@ def test_a_cache_with_room_behind_the_text_and_attention_spans_are_refused(check
             {"extrapolation": "sink_window:4:32"},
             "needs a training length of at least 36 tokens, and this model's is 32",
         ),
-        ("stickbreaking", {"extrapolation": "log_length"}, "a model with rotary embeddings"),
-        ("gpt2", {"extrapolation": "self_extend:2:4"}, "a model with rotary embeddings"),
+        ("stickbreaking", {"extrapolation": "log_length"}, "needs rotary embeddings of a known kind"),
+        ("gpt2", {"extrapolation": "self_extend:2:4"}, "needs rotary embeddings of a known kind"),
         ("mistral", {"extrapolation": "self_extend:2:4"}, "whose layers all see the whole text"),
         ("gemma3", {"extrapolation": "self_extend:2:4"}, "whose layers all see the whole text"),
-        ("cohere", {"extrapolation": "self_extend:2:4"}, "a model with rotary embeddings"),
+        ("cohere", {"extrapolation": "self_extend:2:4"}, "needs rotary embeddings of a known kind"),
     ],
 )
 def test_models_that_do_not_suit_are_one_sentence(architecture, arguments, said, checkpoint):

@@ -164,7 +164,7 @@ def test_what_cannot_be_shared_is_refused_in_every_process(name, found):
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("rope", {"extrapolation": "log_length"}, "no extrapolation beside context_parallel=2, found log_length"),
+        ("rope", {"extrapolation": "log_length"}, "extrapolation=log_length does not work with context_parallel=2"),
         ("stickbreaking", {}, "context_parallel=2, found 1: start a multiple of 2"),
     ],
 )

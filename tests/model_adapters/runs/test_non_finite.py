@@ -267,5 +267,5 @@ def test_an_encoder_decoder_model_is_watched_too(tmp_path: Path) -> None:
         lm.loglikelihood(instances("loglikelihood", [("a", " b")]), disable_tqdm=True)
     with pytest.raises(NonFiniteError, match="in request 0 of document 0 of task"):
         lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("a b",)]), disable_tqdm=True)
-    with pytest.raises(UserError, match="encoder-decoder model, found null"):
+    with pytest.raises(UserError, match="non_finite=null does not work with an encoder-decoder model"):
         load_lm(tmp_path, max_length=64, non_finite="null")

@@ -20,7 +20,7 @@ from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
 from sbeval.model_adapters.generate.slots.stepper import Stepper
 from sbeval.model_adapters.open import tensor_plan
 from sbeval.model_adapters.open.tensor_plan import OLDEST_TRANSFORMERS_OF_PLANS, check_tensor_plan
-from sbeval.model_adapters.prepare.changes.sums import SummedMap, give_back_sums
+from sbeval.model_adapters.prepare.changes.sums import RowParallelForward, give_back_sums
 from sbeval.model_adapters.prepare.trial import Trial
 from sbeval.model_adapters.self_test import testing
 from tests.model_adapters import small
@@ -55,13 +55,13 @@ def fused(rank: int, plan: str, folder: Path, out: Path) -> None:
         logits["fused"] = model(torch.arange(9)[None]).logits
     blocks = FusedBlocks.of(model) if plan == "auto" else None
     if blocks is None:
-        with pytest.raises(ValueError, match="share its linear maps in another way"):
+        with pytest.raises(ValueError, match="shard its linear layers in another way"):
             FusedBlocks.of(model)
     for name, each in (("step", None), ("fused step", blocks)):
         stepper = Stepper(model, slots=1, room_tokens=16, most_new_tokens=3, fused=each)
         stepper.start([0], [np.arange(9)], [3])
         logits[name] = stepper.try_step()
-    summed = [module for module in model.modules() if isinstance(module.forward, SummedMap)]
+    summed = [module for module in model.modules() if isinstance(module.forward, RowParallelForward)]
     give_back_sums(summed)
     assert planned == {name: model.get_submodule(name).forward for name in planned}
     torch.save((logits, len(summed)), out / f"{rank}.pt")
@@ -142,7 +142,7 @@ def test_memory_that_runs_out_in_one_process_is_no_reason_to_try_again(checkpoin
 def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
     lm = load_lm(checkpoint("llama"))
     lm.opened.arguments["tp_plan"] = "auto"  # which one process could not load where there is a GPU
-    with pytest.raises(UserError, match="no response cache beside tp_plan, found --use_cache"):
+    with pytest.raises(UserError, match="--use_cache does not work with tp_plan"):
         lm.set_cache_hook(SimpleNamespace(dbdict={}))  # type: ignore[arg-type]
 
 
@@ -154,13 +154,17 @@ def test_a_plan_is_refused_with_a_transformers_that_splits_matrices_in_another_w
 
 @NEEDS_PLANS
 def test_what_no_plan_can_share_is_refused(checkpoint, monkeypatch):
-    with pytest.raises(UserError, match=r"a plan for tp_plan=auto, found sbeval: leave tp_plan out \(context_par"):
+    with pytest.raises(
+        UserError, match=r"type sbeval has no .* plan for tp_plan=auto: leave tp_plan out \(.*context_par"
+    ):
         load_lm(checkpoint("stickbreaking"), tp_plan="auto")
     plan = {"layers.*": "colwise"}
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
-        with pytest.raises(UserError, match="several processes for tp_plan, found one: start one a GPU"):
+        with pytest.raises(
+            UserError, match="tp_plan needs several processes, but only one runs: start one for each GPU"
+        ):
             check_tensor_plan(PretrainedConfig(num_attention_heads=4), plan)
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="divide the model's 4 key-value heads for tp_plan, found 3: start fewer"):
+    with pytest.raises(UserError, match="divides the model's 4 key-value heads for tp_plan, found 3: start fewer"):
         check_tensor_plan(PretrainedConfig(num_attention_heads=4), plan)

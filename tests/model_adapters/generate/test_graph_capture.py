@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sbeval.model_adapters.batching import DoesNotFit
-from sbeval.model_adapters.generate.slots import recording, schedule
+from sbeval.model_adapters.generate.slots import graph_capture, schedule
 from sbeval.model_adapters.generate.slots.stepper import Stepper
 from tests.model_adapters.generate.slots import LINES
 from tests.model_adapters.small import Checkpoints, generated, load_lm
@@ -48,12 +48,12 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
             monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "graph", graph)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None)
-        made = recording.Recording.__init__
+        made = graph_capture.GraphCapture.__init__
 
-        def as_on_a_gpu(self: recording.Recording, _: torch.device) -> None:
+        def as_on_a_gpu(self: graph_capture.GraphCapture, _: torch.device) -> None:
             made(self, torch.device("cuda"))
 
-        monkeypatch.setattr(recording.Recording, "__init__", as_on_a_gpu)
+        monkeypatch.setattr(graph_capture.GraphCapture, "__init__", as_on_a_gpu)
 
     return prepare
 
@@ -78,7 +78,7 @@ def test_steps_that_cannot_be_recorded_go_one_by_one_and_the_log_says_so_once(
         assert answers(lm) == expected
     (message,) = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
     reason = "CUDA_LAUNCH_BLOCKING is set" if launches_wait else "operation not permitted when stream is capturing"
-    assert f"run one by one: {reason}" in message
+    assert f"as a CUDA graph: {reason}" in message
     assert "and more" not in message
 
 
@@ -90,8 +90,8 @@ def test_memory_that_runs_out_in_a_recording_halves_the_slots_and_is_one_sentenc
     fail(torch.OutOfMemoryError("out of memory"), 2)
     capture = Stepper.capture
 
-    def tried(self: Stepper, recording: recording.Recording) -> None:
-        capture(self, recording)
+    def tried(self: Stepper, graph_capture: graph_capture.GraphCapture) -> None:
+        capture(self, graph_capture)
         self._graph = None  # where none fails, there is still none to replay
 
     monkeypatch.setattr(Stepper, "capture", tried)
@@ -164,7 +164,7 @@ def test_a_recording_that_failed_leaves_nothing_begun(
 ) -> None:
     cuda = Cuda(ends)
     cuda.install(monkeypatch)
-    record = recording.Recording(torch.device("cuda", 0))
+    record = graph_capture.GraphCapture(torch.device("cuda", 0))
 
     def step() -> None:
         if cuda.held:
@@ -213,7 +213,7 @@ def test_after_a_recording_that_failed_a_gpu_works_as_before(how: str, checkpoin
     torch.manual_seed(3)
     drawn_N = torch.rand(5, device=device)
     torch.manual_seed(3)
-    record = recording.Recording(device)
+    record = graph_capture.GraphCapture(device)
     if how == "memory runs out":
         with pytest.raises(torch.OutOfMemoryError):
             record.graph_of(step, device)
@@ -227,7 +227,7 @@ def test_after_a_recording_that_failed_a_gpu_works_as_before(how: str, checkpoin
     torch.testing.assert_close(torch.rand(5, device=device), drawn_N, rtol=0, atol=0)
     assert torch.zeros(4, pin_memory=True).to(device, non_blocking=True).sum() == 0
     x_N.fill_(1.0)
-    second = recording.Recording(device).graph_of(lambda: x_N.mul_(2).sin(), device)
+    second = graph_capture.GraphCapture(device).graph_of(lambda: x_N.mul_(2).sin(), device)
     x_N.fill_(1.0)
     second.replay()
     assert x_N.eq(2).all()
