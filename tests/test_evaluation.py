@@ -113,8 +113,8 @@ def test_every_process_of_a_sharded_model_has_the_curve() -> None:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "tokenizer": (lambda: callback(every_steps=1, tasks=TASK, tokenizer=None), "a tokenizer, found none"),
     "steps": (lambda: callback(every_steps=0, tasks=TASK), "every_steps"),
-    "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "which is none"),
-    "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "which is none"),
+    "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "There is no task 'sb_text_fixed'"),
+    "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "There is no task 'sb_text_fixed'"),
     "model": (lambda: numbers(CHECKPOINT), "a model in memory"),
     "layer": (lambda: numbers(torch.nn.Linear(1, 1)), "of transformers, found Linear"),
     "wrapped": (lambda: numbers(torch.nn.DataParallel(small_nope())), "found DataParallel"),

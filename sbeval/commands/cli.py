@@ -54,7 +54,7 @@ def run(arguments: _Arguments = None) -> None:
     """Evaluate: the options of `lm_eval run`, with the model `sb` and the packaged tasks already set."""
     if not arguments or {"-h", "--help"} & {*arguments}:
         of_sb = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.harness.run", "help_text")(of_sb, _load("sbeval.tasks.asked", "metadata_keys")()))
+        print(_load("sbeval.harness.run", "help_text")(of_sb, _load("sbeval.tasks.user_options", "metadata_keys")()))
         return
     _load("sbeval.harness.run", "run")(arguments, check_run, find_finished)
 
@@ -229,7 +229,7 @@ def demo(
     A second page, in the folder `extension` beside it, shows stored results from before and after context extension.
     """
     if text is not None:
-        _load("sbeval.tasks.asked", "check_options")((), {"data_path": str(text)})
+        _load("sbeval.tasks.user_options", "check_options")((), {"data_path": str(text)})
     for page_folder in () if replace else (output, output / "extension"):
         _load("sbeval.reports", "check_output_folder")(page_folder)
     folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
@@ -278,8 +278,8 @@ def check_run(asked: Any) -> bool:
     _load("sbeval.tasks.packaged", "check_model")(asked.model, asked.tasks)
     if asked.model == "sb":
         _load("sbeval.model_adapters.open.arguments", "check_early")(asked.model_args, batch_size=asked.batch_size)
-    _load("sbeval.tasks.asked", "check_options")(asked.tasks, asked.metadata)
-    _load("sbeval.tasks.asked", "check_keys")(asked.tasks, asked.metadata.keys() - asked.model_args.keys())
+    _load("sbeval.tasks.user_options", "check_options")(asked.tasks, asked.metadata)
+    _load("sbeval.tasks.user_options", "check_keys")(asked.tasks, asked.metadata.keys() - asked.model_args.keys())
     return not _load("sbeval.tasks.packaged", "are_all_here")(asked.tasks, asked.folders)
 
 

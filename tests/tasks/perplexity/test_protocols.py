@@ -156,7 +156,7 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus):
 def test_fixed_target_has_room_for_its_targets_beside_the_longest_context(corpus):
     room = max(map(len, documents(corpus).values())) - LENGTHS[0] // 2
     run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room]})
-    with pytest.raises(UserError, match=f"{room + 1} tokens, found room for {room},"):
+    with pytest.raises(UserError, match=f"{room + 1} tokens, only up to {room}, because"):
         run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room + 1]})
 
 
@@ -295,7 +295,7 @@ def test_default_lengths_that_do_not_fit_are_dropped_and_the_reason_is_named(
 
 def test_a_length_beyond_the_learned_positions_is_refused_by_name(corpus, tmp_path):
     choices = metadata(corpus, pretrained=str(tiny_gpt2(tmp_path / "gpt2", positions=32)))
-    with pytest.raises(UserError, match=r"64 tokens, found room for 32, since the model has 32 learned positions"):
+    with pytest.raises(UserError, match=r"64 tokens, only up to 32, because the model has 32 learned position"):
         run_task("sb_stdlib_stream", KnownLM(), choices)
 
 

@@ -16,7 +16,7 @@ from ruler_problems import KINDS, evaluated, load_task, write_labelled
 
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
-from sbeval.tasks.asked import check_options
+from sbeval.tasks.user_options import check_options
 from sbeval.tasks.recall.labelled import SOURCES, load_labelled
 from sbeval.tasks.recall.many_shot import LabelTree
 from sbeval.tasks.ruler.drafts import Frame, prompt_text

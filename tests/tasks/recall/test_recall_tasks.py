@@ -207,5 +207,5 @@ def test_a_model_with_too_few_token_ids_is_refused(folder):
 
 def test_a_length_that_this_machine_cannot_write_is_refused(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 2**14)
-    with pytest.raises(UserError, match="room for 524288, since a text takes 512 bytes a token to write and this mach"):
+    with pytest.raises(UserError, match="up to 524288, because building a text needs 512 bytes of memory a token and"):
         FlipFlopOptions(context_lengths=[2**20]).lengths_of("sb_flipflop", None)

@@ -8,7 +8,7 @@ from fresh_process import run
 from ruler_problems import TASKS
 
 from sbeval.errors import UserError
-from sbeval.tasks.asked import check_keys, check_options
+from sbeval.tasks.user_options import check_keys, check_options
 from sbeval.tasks.ruler.texts import OFFLINE_TASKS
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
