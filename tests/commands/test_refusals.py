@@ -46,7 +46,7 @@ SENTENCES = {
     f'{RUN} sb_copy --metadata {{"sb_copy_phrase":{{"phrase":2}}}}': "found unknown key 'phrase'",
     f"{RUN} sb_ruler_fwe --metadata alpha=0": "Expected alpha of sb_ruler_fwe to be a number above 1",
     f"{RUN} sb_text": "sb_text_rolling: Expected a text to read, found none",
-    f"{RUN} sb_wikitext --metadata split=paragraph": "Expected no split for wikitext",
+    f"{RUN} sb_wikitext --metadata split=paragraph": "The documents of wikitext are its pages and cannot be split",
     f"{RUN} sb_stdlib --include_path nope": "found none: nope",
     f"{RUN} sb_niah --metadata context_lengths=1000000000": "none above 134217728",
     f"{RUN} sb_flipflop --metadata num_samples=1000000000": "at most 1048576, found 1000000000",

@@ -253,7 +253,7 @@ def test_a_run_says_and_records_which_documents_its_model_was_trained_on(corpus,
     longest = max(texts, key=lambda name: len(texts[name]))
     keep_seen([np.array(texts[longest])], tokenizer_sha256(load_tokenizer(given["tokenizer"])), tmp_path)
     assert run_task("sb_stdlib_stream", KnownLM(), given)["record"]["seen_documents"] == [longest]
-    assert f"at least 1 of the documents scored, {longest} among them" in caplog.text
+    assert f"at least 1 of the scored documents, such as {longest}" in caplog.text
 
 
 def test_group_runs_every_protocol_on_one_tokenisation(corpus, monkeypatch):
@@ -309,7 +309,7 @@ def test_shuffled_answers_are_refused(corpus):
 
 
 def few_documents(text: str) -> bool:
-    return "and an interval needs 20" in text
+    return "and a confidence interval needs 20" in text
 
 
 @pytest.mark.parametrize("split", ["paragraph", "40 tokens", r"\n\n(?=\S)"])
@@ -339,7 +339,7 @@ def test_a_limit_to_few_documents_is_said_before_any_is_scored(corpus, caplog):
 
 
 def test_wikitext_s_pages_are_not_split(corpus):
-    with pytest.raises(UserError, match="no split for wikitext"):
+    with pytest.raises(UserError, match="wikitext are its pages and cannot be split"):
         run_task("sb_wikitext_rolling", KnownLM(), metadata(corpus, split="paragraph"))
 
 
@@ -372,7 +372,7 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
         at([8], continues=results, blocks_per_document=1)
     with pytest.raises(UserError, match="record which targets"):
         run_task("sb_wikitext_fixed_target", KnownLM(), metadata(corpus, continues=results))
-    with pytest.raises(UserError, match="no results to continue"):
+    with pytest.raises(UserError, match="only fixed_target scores"):
         run_task("sb_stdlib_stream", KnownLM(), metadata(corpus, continues=results))
     assert first["record"]["room_tokens"] == 64
 
