@@ -134,7 +134,7 @@ class FixedTarget(PerplexityTask):
         return [Window(stop - context_length, stop, stop - start)]
 
     def build_all_requests(self, **kwargs: Any) -> None:
-        """Builds the requests of this rank; a LongPPL evaluator, if one is set, selects the key tokens of its blocks."""
+        """Builds the requests of this rank; a LongPPL evaluator, if set, selects the key tokens of its blocks."""
         super().build_all_requests(**kwargs)
         if (evaluator := self.options.longppl_evaluator) is None:
             return

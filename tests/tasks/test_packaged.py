@@ -12,10 +12,10 @@ from lm_eval.api.task import ConfigurableTask
 from source_tree import layer, modules
 
 from sbeval.errors import UserError
-from sbeval.tasks.user_options import TASK_CLASSES, options_classes, task_class
 from sbeval.tasks.base import BaseTask
 from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, is_group, named
 from sbeval.tasks.recall.options import SpanOptions
+from sbeval.tasks.user_options import TASK_CLASSES, options_classes, task_class
 
 
 def test_the_files_are_read_as_lm_eval_reads_them() -> None:

@@ -274,8 +274,8 @@ DEFAULTS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
     ("task", "choices", "scored", "reason"),
     [
         ("stream", {"max_length": 1024}, DEFAULTS[:2], "the model was given max_length=1024"),
-        ("stream", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned positions"),
-        ("rolling", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned positions"),
+        ("stream", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned position embeddings"),
+        ("rolling", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned position embeddings"),
         ("rolling", {}, DEFAULTS[:2], "no document is longer than"),
         ("stream", {}, DEFAULTS[:4], "the whole text has"),
     ],
@@ -364,7 +364,7 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
     assert rows(second, 32) == rows(whole, 32)
     third = at([8, 48], continues=finished(second, tmp_path / "second.json"))
     assert third["record"]["targets_sha256"] == whole["record"]["targets_sha256"]
-    with pytest.raises(UserError, match=r"found \d+ of \d+ blocks .* to have 64: .* \[16, 32, 64, 120\]"):
+    with pytest.raises(UserError, match=r"found only \d+ of \d+ blocks .* to have 64: .* \[16, 32, 64, 120\]"):
         at([120], continues=results)
     with pytest.raises(UserError, match="at most the shortest context length, 4"):
         at([4], continues=results)
