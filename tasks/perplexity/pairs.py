@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Pairs(PerplexityTask):
-    """Scores every target at every context length and without context.
+    """Scores the user's own targets after contexts of every length, and without context.
 
     Pairs whose context is shorter than the longest length are left out.
     """

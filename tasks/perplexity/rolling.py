@@ -13,7 +13,7 @@ from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class Rolling(PerplexityTask):
-    """Gives the numbers of lm-eval's own task at max_length=L, with the same BOS and counts of words and bytes."""
+    """Every document separately, in lm-eval's rolling windows: the numbers of lm-eval's own task at max_length=L."""
 
     protocol = "rolling"
     special_tokens = True

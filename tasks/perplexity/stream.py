@@ -19,7 +19,7 @@ from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class Stream(PerplexityTask):
-    """Disjoint windows that score all their targets; every length scores the same targets."""
+    """Disjoint windows of L tokens, all of which are scored; every length scores the same targets."""
 
     protocol = "stream"
 

@@ -116,4 +116,4 @@ class JsonKvTask(NiahTask):
 
 
 class ForcedJsonKvTask(ForcedNiahTask, JsonKvTask):
-    """The same prompts; instead of generating, one forward pass scores the value."""
+    """The prompts of `sb_json_kv`; one forward pass scores the value instead of generating it."""

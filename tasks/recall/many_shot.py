@@ -209,7 +209,7 @@ class LabelTask(RulerTask):
 
 
 class ManyShotTask(LabelTask):
-    """Many-shot classification: an exact match is a right label."""
+    """Many-shot classification: the label of a text, given labelled examples."""
 
     options_class = ManyShotOptions
     generator_class = ManyShotGenerator

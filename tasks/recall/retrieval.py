@@ -184,12 +184,12 @@ class TurnsTask(NiahTask):
 
 
 class ForcedAssociationTask(ForcedNiahTask, AssociationTask):
-    """The same prompts; one forward pass scores the name. `chance` is a guess among the sample's people."""
+    """The prompts of `sb_association`; one forward pass scores the name, and a guess is one of the sample's people."""
 
     metrics: ClassVar = {**ForcedNiahTask.metrics, "chance": True}
 
 
 class ForcedTurnsTask(ForcedNiahTask, TurnsTask):
-    """The same prompts, ending with the code; one forward pass scores the reply. `chance` guesses among equal turns."""
+    """The prompts of `sb_turns` with the code; one forward pass scores the reply, and a guess is one of the turns."""
 
     metrics: ClassVar = {**ForcedNiahTask.metrics, "chance": True}

@@ -22,10 +22,11 @@ Rows = list[list[float | None]]
 
 
 class SpanTask(BaseTask):
-    """Effective attention spans over the corpus that the YAML's `dataset_name` names.
+    """Effective attention spans of every layer and head on real text.
 
-    A document is one block of the longest context length. A shorter context is the end of the block, so the same
-    queries are measured at every length, and numbers at length L are those of queries at position L.
+    The YAML's `dataset_name` names the corpus. A document is one block of the longest context length. A shorter context
+    is the end of the block, so the same queries are measured at every length, and numbers at length L are those of
+    queries at position L.
 
     Metrics at each length are `attention_span`, one row for each layer and head, and the means over all heads in
     `MEANS`. A row is averaged over blocks: [layer, head, span for 50 %, for 90 % and for 99 % of the weight, remaining
