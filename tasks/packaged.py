@@ -42,7 +42,7 @@ def is_group(settings: Mapping[str, Any]) -> bool:
     return "group" in settings
 
 
-def named(requested: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+def expand_names(requested: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
     """Expands names, patterns and groups into tasks, and yields the name and the YAML settings of each.
 
     The settings are None for a task that is not packaged, such as one of lm-eval.
@@ -98,7 +98,7 @@ def check_model(model: object, requested: Iterable[str], class_of: Callable[[str
     """
     scored_tasks = {
         name: settings
-        for name, settings in named(requested)
+        for name, settings in expand_names(requested)
         if settings and settings.get("output_type") != _ANSWERED_BY_ALL
     }
     if not scored_tasks or model == "sb":
@@ -135,7 +135,7 @@ def are_all_here(requested: Iterable[str], folders: Iterable[str | Path] = ()) -
     patterns_are_ours = all(name.startswith(PREFIX) for name in names if _is_file(name) or _WILDCARD.search(name))
     include_folders = [Path(folder) for folder in folders]
     return patterns_are_ours and all(
-        settings is not None or _is_defined_in(include_folders, name) for name, settings in named(names)
+        settings is not None or _is_defined_in(include_folders, name) for name, settings in expand_names(names)
     )
 
 

@@ -107,7 +107,7 @@ class TokenCounter:
     def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Counts many pieces as `count_pieces` does and caches the counts on disk, int64 [pieces]."""
         digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
-        return kept_counts(digest, lambda: self.count_pieces(pieces, between))
+        return cached_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         dropped = len(self.dropped.suffix) if special_tokens else 0
@@ -143,7 +143,7 @@ class TokenCounter:
         return self._backend
 
 
-def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+def cached_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
     """Returns the token counts that are cached on disk under a hash, int64; calls `count` where there are none.
 
     `digest` must cover everything that the counts depend on.

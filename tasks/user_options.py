@@ -12,7 +12,7 @@ from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.settings import described, read_value, unknown_key
 from sbeval.tasks.metadata import TaskOptions
-from sbeval.tasks.packaged import PREFIX, named
+from sbeval.tasks.packaged import PREFIX, expand_names
 from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus
 
@@ -87,7 +87,7 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
     for place, options in [("", metadata), *metadata.items()]:
         if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
             _check_shared(place, options)
-    definitions = {name: definition for name, definition in named(tasks) if definition and "class" in definition}
+    definitions = {name: definition for name, definition in expand_names(tasks) if definition and "class" in definition}
     options_of = {name: task_options(name, definition, metadata) for name, definition in definitions.items()}
     missing: dict[Missing, list[str]] = {}
     for name, options in options_of.items():
@@ -109,7 +109,7 @@ def check_keys(tasks: Iterable[str], keys: Iterable[str]) -> None:
         UserError: no packaged task reads a key.
     """
     unprefixed = [key for key in keys if not key.startswith(PREFIX)]
-    if not unprefixed or None in dict(named(tasks)).values():
+    if not unprefixed or None in dict(expand_names(tasks)).values():
         return
     known = {field for kind in options_classes() for field in kind.model_fields}
     for key in unprefixed:

@@ -21,7 +21,7 @@ from sbeval.hub_names import local_path
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS, LABEL
 from sbeval.results.saving import date_of
-from sbeval.tasks.packaged import named
+from sbeval.tasks.packaged import expand_names
 from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.options import MOST_TARGETS, PerplexityOptions
 
@@ -98,7 +98,7 @@ def find_finished(
     continuations = Continuations({}, [])
     perplexity_tasks = {
         name: settings
-        for name, settings in named(tasks)
+        for name, settings in expand_names(tasks)
         if settings and str(settings.get("class")).startswith(f"{__package__}.")
     }
     if not perplexity_tasks:

@@ -73,7 +73,7 @@ COUNTS = ("tokens", "clusters")
 OF_LONGPPL = ("longppl_ci95", "longppl_tokens", "longppl_clusters")
 
 
-class Shown(tuple[Any, ...]):
+class CompactList(tuple[Any, ...]):
     """A list that lm-eval prints in short form in its table and writes completely to its JSON files."""
 
     __slots__ = ()
@@ -205,8 +205,8 @@ def _finite(transform: Callable[[float], float], value: float) -> float | None:
     return result if math.isfinite(result) else None
 
 
-def _interval(estimate: RatioEstimate, transform: Callable[[float], float]) -> Shown | None:
+def _interval(estimate: RatioEstimate, transform: Callable[[float], float]) -> CompactList | None:
     if estimate.low is None or estimate.high is None:
         return None
     low, high = _finite(transform, estimate.low), _finite(transform, estimate.high)
-    return None if low is None or high is None else Shown([low, high])
+    return None if low is None or high is None else CompactList([low, high])

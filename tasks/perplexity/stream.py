@@ -14,7 +14,7 @@ from sbeval.corpora.windows import Window, disjoint_windows, position_bins, slid
 from sbeval.errors import UserError
 from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.tasks.lengths import SettledLengths
-from sbeval.tasks.perplexity.metrics import Shown, WindowNll, cluster_sums
+from sbeval.tasks.perplexity.metrics import CompactList, WindowNll, cluster_sums
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
@@ -115,18 +115,18 @@ class Position(Stream):
     def aggregation(self) -> dict[str, Any]:
         """Adds the mean NLL of every bin, its confidence interval and its number of clusters."""
 
-        def means(samples: list[list[list[BinRow]]]) -> Shown:
+        def means(samples: list[list[list[BinRow]]]) -> CompactList:
             sums = [cluster_sums(rows, 2) for rows in zip(*samples, strict=True)]
             self._estimates = [ratio_interval(nats, tokens, seed=self.options.seed) for nats, tokens in sums]
             bins = position_bins(self.lengths.scored[0])
             values = zip(bins, self._estimates, [int(tokens.sum()) for _, tokens in sums], strict=True)
-            return Shown([*ends, ratio.estimate, count] for ends, ratio, count in values)
+            return CompactList([*ends, ratio.estimate, count] for ends, ratio, count in values)
 
-        def intervals(samples: list[Any]) -> Shown:
-            return Shown(None if ratio.low is None else [ratio.low, ratio.high] for ratio in self._estimates)
+        def intervals(samples: list[Any]) -> CompactList:
+            return CompactList(None if ratio.low is None else [ratio.low, ratio.high] for ratio in self._estimates)
 
-        def clusters(samples: list[Any]) -> Shown:
-            return Shown(ratio.clusters for ratio in self._estimates)
+        def clusters(samples: list[Any]) -> CompactList:
+            return CompactList(ratio.clusters for ratio in self._estimates)
 
         # lm-eval calls these in order: the means must come first, since the others use their estimates
         further = {"position_nll": means, "position_nll_ci95": intervals, "position_clusters": clusters}

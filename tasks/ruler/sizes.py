@@ -18,7 +18,7 @@ import pyarrow as pa
 from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder, keep_table, read_table
 from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
-from sbeval.tasks.tokens import kept_counts
+from sbeval.tasks.tokens import cached_counts
 
 CHECKED_EVERY = 50
 
@@ -227,7 +227,7 @@ class SampleSizes:
         if length >= _LIKE_ONE_ANOTHER * filler.minimum_length([0]):
             return None
         digest = self._digest(length, frame, minimum_of=samples)
-        (needed,) = kept_counts(digest, lambda: np.array([filler.minimum_length(range(samples))]))
+        (needed,) = cached_counts(digest, lambda: np.array([filler.minimum_length(range(samples))]))
         return int(needed) if needed > length else None
 
     def filler(self, length: int, frame: Frame) -> PromptFiller:

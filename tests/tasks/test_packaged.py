@@ -13,7 +13,7 @@ from source_tree import layer, modules
 
 from sbeval.errors import UserError
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, is_group, named
+from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, expand_names, is_group
 from sbeval.tasks.recall.options import SpanOptions
 from sbeval.tasks.user_options import TASK_CLASSES, options_classes, task_class
 
@@ -60,9 +60,9 @@ def test_only_the_base_derives_from_lm_eval_s_own_class() -> None:
 
 
 def test_groups_and_patterns_stand_for_their_tasks_and_patterns_of_another_prefix_may_be_lm_evals_too() -> None:
-    suite = dict(named(["sb_paper_nlp"]))
+    suite = dict(expand_names(["sb_paper_nlp"]))
     assert (suite["hellaswag"], suite["sb_paper_wikitext"]) == (None, definitions()["sb_paper_wikitext"])
-    assert {"sb_niah_single_1", "sb_niah_single_1_forced"} <= dict(named(["sb_niah_single_*"])).keys()
+    assert {"sb_niah_single_1", "sb_niah_single_1_forced"} <= dict(expand_names(["sb_niah_single_*"])).keys()
     assert not any(are_all_here([name]) for name in ("sb_paper_nlp", "*niah_single_1"))
     assert are_all_here(["sb_paper_length", "sb_ruler", "sb_niah_single_*"])
 
