@@ -93,9 +93,10 @@ def by_layer(folder: Path, layers: Sequence[int]) -> str | None:
     rows: dict[str, dict[int, list[list[float]]]] = {}
     for _, results in results_of(folder) if layers else ():
         for key, heads in results["results"].get("sb_span", {}).items():
-            if not key.startswith("attention_span@"):
+            named_length = re.fullmatch(r"attention_span@(\d+),none", key)
+            if named_length is None:
                 continue
-            tokens = int(key.removeprefix("attention_span@").partition(",")[0])
+            tokens = int(named_length[1])
             for head in heads:
                 name = f"layer {head[0]:.0f}, the whole text" if head[0] in layers else "layers with windows"
                 rows.setdefault(name, {}).setdefault(tokens, []).append(head)

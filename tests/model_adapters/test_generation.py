@@ -77,7 +77,7 @@ def test_a_prompt_asked_for_twice_is_continued_once_but_each_sample_is_its_own(c
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
 def test_prompts_encoded_together_are_those_encoded_alone(add_bos_token, checkpoint, monkeypatch):
-    monkeypatch.setattr(tokenizers_module, "_ENCODED_TOGETHER", 2)
+    monkeypatch.setattr(tokenizers_module, "_BATCH_TEXTS", 2)
     lm = load_lm(checkpoint("llama", adds_bos=True), add_bos_token=add_bos_token)
     texts = [*LINES[:3], f"<s>{LINES[3]}", ""]
     together = encode_prompts(lm.opened, texts, quiet=True)
