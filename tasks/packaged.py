@@ -71,7 +71,7 @@ def check_names(requested: Iterable[str], folders: Iterable[str | Path] = ()) ->
         if not folder.is_dir():
             raise UserError(f"--include_path names {folder}, which is no folder: correct the path.")
     if "" in unknown:
-        raise UserError("--tasks holds an empty name: remove the extra comma.")
+        raise UserError("The list of tasks holds an empty name: name a task, or remove the extra comma.")
     for name in unknown:
         if _is_written_in(include_folders, name):
             continue

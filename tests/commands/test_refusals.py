@@ -71,7 +71,7 @@ SENTENCES = {
     f"{RUN} sb_stdlib --config negative.yaml": "Expected a seed of numpy from 0 to 4294967295, found -1",
     "run --config essays.yaml": "Expected essays as a .txt file or a folder of them at /no/such/place",
     f"{RUN} sb_stdlib --lmit 3": "unrecognized arguments: --lmit 3; did you mean --limit?",
-    f"{RUN} sb_stdlib,,": "--tasks holds an empty name",
+    f"{RUN} sb_stdlib,,": "The list of tasks holds an empty name",
     f"{RUN} nope*": "There is no task 'nope*'",
     f"{RUN} mmlu_[z-a]*": "There is no task 'mmlu_[z-a]*'",
     f"{RUN} sb_text_stream[1]": "There is no task 'sb_text_stream[1]'",
