@@ -220,7 +220,9 @@ def test_a_path_that_no_file_can_have_is_one_sentence(argument: str) -> None:
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_one_sentence(case: str) -> None:
     call, words = REFUSED[case]
-    with pytest.raises(sbeval.UserError, match=f"^(Expected|There is no task|The list of tasks|{TASK}).*{words}.*: .*[.]$"):
+    with pytest.raises(
+        sbeval.UserError, match=f"^(Expected|There is no task|The list of tasks|{TASK}).*{words}.*: .*[.]$"
+    ):
         call()
 
 
