@@ -1,18 +1,19 @@
-"""Reports: result files of lm-eval in; a page, figures and tables out. Imports no torch and no lm_eval.
+"""Builds a report from lm-eval's result files: an HTML page, figures and tables. Imports neither torch nor lm_eval.
 
-- `build`: the recipe, from files to files; which kinds there are
-- `read`: from results files to typed rows
-- `analyse`: what may be said about them
-- `figures`: how it is drawn
-- `section`: what a report is made of: tables, figures, sections
-- `kinds`: one file a kind of measurement: what it reads, draws and says
-- `write`: what a report leaves on disk
-- `publish`: results on the hub and in experiment trackers
+- `build`: builds a report: reads result files, assembles the sections, writes all files
+- `read`: reads result files and samples files into typed rows
+- `analyse`: statistics over these rows, and the sentences that they support
+- `figures`: builders of Vega-Lite figures and their image files
+- `section`: the parts of a report: tables of typed cells, figures, sections
+- `kinds`: one file for each kind of measurement, which builds its section
+- `write`: writes the page, Markdown, LaTeX and CSV files
+- `publish`: publishes results on the hub and in experiment trackers
 - `pairs`: paired differences between two models
-- `judge`: is one of them worse than the other?
-- `gate`: a policy over several tasks at once
+- `judge`: judges whether a model is worse than a reference
+- `gate`: judges a model by a policy, a file of rules over several tasks
 
-Imports run one way: build -> write, kinds -> figures -> analyse -> read.
+Imports run one way: build -> write, kinds -> figures -> analyse -> read. Reports read only result files and samples
+files, so a report can be rebuilt years after its runs.
 """
 
 from typing import TYPE_CHECKING, Any

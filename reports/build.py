@@ -1,6 +1,7 @@
-"""Builds a report: result files in, a page, figures and tables out.
+"""Builds a report from result files: reads them, assembles the sections, and writes page, figures and tables.
 
-What a report is made of is assembled before any page exists; a new kind of measurement is a line of `KINDS`.
+`load_results` reads, `assemble` builds the sections without writing a page, `build_report` does everything. A new kind
+of measurement is one line in `KINDS`.
 """
 
 import contextlib
@@ -67,7 +68,7 @@ KINDS = (
     runs.PROVENANCE,
     runs.LEFT_OUT,
 )
-"""Every kind of measurement, in the order of the page."""
+"""All kinds of measurement and other sections, in the order of the page."""
 _CARDS_AT_MOST = 6
 
 
@@ -79,9 +80,14 @@ def assemble(
     folder: Path,
     within_nats: float = needed.WITHIN_NATS,
 ) -> Report:
-    """Builds the summary and every section that the results allow.
+    """Builds the summary and every section for which there are results.
 
-    `baseline` is chosen where it is None; `folder` is where the page will stand, for links to the result files.
+    Args:
+        results: all results, training seeds already pooled.
+        baseline: label of the model that differences are taken against; None to choose one (`choose_baseline`).
+        publish: writes a figure's image files.
+        folder: folder of the page, for relative links to result files.
+        within_nats: a context length suffices if its NLL is at most this much above that of the longest context.
     """
     models = results.models
     claims = all_claims(results)
@@ -122,8 +128,8 @@ def assemble(
 def _overview_table(rows: Sequence[tuple[str, ...]], *, on_page: bool) -> Table:
     columns = zip(*rows, strict=True)
     header = [
-        words if any("[" in cell for cell in cells) else words.removesuffix(BRACKETS)
-        for words, cells in zip(headings(rows), columns, strict=True)
+        heading if any("[" in cell for cell in cells) else heading.removesuffix(BRACKETS)
+        for heading, cells in zip(headings(rows), columns, strict=True)
     ]
     return Table.of(
         header,
@@ -146,17 +152,17 @@ READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader i
 
 
 def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
-    """Reads every run below `paths` into one tidy table, and what the readers bring beside it.
+    """Reads all runs below `paths`: the tidy table, and the data of all readers.
 
     Raises:
-        UserError: a path does not exist, or no file holds results.
+        UserError: a path does not exist, or no file holds usable results.
     """
     notes = Notes()
     files = find_result_files(paths, notes)
     evaluated = [run for file in files if (run := read_run(file, notes)) is not None]
     if not evaluated:
         reasons = "; ".join(f"{note.path}: {note.reason.rstrip('.')}" for note in notes if note.path)
-        raise UserError.expected("a result file of lm-eval with results", found="none that can be used", remedy=reasons)
+        raise UserError(f"No result file of lm-eval can be used: {reasons}.")
     models = with_one_set_of_targets(group_models(evaluated, labels), notes)
     note_runs(models, notes)
     return Results(
@@ -188,33 +194,35 @@ def build_report(
 
     Prints how many results files were read and how many were left out.
 
-    A report of the same results, or of some of them, is replaced; one that was made from others is moved aside.
+    An earlier report in the folder is replaced if all results files that it was made from are read again, and otherwise
+    moved aside.
 
     Args:
-        paths: folders walked for result files, or result files.
-        output_dir: folder to write to; made if missing.
+        paths: result files, or folders that are searched for them.
+        output_dir: folder to write to; created if missing.
         title: heading of the page.
-        labels: names to show in place of the checkpoints' own.
-        baseline: model that differences are taken against; the first RoPE model if None.
-        only: names or patterns of models and tasks to show; everything if empty.
-        image_formats: which image files to write beside the page, of png, svg and pdf.
-        axis: of lengths in image files, and the one the page begins with: "tokens", or one of `lengths.UNITS`.
-        within_nats: how much worse than with the longest context NLL may be where no more context is needed.
-        paper: folder to write figures and tables for a paper to as well; None for none.
-        figures: patterns of names of the figures of a paper.
-        replace: move files that lie in the way, and that no report wrote, aside.
+        labels: name of a model or text to the name shown in its place.
+        baseline: model that differences are taken against; if None, the first RoPE model.
+        only: names or patterns of models and tasks to show; all if empty.
+        image_formats: formats of the image files beside the page, of png, svg and pdf.
+        axis: length axis of the image files, and the one that the page starts with: "tokens" or a key of
+            `lengths.UNITS`.
+        within_nats: a context length suffices if its NLL is at most this much above that of the longest context.
+        paper: folder for figures and tables for a paper; None for none.
+        figures: patterns of file names of the paper's figures; all if empty.
+        replace: whether files in the way that no report wrote are moved aside.
 
     Raises:
-        UserError: nothing to report on, a name that no model or task has, or a folder that cannot be written to or
-            holds files of a report's names which no report wrote.
+        UserError: there are no results, a name matches no model or task, a folder cannot be written to, or files in it
+            that no report wrote are in the way.
     """
-    printed = None if paper is None else local_path(paper).resolve()
-    if printed == local_path(output_dir).resolve():
-        raise UserError(f"Expected another folder for the paper than for the page, found {printed} for both.")
+    paper_folder = None if paper is None else local_path(paper).resolve()
+    if paper_folder == local_path(output_dir).resolve():
+        raise UserError(f"Page and paper cannot share the folder {paper_folder}: name another folder for one of them.")
     if not replace:
         check_output_folder(output_dir)
-        if printed is not None:
-            refuse_others(printed, (FIGURES, TABLES))
+        if paper_folder is not None:
+            refuse_others(paper_folder, (FIGURES, TABLES))
     loaded = load_results(paths, labels=labels)
     check_labels(loaded, labels or {})
     every_seed = restrict(loaded, only)
@@ -235,33 +243,33 @@ def build_report(
             images = writer.svgs()
         page = write_page(report, title=heading, built=datetime.datetime.now(tz=datetime.UTC), images=images, axis=axis)
         (unfinished / PAGE).write_text(page, encoding="utf-8")
-    if printed is not None:
+    if paper_folder is not None:
         digests = [digest[:6] for digest in results.measurements["corpus_sha256"].dropna().unique()]
-        with _written(printed, replace=replace, results=made_from) as beside:
-            write_paper(report, beside, axis=axis, only=tuple(figures), digests=digests)
+        with _written(paper_folder, replace=replace, results=made_from) as unfinished:
+            write_paper(report, unfinished, axis=axis, only=tuple(figures), digests=digests)
     print(loaded.files_text, flush=True)
     return folder / PAGE
 
 
 def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
-    """Draws the figure that a report of these results begins with into a file, and returns its path.
+    """Draws the figure that opens a report of these results into an image file, and returns its path.
 
     Args:
         results: from `load_results`, or of an evaluation in memory.
-        path: file to write, which ends in .svg, .png or .pdf.
-        only: names or patterns of models and tasks to show; everything if empty.
+        path: file to write; its extension is .svg, .png or .pdf.
+        only: names or patterns of models and tasks to show; all if empty.
 
     Raises:
-        UserError: another ending, nothing to draw, or a folder that cannot be written to.
+        UserError: the extension is another one, there is nothing to draw, or the folder cannot be written to.
     """
     place = local_path(path)
     if (ending := place.suffix.removeprefix(".")) not in IMAGE_FORMATS:
-        expected = f"Expected a file that ends in .{', .'.join(IMAGE_FORMATS)} for a figure"
-        raise UserError(f"{expected}, found {place.name}: name one of these.")
+        endings = f".{', .'.join(IMAGE_FORMATS)}"
+        raise UserError(f"Expected a file name for the figure that ends in one of {endings}, found {place.name}.")
     shown = pool_seeds(restrict(results, only), None)
     report = assemble(shown, baseline=None, publish=lambda spec, stem: (stem, ()), folder=place.parent)
     if report.opening is None:
-        raise UserError.expected("numbers at context lengths to draw", found="none", remedy="evaluate sb_ tasks")
+        raise UserError("The results hold no numbers at context lengths to draw: evaluate sb_ tasks.")
     figure = next(iter(report.opening.first_row[0].variants.values()))
     with tempfile.TemporaryDirectory() as folder, ImageWriter(Path(folder), [ending]) as writer:
         writer.publish(figure, "figure")
@@ -273,7 +281,10 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
 
 @contextlib.contextmanager
 def _written(folder: Path, *, replace: bool, results: Iterable[Path]) -> Iterator[Path]:
-    """Gives a folder to write to, whose files then take their places all at once, and no one else's."""
+    """Yields a temporary folder. On exit its files replace those in `folder` all at once, under a lock.
+
+    Files in the way that no report wrote are refused, or moved aside with `replace`.
+    """
     alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
     with alone, written_beside(folder, first=MANIFEST) as unfinished:
         yield unfinished
@@ -281,9 +292,9 @@ def _written(folder: Path, *, replace: bool, results: Iterable[Path]) -> Iterato
 
 
 def check_output_folder(folder: Place) -> None:
-    """Refuses a folder where a page or table would take the place of something that no report wrote.
+    """Checks that a report in this folder would replace no file that no report wrote.
 
     Raises:
-        UserError: something of such a name is there, or was changed since a report wrote it.
+        UserError: such a file is in the way, or one that was changed after a report wrote it.
     """
     refuse_others(local_path(folder), (*TABLE_FILES, PAGE))

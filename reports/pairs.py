@@ -1,6 +1,7 @@
-"""Paired differences between two models: NLL on identical targets, effective lengths, scores on the same samples.
+"""Paired differences between two models: NLL on the same targets, effective lengths, and scores on the same samples.
 
-Every difference is the candidate minus the reference. The bands of a group's differences hold at once.
+Every difference is the candidate minus the reference. Differences form groups, such as all lengths of one text and
+protocol; the band of a group is simultaneous over its differences.
 """
 
 import dataclasses
@@ -28,9 +29,9 @@ OCTAVES = "octaves"
 ORDINARY = "ordinary tasks"
 OTHER_TOKENIZERS = "the tokenizers differ"
 _ROUNDING = 1e-9
-"""Relative: bytes are shares of a page, and so rounded."""
+"""Relative tolerance for sizes in bytes: a run may record shares of a page's bytes, which are rounded."""
 _BY_CHANCE = 0.5
-"""Share of documents with targets of equal size below which two tokenizers' targets are not taken for the same text."""
+"""With two tokenizers and no recorded bytes, equal sizes in a smaller share of documents count as a coincidence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +39,16 @@ class Difference(Estimate):
     """One number of the candidate minus that of the reference.
 
     Attributes:
-        group: what it shares a band with: a text and protocol, RULER's mean, `ORDINARY`, or a text's effective length.
-        name: task and metric of an ordinary task, both effective lengths; else empty.
-        context_length_tokens: None for a number without one, and for the mean over octaves: of NLL beyond the
-            reference's training length, less the difference there.
-        unit: `NATS`, `BITS` where the tokenizers differ, `SCORE`, or `OCTAVES` of effective lengths.
-        count: documents or samples compared.
-        reference_rise: by how much the reference's NLL is above that at its training length, 0 where it is not.
-        doubtful: whether the documents' sizes are so uneven that the band covers less often than it says.
+        group: name of the group whose differences share a band: a text and protocol, RULER's mean, `ORDINARY`, or a
+            text's effective length.
+        name: task and metric of an ordinary task, or both effective lengths in words; else empty.
+        context_length_tokens: None for a number without a context length, and for the mean over octaves. For NLL that
+            mean is over lengths beyond the reference's training length, minus the difference at that length.
+        unit: `NATS`, `BITS` where the tokenizers differ, `SCORE`, or `OCTAVES` for effective lengths.
+        count: number of documents or samples compared.
+        higher_is_better: whether a positive difference is an improvement.
+        reference_rise: rise of the reference's own NLL above its value at the training length, at least 0.
+        doubtful: whether documents are so uneven in size that the band covers less often than it says.
     """
 
     group: str
@@ -59,7 +62,7 @@ class Difference(Estimate):
 
     @property
     def change(self) -> tuple[float, float, float]:
-        """How much worse the candidate is, with the ends of its band; above zero is worse."""
+        """How much worse the candidate is, and the ends of the band; a positive number is worse."""
         if self.higher_is_better:
             return -self.estimate, -self.high, -self.low
         return self.estimate, self.low, self.high
@@ -77,7 +80,7 @@ class Difference(Estimate):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Per-document sums of one model's task, with what makes two of them comparable."""
+    """One model's sums by document on a text and protocol, with the facts that must agree for a comparison."""
 
     corpus: str
     corpus_sha256: str | None
@@ -89,14 +92,14 @@ class Measured:
 
 
 class Side(NamedTuple):
-    """One of two models: the results it stands in, its label there, and the name to show."""
+    """One of the two models of a comparison: its results, its label in these, and the name to show."""
 
     results: Results
     label: str
     shown: str
 
     def texts(self) -> list[Measured]:
-        """Returns the sums of every text and protocol."""
+        """Returns the model's sums by document for every text and protocol."""
         rows = self.results.measurements[self.results.measurements["setting"] == self.label]
         rows = rows[(rows["family"] == "perplexity") & (rows["protocol"] != "position")]
         return [
@@ -113,7 +116,7 @@ class Side(NamedTuple):
         ]
 
     def samples(self) -> dict[str, SampleScores]:
-        """Returns the scores of every task's samples."""
+        """Returns task to the scores of its samples."""
         logged = self.results[SAMPLE_SCORES]
         return {task: scores for (label, task), scores in logged.items() if label == self.label}
 
@@ -125,9 +128,13 @@ def _text(value: object) -> str | None:
 def text_differences(
     reference: Iterable[Measured], candidate: Iterable[Measured], *, confidence: float
 ) -> tuple[list[Difference], list[str]]:
-    """Compares all texts and protocols two models share; also says what could not be compared, and why."""
+    """Compares two models on all texts and protocols that they share.
+
+    Returns:
+        The differences, and a sentence for each text that could not be compared, or only in part.
+    """
     known: dict[tuple[str, str], Measured] = {}
-    for measured in reference:  # the same text first, then whatever goes by its name
+    for measured in reference:  # texts are matched by hash, and by name only where no hash matches
         known[measured.corpus_sha256 or measured.corpus, measured.protocol] = measured
         known.setdefault((measured.corpus, measured.protocol), measured)
     differences: list[Difference] = []
@@ -146,7 +153,7 @@ def text_differences(
 
 
 def _text_differences(first: Measured, second: Measured, confidence: float) -> list[Difference] | str:
-    """Returns the differences at every length both have and over octaves, or why there are none."""
+    """Returns the differences at every shared length and their mean over octaves, or a clause that says why not."""
     if first.sums is None or second.sums is None:
         return NO_SAMPLES
     if first.corpus_sha256 != second.corpus_sha256:
@@ -160,34 +167,34 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
     same_tokens = _same_tokenizer(first, second)
     scale = 1.0 if same_tokens else math.log(2)
     sizes = [sums.tokens if same_tokens else sums.bytes for sums in (first.sums, second.sums)]
-    own, other = (
+    in_first, in_second = (
         np.ix_([sums.clusters.index(name) for name in documents], [sums.lengths.index(length) for length in lengths])
         for sums in (first.sums, second.sums)
     )
-    size_CK = sizes[0][own]
-    same_C = np.isclose(size_CK, sizes[1][other], rtol=_ROUNDING, atol=0).all(axis=1)
+    size_CK = sizes[0][in_first]
+    same_C = np.isclose(size_CK, sizes[1][in_second], rtol=_ROUNDING, atol=0).all(axis=1)
     same_C &= np.isclose(size_CK, size_CK[:, :1], rtol=_ROUNDING, atol=0).all(axis=1) & (size_CK[:, 0] > 0)
     if same_tokens:
         blocks = [[sums.blocks.get(name) for name in documents] for sums in (first.sums, second.sums)]
-        same_C &= [not (mine and others) or mine == others for mine, others in zip(*blocks, strict=True)]
+        same_C &= [not (targets and base) or targets == base for base, targets in zip(*blocks, strict=True)]
     else:
         same_C &= [_same_bytes(first, second, name) for name in documents]
         if not _known_bytes(first, second) and same_C.mean() < _BY_CHANCE:
             same_C[:] = False
     if not same_C.any():
         return "no document has identical targets" if same_tokens else _other_tokenizers(second, len(documents))
-    differences_CK = (second.sums.nll_nats[other] - first.sums.nll_nats[own])[same_C]
-    # the reference's own NLL at every length it has, on the same documents
-    compared = own[0][same_C, 0]
+    differences_CK = (second.sums.nll_nats[in_second] - first.sums.nll_nats[in_first])[same_C]
+    # the reference's NLL at each of its lengths, on the same documents
+    compared = in_first[0][same_C, 0]
     levels_K = first.sums.nll_nats[compared].sum(axis=0) / scale / sizes[0][compared].sum(axis=0)
     trained = [length for length in first.sums.lengths if length <= (first.training_length_tokens or 0)]
-    rises_K = levels_K[own[1][0]] - (levels_K[len(trained) - 1] if trained else math.inf)
+    rises_K = levels_K[in_first[1][0]] - (levels_K[len(trained) - 1] if trained else math.inf)
     places: list[int | None] = [*lengths]
     within = [length for length in trained if length in lengths]
     weights_K = change_weights(lengths, within[-1] if within else None)
     if weights_K is not None:
         differences_CK = np.column_stack([differences_CK, differences_CK @ weights_K])
-        rises_K = np.append(rises_K, levels_K[own[1][0]] @ weights_K)
+        rises_K = np.append(rises_K, levels_K[in_first[1][0]] @ weights_K)
         places.append(None)
     band = simultaneous_band(differences_CK / scale, size_CK[same_C, 0], confidence=confidence)
     return [
@@ -211,29 +218,29 @@ def _same_tokenizer(first: Measured, second: Measured) -> bool:
 
 
 def _known_bytes(first: Measured, second: Measured) -> set[str]:
-    """Returns the shared documents of which both runs say at which bytes their targets begin and end."""
+    """Returns the shared documents for which both runs record at which bytes their targets begin and end."""
     spans = [set(measured.sums.byte_blocks) if measured.sums is not None else set() for measured in (first, second)]
     return spans[0] & spans[1]
 
 
 def _same_bytes(first: Measured, second: Measured, document: str) -> bool:
-    """Whether a document's targets begin and end at the same bytes, or one of the two runs does not say where."""
+    """Whether a document's targets begin and end at the same bytes in both runs; True where a run records no bytes."""
     spans = [measured.sums.byte_blocks.get(document) for measured in (first, second) if measured.sums is not None]
     return None in spans or spans[0] == spans[1]
 
 
 def _other_tokenizers(second: Measured, documents: int) -> str:
-    """Says why models with two tokenizers have nothing to compare on one text, and what compares them."""
+    """Returns why two models with different tokenizers cannot be compared on a text, and which protocol could."""
     among = "the one shared document" if documents == 1 else f"the {documents} shared documents"
     reason = f"{OTHER_TOKENIZERS} and cut the text at other places: in none of {among} are the targets the same text"
-    if second.protocol == "rolling":  # every token of a document
+    if second.protocol == "rolling":  # it scores every token of a document, so no protocol would do better
         return reason
-    whole = "a sample logs one sum over its targets, which cannot be divided where the other tokenizer cuts"
-    return f"{reason}; {whole}; more data does not help, and the protocol rolling compares the two in bits per byte"
+    why = "a sample logs one sum over its targets, which cannot be divided where the other tokenizer cuts"
+    return f"{reason}; {why}; more data does not help, and the protocol rolling compares the two in bits per byte"
 
 
 def _share_text(first: Measured, second: Measured) -> str:
-    """Says which share of the documents models with two tokenizers are compared on; empty where that is no question."""
+    """Returns on which share of documents two models with different tokenizers are compared; else an empty text."""
     known = _known_bytes(first, second)
     if _same_tokenizer(first, second) or not known:
         return ""
@@ -245,9 +252,15 @@ def _share_text(first: Measured, second: Measured) -> str:
 def effective_differences(
     reference: Iterable[Measured], candidate: Iterable[Measured], *, least_effect: float, confidence: float
 ) -> list[Difference]:
-    """Compares effective lengths on texts with identical targets; both intervals hold at once.
+    """Compares effective lengths on texts with identical targets; both models' intervals hold at once.
 
-    In the candidate only a step that loses more than the least effect ends it. No length at all counts as one token.
+    A model without an effective length counts as one token, so that the difference in octaves is finite.
+
+    Args:
+        reference: the reference's sums.
+        candidate: the candidate's sums.
+        least_effect: in nats per token; for the candidate's interval, a step counts as a loss only above this.
+        confidence: how often both intervals cover their true lengths.
     """
     known = {(text.corpus_sha256 or text.corpus, text.protocol): text for text in reference}
     differences = []
@@ -256,24 +269,24 @@ def effective_differences(
         if first is None or second.protocol not in IDENTICAL_TARGETS:
             continue
         each = 1 - (1 - confidence) / 2
-        # steps need no training length, and without one there is no second band to compute
+        # effective lengths use only the band over steps: without a training length no other band is computed
         claims = [length_claims(text.sums, None, confidence=each) for text in (first, second)]
-        # the length named is the one at 95% that a report names; only the interval is wider
+        # name the same effective length as a report, which uses 95%; only the interval is wider here
         named = [length_claims(text.sums, None).lowers_to_tokens for text in (first, second)]
         wide = [
             dataclasses.replace(claim, lowers_to_tokens=tokens) for claim, tokens in zip(claims, named, strict=True)
         ]
-        base, own = (
+        old, new = (
             effective_nll_length(claim, least_loss=loss) for claim, loss in zip(wide, (0, least_effect), strict=True)
         )
-        if base is not None and own is not None and claims[0].lengths == claims[1].lengths:
+        if old is not None and new is not None and claims[0].lengths == claims[1].lengths:
             text = f"{first.corpus}, {first.protocol}"
-            ends = [(own.tokens, base.tokens), (own.low, base.high), (own.high, base.low)]
-            estimate, low, high = (math.log2(mine or 1) - math.log2(other or 1) for mine, other in ends)
+            ends = [(new.tokens, old.tokens), (new.low, old.high), (new.high, old.low)]
+            estimate, low, high = (math.log2(tokens or 1) - math.log2(old_tokens or 1) for tokens, old_tokens in ends)
             differences.append(
                 Difference(
                     group=f"{text}: effective length",
-                    name=f"{text}: effective length {own.text}, against {base.text}",
+                    name=f"{text}: effective length {new.text}, against {old.text}",
                     unit=OCTAVES,
                     estimate=estimate,
                     low=low,
@@ -286,7 +299,11 @@ def effective_differences(
 
 
 def score_differences(reference: Side, candidate: Side, *, confidence: float) -> tuple[list[Difference], list[str]]:
-    """Compares RULER's mean and ordinary tasks; also says what could not be compared, and why."""
+    """Compares RULER's mean and all ordinary tasks.
+
+    Returns:
+        The differences, and a sentence for each task that could not be compared.
+    """
     ruler, tasks = ruler_differences(candidate.samples(), reference.samples(), confidence=confidence)
     group = f"RULER, mean over {len(tasks)} {'task' if len(tasks) == 1 else 'tasks'}"
     differences = [
@@ -296,30 +313,30 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
     ]
     obstacles = [_too_few("RULER", paired) for paired in list(ruler.values())[:1] if math.isnan(paired.low)]
     rows = _shared_rows(reference, candidate)
-    logged = [candidate.label in own.samples and reference.label in base.samples for own, base in rows]
-    unlogged = [own.name for (own, _), has_samples in zip(rows, logged, strict=True) if not has_samples]
+    logged = [candidate.label in row.samples and reference.label in base.samples for row, base in rows]
+    unlogged = [row.name for (row, _), has_samples in zip(rows, logged, strict=True) if not has_samples]
     obstacles += [f"{name}: not compared, because {NO_SAMPLES}." for name in unlogged]
-    for own, base in itertools.compress(rows, logged):
+    for row, base in itertools.compress(rows, logged):
         paired = task_difference(
-            own.samples[candidate.label],
+            row.samples[candidate.label],
             base.samples[reference.label],
-            (own.metric, own.filter_name),
+            (row.metric, row.filter_name),
             confidence=1 - (1 - confidence) / sum(logged),
         )
         if paired is None:
-            reason = "the runs share no question whose samples give their numbers"
-            obstacles.append(f"{own.name}: not compared, because {reason}.")
+            reason = "the runs share no question, or their samples do not add up to the results files' numbers"
+            obstacles.append(f"{row.name}: not compared, because {reason}.")
         elif math.isnan(paired.low):
-            obstacles.append(_too_few(own.name, paired))
+            obstacles.append(_too_few(row.name, paired))
         else:
-            differences.append(scored(paired, group=ORDINARY, higher_is_better=own.higher_is_better, name=own.name))
+            differences.append(scored(paired, group=ORDINARY, higher_is_better=row.higher_is_better, name=row.name))
     return differences, obstacles
 
 
 def _shared_rows(reference: Side, candidate: Side) -> list[tuple[SuiteRow, SuiteRow]]:
-    """Returns the candidate's rows of ordinary tasks, each with the reference's."""
+    """Returns (candidate's row, reference's row) for each ordinary task and metric that both have."""
     divided = divided_tasks(reference.results) | divided_tasks(candidate.results)
-    own, base = (
+    rows, base = (
         {
             (row.name, row.task, row.metric, row.filter_name): row
             for row in suite_rows(side.results, divided)
@@ -327,11 +344,11 @@ def _shared_rows(reference: Side, candidate: Side) -> list[tuple[SuiteRow, Suite
         }
         for side in (candidate, reference)
     )
-    return [(row, base[key]) for key, row in own.items() if key in base and row.higher_is_better is not None]
+    return [(row, base[key]) for key, row in rows.items() if key in base and row.higher_is_better is not None]
 
 
 def scored(paired: PairedDifference, **of: Any) -> Difference:
-    """Returns a difference of scores; `of` are fields that say what it is of, and its direction."""
+    """Returns a difference of scores as a `Difference`; `of` are further fields, such as group, name and direction."""
     band: dict[str, Any] = {"estimate": paired.estimate, "low": paired.low, "high": paired.high}
     return Difference(unit=SCORE, count=paired.samples, **band, **of)
 

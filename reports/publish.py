@@ -1,9 +1,11 @@
-"""Results where others look for them: the hub's evaluation result files, and curves in experiment trackers.
+"""Publishes results: evaluation result files for the Hugging Face Hub, and curves in experiment trackers.
 
 The hub's format is https://huggingface.co/docs/hub/eval-results: `.eval_results/*.yaml` in a model's repository, a list
-of entries, each a number of one data set of the hub. A tracker has one run a model and one step a context length. Both
-trackers are optional packages. Neither is asked for an account: wandb heeds `WANDB_MODE=offline`, and trackio keeps
-runs on this machine.
+of entries, each one number on a data set of the hub. In a tracker each model is a run, and each context length is a
+step. Both publish rows of the tidy table. Training seeds are not averaged, since each seed is a checkpoint of its own.
+
+The trackers wandb and trackio are optional packages, and nothing else in sbeval depends on them. Neither needs an
+account: wandb honours `WANDB_MODE=offline`, and trackio keeps runs on this machine.
 """
 
 import importlib
@@ -30,7 +32,7 @@ STEP = "context_length_tokens"
 Tracker = Literal["wandb", "trackio"]
 _OFFLINE = {"wandb": " with WANDB_MODE=offline", "trackio": ""}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# an NLL at a length by other names: these follow from it
+# metrics that follow from the NLL at a length
 _DERIVED = ("token_perplexity", "byte_perplexity", "word_perplexity", "nll_change")
 _UNITS = {"nll": "NLL in nats a token, lower is better", "bits_per_byte": "bits a byte, lower is better"}
 
@@ -46,20 +48,20 @@ def publish(
     only: Iterable[str] = (),
     replace: bool = False,
 ) -> None:
-    """Publishes results, every training seed by itself, and says what was written.
+    """Publishes results and prints what was written. Each training seed is published as its own model.
 
     Args:
-        paths: folders walked for result files, or result files.
+        paths: result files, or folders that are searched for them.
         hub_results: folder for the hub's evaluation result files, None for none.
         wandb: project of Weights & Biases, None for none.
         trackio: project of trackio, None for none.
-        datasets: names of tasks to data sets of the hub, for tasks whose results name none.
-        labels: names to show in place of the checkpoints' own.
-        only: names or patterns of models and tasks; everything if empty.
-        replace: move what lies in the way of `hub_results` aside.
+        datasets: task to id of its data set on the hub, for tasks whose results name none.
+        labels: name of a model or text to the name shown in its place.
+        only: names or patterns of models and tasks; all if empty.
+        replace: whether a folder in the way of `hub_results` is moved aside.
 
     Raises:
-        UserError: nothing to publish, a package is missing, or something cannot be written.
+        UserError: there is nothing to publish, a package is missing, or a file cannot be written.
     """
     results = restrict(load_results(paths, labels=labels), only)
     if hub_results is not None:
@@ -77,7 +79,7 @@ def publish(
 
 
 class HubFiles(NamedTuple):
-    """The files written, one a model and task, and the tasks that name no data set of the hub, which are left out."""
+    """The files written, one for each model and task, and the tasks left out since they name no data set of the hub."""
 
     files: tuple[Path, ...]
     without_dataset: tuple[str, ...]
@@ -86,28 +88,28 @@ class HubFiles(NamedTuple):
 def write_hub_results(
     results: Results, folder: Path, *, datasets: Mapping[str, str], replace: bool = False
 ) -> HubFiles:
-    """Writes `MODEL/.eval_results/TASK.yaml` below a folder: a model's folder is uploaded to its repository.
+    """Writes `MODEL/.eval_results/TASK.yaml` below a folder. Users upload a model's folder to its repository.
 
     Args:
         results: models and their numbers.
         folder: a folder that does not exist yet, or is empty.
-        datasets: names of tasks to ids of data sets, for tasks whose results name none.
-        replace: where the folder holds something, move that aside.
+        datasets: task to id of its data set (owner/name), for tasks whose results name none.
+        replace: whether a folder that is not empty is moved aside.
 
     Raises:
-        UserError: a name in `datasets` is no task here, an id is none of a data set, the folder holds something, or no
+        UserError: a key of `datasets` is not a task of the results, an id is malformed, the folder is not empty, or no
             task has a data set.
     """
     folder = local_path(folder)
     if not replace and not is_new(folder):
-        remedy = "name another, or move it aside with --replace"
-        raise UserError(f"Expected a new or empty folder for the hub's files, found something in {folder}: {remedy}.")
+        remedy = "name another folder, or pass --replace to move it aside"
+        raise UserError(f"The folder for the hub's files, {folder}, is not empty: {remedy}.")
     known = {shown_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
     for name, dataset in datasets.items():
         if name not in known:
-            raise UserError(f"Expected the name of a task, found {name!r}; the tasks are {', '.join(known)}.")
+            raise UserError(f"The results hold no task {name!r}; their tasks are {', '.join(known)}.")
         if not _HUB_ID.fullmatch(dataset):
-            raise UserError(f"Expected the id of a data set (owner/name) for {name}, found {dataset!r}: correct it.")
+            raise UserError(f"Expected the id of a data set (owner/name) for {name}, found {dataset!r}.")
     entries: dict[Path, list[dict[str, Any]]] = defaultdict(list)
     without: set[str] = set()
     for row in records(results.measurements):
@@ -122,8 +124,8 @@ def write_hub_results(
             entries[file].append(_entry(row, named))
     if not entries:
         raise UserError(
-            f"Expected tasks whose text is a data set of the hub, found none ({', '.join(sorted(without))}): name one "
-            "with --hub-dataset TASK=OWNER/NAME."
+            f"No task names a data set of the hub ({', '.join(sorted(without))}): name one with "
+            "--hub-dataset TASK=OWNER/NAME."
         )
     if replace and not is_new(folder):
         set_aside(folder)
@@ -135,7 +137,7 @@ def write_hub_results(
 
 
 def dataset_of(task: TaskResult) -> str | None:
-    """Returns the id of the data set of the hub whose text a task reads, None where its results name none."""
+    """Returns the id (owner/name) of the hub data set that a task reads; None where its results name none."""
     named = _HUB_ID.match((task.dataset if task.record is None else task.record.corpus_detail) or "")
     return named[0] if named else None
 
@@ -168,15 +170,15 @@ def _notes(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _file_name(name: object) -> str:
-    """Returns a name as one that a folder or file can have anywhere."""
+    """Returns a name that is valid for files and folders on every system."""
     return re.sub(r"[^\w.-]+", "-", str(name)).strip("-.") or "model"
 
 
 def curves_of(results: Results) -> dict[str, dict[int, dict[str, float]]]:
-    """Returns, by model and context length in tokens, every number that has a length.
+    """Returns all numbers that have a context length: model to (length in tokens to (name to value)).
 
-    A number is named `TASK/METRIC`; the ends of its interval are `TASK/METRIC_ci95_low` and `..._high`. What is missing
-    is left out.
+    A number is named `TASK/METRIC`; the ends of its interval are `TASK/METRIC_ci95_low` and `..._high`. Missing values
+    are left out.
     """
     curves: dict[str, dict[int, dict[str, float]]] = {}
     for row in records(results.measurements.dropna(subset=[STEP, "value"])):
@@ -190,22 +192,22 @@ def curves_of(results: Results) -> dict[str, dict[int, dict[str, float]]]:
 
 
 def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]:
-    """Logs the curves of every model as a run of the tracker's project, with the context length as the step.
+    """Logs the curves of each model as one run in the tracker's project; the step is the context length.
 
     Returns:
-        The models logged.
+        The labels of the models logged.
 
     Raises:
         UserError: the package is not installed, no number has a context length, or the tracker fails.
     """
     curves = curves_of(results)
     if not curves:
-        raise UserError(f"Expected numbers with a context length for --{tracker}, found none: evaluate sb_ tasks.")
+        raise UserError(f"The results hold no numbers at context lengths for --{tracker}: evaluate sb_ tasks.")
     try:
         package = importlib.import_module(tracker)
     except ImportError as error:
-        raise UserError.expected(
-            f"the package {tracker} for --{tracker}", found="none", remedy=f"pip install 'sbeval[{tracker}]'"
+        raise UserError(
+            f"--{tracker} needs the package {tracker}, which is not installed: pip install 'sbeval[{tracker}]'."
         ) from error
     for model, lengths in curves.items():
         facts = {name: fact for name, fact in results.model(model).record.to_json().items() if fact is not None}
@@ -221,8 +223,9 @@ def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]
                     log_to.log({STEP: length, **numbers}, step=length)
             finally:
                 log_to.finish()
-        except Exception as error:  # the trackers raise classes of their own, and those of their transports
-            expected = f"Expected --{tracker} to log {model}"
+        except Exception as error:  # trackers raise their own error classes and those of their HTTP libraries
             remedy = f"correct the project, log in, or log on this machine{_OFFLINE[tracker]}"
-            raise UserError(f"{expected}, found that it fails ({type(error).__name__}: {error}): {remedy}.") from error
+            raise UserError(
+                f"--{tracker} could not log {model} ({type(error).__name__}: {error}): {remedy}."
+            ) from error
     return list(curves)

@@ -1,7 +1,12 @@
-"""What a report is made of before any file is written: tables of typed cells, figures, facts, sections, their material.
+"""The parts of a report before any file is written: tables of typed cells, figures, facts, sections, and their data.
 
-The page shows every line of a cell; Markdown and LaTeX hold an interval in brackets and small print in parentheses
-behind the text, unless a cell says what stands there instead.
+A section builds each table once, from cells with a text, an interval, small print and a verdict. The page, Markdown and
+LaTeX each render these cells, so all three show the same tables. On the page a cell has several lines. Markdown and
+LaTeX write the interval in brackets and the small print in parentheses behind the text, unless `Cell.in_files` replaces
+it.
+
+The page opens with figures of the first section that has some (`Report.opening`): a curve and its paired differences
+fit the first screen at 1400 by 900 and at 390 by 844 pixels. The cards with sentences on each model follow.
 """
 
 import dataclasses
@@ -24,9 +29,9 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.results import Reader, Results
 
 _OPENING = ("curves", "ruler", "recall", "inputs", "positions")
-"""Sections by what a reader of a report looks for first."""
+"""Sections whose figures may open the page, the most interesting first."""
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
-"""Writes a figure's image files under a name; returns the image's name and the links to the files."""
+"""Writes a figure's image files. Takes a specification and a wanted file name; returns the name used and the links."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,12 +39,15 @@ class Cell:
     """One cell of a table.
 
     Attributes:
-        name: a name before the text, such as a model's, whose writing direction is its own.
+        text: the main text.
+        name: a name shown before the text, such as a model's; its writing direction is isolated from the text's.
         interval: ends of the interval around a number, as texts.
         small: further lines in small print.
-        verdict: which way a difference points, where it certainly does.
-        quiet: True to show the text in muted colour.
-        in_files: what Markdown and LaTeX show, None for the same as the page.
+        verdict: whether a difference is measurably better or worse; None where it is neither.
+        bold: whether the text is bold, as the best number of a column.
+        missing: whether the text says that there is no number.
+        quiet: whether the text has a muted colour.
+        in_files: text for Markdown and LaTeX; None for the same content as on the page.
     """
 
     text: str = ""
@@ -63,7 +71,7 @@ class Cell:
 
 
 def cells_of(cells: Iterable[Cell | str]) -> tuple[Cell, ...]:
-    """Returns cells; texts become cells."""
+    """Returns all items as cells: a text becomes a cell with that text."""
     return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
 
 
@@ -71,7 +79,7 @@ NOT_MEASURED = Cell("not measured", missing=True, in_files="")
 
 
 class Row(NamedTuple):
-    """A row, its first cell the heading; `page_only` for one that the files hold in a table of its own."""
+    """A row of a table; its first cell is the heading. A `page_only` row is missing in Markdown and LaTeX."""
 
     cells: tuple[Cell, ...]
     page_only: bool = False
@@ -79,14 +87,19 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table with a caption; `stem` names its LaTeX file.
+    """A table with a caption.
 
     Attributes:
-        interval: what the intervals are; files say it in the caption, since they show intervals in brackets.
-        folded: words under which the page shows the table on request, empty to show it at once.
-        compact: True for rows of one line, each with the colour of its model.
-        prose: True for cells of running text.
-        on_page: False for a table that the page holds in another form.
+        stem: file name of its LaTeX file, without extension.
+        caption: what it shows.
+        header: column headings.
+        rows: rows, each with a heading and one cell for each further column.
+        explanation: how to read it, shown below it on the page.
+        interval: kind of the intervals, such as "95% interval"; Markdown and LaTeX append it to the caption.
+        folded: title under which the page shows the table only on request; empty to show it at once.
+        compact: whether each row is one line with the colour of its model.
+        prose: whether cells hold running text.
+        on_page: False for a table that only Markdown and LaTeX show.
     """
 
     stem: str
@@ -102,7 +115,7 @@ class Table:
 
     @classmethod
     def of(cls, header: Iterable[Cell | str], rows: Iterable[Row | Iterable[Cell | str]], **fields: Any) -> Self:
-        """Returns a table with further fields; texts become cells, and cells rows."""
+        """Builds a table from rows of cells or texts; `fields` are further fields of `Table`."""
         lines = (line if isinstance(line, Row) else Row(cells_of(line)) for line in rows)
         return cls(header=cells_of(header), rows=tuple(lines), **fields)
 
@@ -114,22 +127,27 @@ class Table:
         lengths: Sequence[int],
         lacking: Cell = NOT_MEASURED,
         heading: str = "model",
-        words: Callable[[int], str] = length_text,
+        column_name: Callable[[int], str] = length_text,
         **fields: Any,
     ) -> Self:
-        """Returns a table with one column a context length, or another count that `words` name.
+        """Builds a table with one column for each context length, or for each value of another count.
 
-        Each row is a heading and the cells by length; `lacking` stands where it has none. Further fields are those of
-        `Table`.
+        Args:
+            rows: heading of each row, and its cells by length.
+            lengths: the columns, in order.
+            lacking: the cell of a length that a row does not have.
+            heading: heading of the first column.
+            column_name: returns the heading of a length's column.
+            fields: further fields of `Table`.
         """
         lines = [(name, *(known.get(length, lacking) for length in lengths)) for name, known in rows]
-        return cls.of([heading, *map(words, lengths)], lines, **fields)
+        return cls.of([heading, *map(column_name, lengths)], lines, **fields)
 
     @property
     def caption_in_files(self) -> str:
-        """The caption, with what the brackets hold where there are some."""
-        shown = any(cell.interval or "[" in cell.text for line in self.rows for cell in line.cells)
-        return f"{self.caption} [{self.interval}]" if self.interval and shown else self.caption
+        """The caption for Markdown and LaTeX, followed by the kind of interval if some cell shows one in brackets."""
+        has_brackets = any(cell.interval or "[" in cell.text for line in self.rows for cell in line.cells)
+        return f"{self.caption} [{self.interval}]" if self.interval and has_brackets else self.caption
 
     @property
     def rows_in_files(self) -> tuple[tuple[Cell, ...], ...]:
@@ -143,7 +161,7 @@ def interval(low: float, high: float, number_format: str) -> tuple[str, str] | N
 
 
 def verdict(low: float, high: float, *, higher_is_better: bool = False) -> Literal["better", "worse"] | None:
-    """Returns which way a difference certainly points, None where its interval holds zero."""
+    """Returns whether a difference with this interval is better or worse; None where the interval holds zero."""
     if low > 0 or high < 0:
         return "better" if (low > 0) == higher_is_better else "worse"
     return None
@@ -154,11 +172,13 @@ class Figure:
     """One figure of the page.
 
     Attributes:
-        caption: of its first variant.
-        variants: metric to its Vega-Lite specification.
-        findings: metric to what that variant shows, where it is not what the first shows.
-        image: name of the first variant's image, for paper and for pages without scripts.
+        caption: texts of the first variant.
+        variants: metric to its Vega-Lite specification; the page switches between them.
+        image: file name of the first variant's image, without extension, for print and for pages without scripts.
+        findings: metric to the finding of that variant, where it is not the first variant's.
         downloads: image files beside the page, as relative links.
+        wide: whether the figure takes the page's whole width.
+        folded: whether the page shows it only on request.
     """
 
     caption: Caption
@@ -174,11 +194,11 @@ class Link(NamedTuple):
     """A link to a file, relative to the page."""
 
     target: str
-    words: str
+    text: str
 
 
 class Fact(NamedTuple):
-    """A text with a name, about a file where it has a link."""
+    """A text with an optional name and an optional link to the file that it is about."""
 
     name: str = ""
     text: str = ""
@@ -186,10 +206,10 @@ class Fact(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Facts shown on request, under a name and what follows it."""
+    """Facts that the page shows on request. Their heading is the name followed by the suffix."""
 
     name: str
-    words: str
+    suffix: str
     facts: tuple[Fact, ...]
 
 
@@ -198,9 +218,14 @@ class Section:
     """One section of the page.
 
     Attributes:
-        identifier: anchor.
-        metrics: metric to its name, for the switch; empty for no switch.
-        legend: models with a button that hides their lines, and how they are drawn here.
+        identifier: anchor of the section on the page.
+        title: heading.
+        lead: text below the heading.
+        figures: figures in order.
+        metrics: metric to its name, for a switch between the figures' variants; empty for no switch.
+        legend: models with a button that hides their lines, and how they are drawn in this section.
+        tables: tables in order.
+        folds: facts shown on request.
         remarks: a list at the end.
     """
 
@@ -216,27 +241,33 @@ class Section:
 
     @property
     def axes(self) -> dict[str, str]:
-        """The axes of lengths that some figure has, to their names, for the switch."""
+        """Unit of a length axis to its name, for the section's switch; empty where all figures have only tokens."""
         units = {unit for figure in self.figures for spec in figure.variants.values() for unit in axes_of(spec)}
-        words = {unit: f"\N{MULTIPLICATION SIGN} {name}" for unit, name in UNITS.items() if unit in units}
-        return {"tokens": "Tokens", **words} if words else {}
+        names = {unit: f"\N{MULTIPLICATION SIGN} {name}" for unit, name in UNITS.items() if unit in units}
+        return {"tokens": "Tokens", **names} if names else {}
 
     @property
     def first_row(self) -> tuple[Figure, ...]:
-        """The figures that fit side by side where the page begins with them."""
-        shown = [figure for figure in self.figures if not figure.folded]
-        return tuple(shown[:1] if any(figure.wide for figure in shown[:2]) else shown[:2])
+        """The first figure or two, as many as fit side by side where they open the page."""
+        unfolded = [figure for figure in self.figures if not figure.folded]
+        return tuple(unfolded[:1] if any(figure.wide for figure in unfolded[:2]) else unfolded[:2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What the page and the files beside it are written from.
+    """The content of the page and of the files beside it.
 
     Attributes:
-        overview: sentences on what all models show side by side.
-        overview_table: the same as a table, None for fewer than two models.
-        cards_folded: True where the models are so many that each one's words are shown on request.
+        overview: sentences that compare all models.
+        findings: sentences on each model.
+        caveats: remarks below the summary.
+        overview_table: the comparison as a table, None for fewer than two models.
+        sections: sections in the order of the page.
+        looks: how each model is drawn.
+        counts: number of models and runs, as text.
+        cards_folded: whether sentences on single models are shown only on request, since there are many models.
         numbers: one row for each curve of each model.
+        notes: what was left out, and why.
     """
 
     overview: tuple[str, ...]
@@ -252,25 +283,32 @@ class Report:
 
     @property
     def opening(self) -> Section | None:
-        """The section whose first figures the page begins with, None where no section has figures of lines."""
+        """The section whose first figures open the page; None where no section of `_OPENING` has figures."""
         lines = {section.identifier: section for section in self.sections if section.first_row}
         return next((lines[name] for name in _OPENING if name in lines), None)
 
     @property
     def tables(self) -> list[Table]:
-        """Every table, in the order of the page."""
+        """All tables, in the order of the page."""
         overview = [self.overview_table] if self.overview_table else []
         return overview + [table for section in self.sections for table in section.tables]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Material:
-    """What sections are made from; what several of them need is computed once and kept here.
+    """The data that sections are built from. What several sections need is computed once and kept here.
 
     Attributes:
+        results: all results.
+        looks: how each model is drawn, by label.
         training_lengths: model label to its training length in tokens, where known.
-        folder: where the page will stand, for links to the result files.
-        within_nats: how much worse than with the longest context NLL may be where no more context is needed.
+        baseline: label of the model that differences are taken against.
+        claims: what paired differences between lengths show, by model, text and protocol.
+        ruler: RULER scores and effective lengths.
+        numbers: one number for each curve.
+        folder: folder of the page, for relative links to result files.
+        publish: writes a figure's image files.
+        within_nats: a context length suffices if its NLL is at most this much above that of the longest context.
     """
 
     results: Results
@@ -285,21 +323,24 @@ class Material:
     within_nats: float
 
     def looks_of(self, labels: Iterable[str]) -> dict[str, Look]:
-        """Returns the looks of models shown together; a parent is dashed only beside its extension."""
+        """Returns the looks of models shown in one figure; a parent is dashed only beside its extension."""
         parents = {model.label: model.parent for model in self.results.models if model.parent}
         return within(self.looks, list(dict.fromkeys(labels)), parents)
 
-    def figure(self, variants: Mapping[str, Mapping[str, Any]], stem: str, caption: Caption, **shown: Any) -> Figure:
-        """Has the first variant's image files written under a name, and returns the figure with fields of it."""
+    def figure(self, variants: Mapping[str, Mapping[str, Any]], stem: str, caption: Caption, **fields: Any) -> Figure:
+        """Builds a figure and writes image files of its first variant; `fields` are further fields of `Figure`."""
         image, downloads = self.publish(next(iter(variants.values())), stem)
-        return Figure(caption=caption, variants=variants, image=image, downloads=downloads, **shown)
+        return Figure(caption=caption, variants=variants, image=image, downloads=downloads, **fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of measurement, or another part of the page; its readers read what is not in the tidy table.
+    """A kind of measurement or another part of the page.
 
-    `section` is not asked where the reader `needs` brought nothing, and may still return None.
+    Attributes:
+        section: builds the section; None where there is nothing to show.
+        readers: readers of data that is not in the tidy table.
+        needs: a reader; if it read no data, `section` is not called.
     """
 
     section: Callable[[Material], Section | None]

@@ -1,14 +1,14 @@
-"""From rows to what may be said about them.
+"""Statistics over the rows of a report, and the sentences that they support.
 
-- `statistics`: which simultaneous intervals do paired differences have?
-- `selection`: which models, tasks and seeds are shown, and which model is the baseline?
-- `protocols`: what do the numbers of a protocol allow to be said?
-- `panels`: which numbers share an axis?
-- `claims`: does more context help?
-- `findings`: what is said of one model?
-- `one_number`: what is one number for a whole curve?
-- `overview`: what is said of all models together?
-- `ruler`: what are RULER's averages and effective lengths?
-- `suite`: how do ordinary tasks compare?
-- `paired`: how do two models differ on the same samples?
+- `statistics`: confidence intervals, and simultaneous bands for paired differences
+- `selection`: which models and tasks are shown, training seeds as one model, the baseline
+- `protocols`: which sentences the numbers of a perplexity protocol support
+- `panels`: which perplexity numbers share an axis
+- `claims`: up to which length more context lowers NLL, and from which length it raises it
+- `findings`: sentences about one model
+- `one_number`: one number for a whole curve
+- `overview`: sentences that compare all models, and remarks below the summary
+- `ruler`: RULER's averages and effective context lengths
+- `suite`: rows of ordinary lm-eval tasks for all models
+- `paired`: differences between two models on the same samples
 """

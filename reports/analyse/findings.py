@@ -1,4 +1,4 @@
-"""The summary in words: computed sentences about each model, used by the page and the Markdown file alike."""
+"""Computed sentences about each model, for the summary on the page and in Markdown."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,14 +18,21 @@ DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
 
 class Headline(NamedTuple):
-    """A large number with its meaning."""
+    """A large number on a model's card, and its meaning in words."""
 
     value: str
     meaning: str
 
 
 class Finding(NamedTuple):
-    """What is said about one model: what it is, the numbers people look for first, what the measurements allow."""
+    """The card of one model.
+
+    Attributes:
+        label: the model's label.
+        facts: scheme, size and training length in one line.
+        headlines: the numbers that readers look for first.
+        sentences: what the measurements show.
+    """
 
     label: str
     facts: str
@@ -34,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def model_facts(model: EvaluatedModel) -> str:
-    """Describes a model in a few words: scheme, size, training length, extension."""
+    """Returns scheme, size, training length and parent of a model in one line."""
     record = model.record
     trained = record.training_length_tokens
     parent = ""
@@ -55,7 +62,7 @@ def model_facts(model: EvaluatedModel) -> str:
 
 
 def parameters_text(parameters: int) -> str:
-    """Writes a parameter count as people say it: 4.3M, 367M, 1.2B."""
+    """Returns a parameter count as text, such as 4.3M, 367M or 1.2B."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if parameters >= unit:
             value = parameters / unit
@@ -66,20 +73,26 @@ def parameters_text(parameters: int) -> str:
 def find(
     models: Sequence[EvaluatedModel], claims: Claims, effective_lengths: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
-    """Writes the findings; `effective_lengths` holds each model's ready sentences on RULER."""
+    """Returns the findings of all models.
+
+    Args:
+        models: the models, in the order shown.
+        claims: what paired differences between lengths show.
+        effective_lengths: model label to its sentences on RULER's effective lengths.
+    """
     findings = []
     for model in models:
-        own = {key[1:]: claim for key, claim in claims.items() if key[0] == model.label}
-        identical = {text: claim for text, claim in own.items() if text[1] in IDENTICAL_TARGETS}
+        of_model = {key[1:]: claim for key, claim in claims.items() if key[0] == model.label}
+        identical = {text: claim for text, claim in of_model.items() if text[1] in IDENTICAL_TARGETS}
         sentences = [
             on_identical_targets(protocol, _context_sentence(text_name(corpus, protocol), claim))
             for (corpus, protocol), claim in identical.items()
         ]
-        others = {text: claim for text, claim in own.items() if text not in identical}
-        sentences += _stream_sentences(others, dict(identical.keys()))
+        other_protocols = {text: claim for text, claim in of_model.items() if text not in identical}
+        sentences += _stream_sentences(other_protocols, dict(identical.keys()))
         sentences += effective_lengths.get(model.label, ())
         usable = [claim for claim in identical.values() if not claim.obstacle]
-        usable = usable or [claim for claim in (*identical.values(), *own.values()) if _few(claim)]
+        usable = usable or [claim for claim in (*identical.values(), *of_model.values()) if _few(claim)]
         findings.append(
             Finding(
                 label=model.label,
@@ -121,7 +134,7 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
 
 
 def _lowers_headline(claim: LengthClaims, longest: str) -> Headline:
-    """Names the two lengths whose NLL is compared, so that the number has one meaning."""
+    """Returns the headline on how far more context lowers NLL; it names the two lengths that were compared."""
     if (step := claim.last_gain) is None and claim.gains_after_loss:
         return Headline(value="none", meaning=f"more context raises NLL first ({_loss(claim)})")
     if step is None:
@@ -163,7 +176,10 @@ def _context_sentence(text: str, claim: LengthClaims) -> str:
 
 
 def _not_worse(claim: LengthClaims) -> str:
-    """No band above zero is not no harm: what is ruled out is a rise beyond the band's end."""
+    """Returns a clause for a model without a measurable rise of NLL.
+
+    That no band is above zero does not show that nothing rises, so the clause says which rise the band rules out.
+    """
     above = f" of more than {math.ceil(1000 * claim.ruled_out_nats) / 1000:.3f} nats" if claim.ruled_out_nats else ""
     return (
         f"no length up to {length_text(max(claim.lengths))} is measurably worse than "
@@ -172,19 +188,19 @@ def _not_worse(claim: LengthClaims) -> str:
 
 
 def _stated(claim: LengthClaims) -> str:
-    """Says of an extended model that it is worse within the length it was extended to."""
+    """Returns a clause for a model that is worse already within its training length after extension, else nothing."""
     stated = claim.training_length_tokens or 0
     return f", within its stated {length_text(stated)}" if stated >= (claim.raises_from_tokens or 0) else ""
 
 
 def _step(claim: LengthClaims) -> str:
-    """The step that shows the gain at the length named, with its band."""
+    """Returns the last step that lowers NLL, with its band, in parentheses."""
     step = claim.last_gain
     return "" if step is None else f" (from {_earlier(step, claim)}: {step.text})"
 
 
 def _loss(claim: LengthClaims) -> str:
-    """The first step that raises NLL, behind which no length is named."""
+    """Returns the first step that raises NLL, with its band; the rule names no length after it."""
     step = claim.first_loss
     if step is None:
         return ""
@@ -192,7 +208,7 @@ def _loss(claim: LengthClaims) -> str:
 
 
 def _earlier(step: LengthDifference, claim: LengthClaims) -> str:
-    """The length that a step begins at."""
+    """Returns the shorter length of a step, in words."""
     return length_text(claim.lengths[claim.lengths.index(step.context_length_tokens) - 1])
 
 
@@ -207,9 +223,12 @@ def _no_reference(claim: LengthClaims) -> str:
 
 
 def _none_beyond(claim: LengthClaims) -> str:
-    """Says so of what is compared: a longer length may have been evaluated and left out."""
+    """Returns a clause for a model without a comparison beyond its training length.
+
+    It speaks of the lengths compared: a longer one may have been evaluated and left out.
+    """
     lengths = (claim.origin_length_tokens, claim.training_length_tokens)
-    # lengths between an extended model's two training lengths are beyond its parent's alone
+    # an extended model has two training lengths: name the one that no compared length exceeds
     trained = next((length for length in lengths if length is not None and length >= max(claim.lengths)), 0)
     return f"none of the lengths compared is beyond the training length of {length_text(trained)}"
 
@@ -221,19 +240,21 @@ def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
 
 
 def _without_claim(claim: LengthClaims) -> str:
-    """What is seen where nothing can be claimed."""
+    """Returns a clause for a text without a claim: the reason, and with too few documents what these show."""
     if claim.obstacle != TOO_FEW:
         return f"nothing can be said, because {claim.obstacle}"
-    one = claim.clusters == 1
-    documents = "1 document" if one else f"{claim.clusters} documents"
-    too_few = f"{documents} {'is' if one else 'are'} too few for a 95% interval, which takes {MINIMUM_CLUSTERS}"
+    is_single = claim.clusters == 1
+    documents = "1 document" if is_single else f"{claim.clusters} documents"
+    too_few = f"{documents} {'is' if is_single else 'are'} too few for a 95% interval, which takes {MINIMUM_CLUSTERS}"
     if not _few(claim):
         return f"nothing can be said, because {too_few}"
     last = claim.differences[-1]
     side = "lower" if last.estimate < 0 else "higher"
     lowest, highest = claim.by_document[0], claim.by_document[-1]
-    agreeing = sum((own < 0) == (last.estimate < 0) for own in claim.by_document)
-    each = "" if one else f", {side} in {agreeing} of them (by document from {signed(lowest)} to {signed(highest)})"
+    agreeing = sum((change < 0) == (last.estimate < 0) for change in claim.by_document)
+    each = (
+        "" if is_single else f", {side} in {agreeing} of them (by document from {signed(lowest)} to {signed(highest)})"
+    )
     size = signed(abs(last.estimate))[1:]
     return (
         f"in {documents} NLL at {length_text(last.context_length_tokens)} is {size} nats per token "
@@ -242,7 +263,7 @@ def _without_claim(claim: LengthClaims) -> str:
 
 
 def signed(value: float) -> str:
-    """Writes a number with its sign and two digits or more."""
+    """Returns a number as text with its sign and at least two digits."""
     return change_text(value, least=2)[0].replace("-", "\N{MINUS SIGN}")
 
 
@@ -252,10 +273,15 @@ def _recovery(claim: LengthClaims) -> str:
     return f", but not measurably at {', '.join(again)}" if again else ""
 
 
-def _stream_sentences(others: Mapping[tuple[str, str], LengthClaims], judged: Collection[str]) -> list[str]:
-    """Writes what windows of other protocols show; `judged` are the texts on which identical targets were scored."""
+def _stream_sentences(claims: Mapping[tuple[str, str], LengthClaims], judged: Collection[str]) -> list[str]:
+    """Returns sentences on protocols without identical targets.
+
+    Args:
+        claims: (text, protocol) to its claims.
+        judged: texts on which identical targets were scored too, so that use of context is judged there.
+    """
     sentences = []
-    for (corpus, protocol), claim in others.items():
+    for (corpus, protocol), claim in claims.items():
         where = f"{windows_words(protocol)} ({CORPUS_WORDS.get(corpus, corpus)})"
         if claim.obstacle:
             if corpus not in judged or _few(claim):

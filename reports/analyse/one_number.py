@@ -1,14 +1,18 @@
-"""One number for a whole curve: the mean over octaves, and the effective length of perplexity.
+"""One number for a whole curve: the mean over octaves, and the effective length by NLL.
 
-The mean over octaves is the area under the curve over log length, divided by its width. Of NLL it is the mean change
-beyond the training length, on identical targets: for each document, the area from the training length to the longest
-length, less NLL at the training length. Of scores it is the mean score from the shortest to the longest length. Both
-are weighted means over lengths, so that the intervals of single numbers hold for them too.
+The mean over octaves is the area under the curve over log length, divided by its width. For NLL it is the mean change
+beyond the training length, on identical targets: for each document, the mean from the training length to the longest
+length, minus NLL at the training length. NLL at the training length is subtracted since a model that is worse
+everywhere by the same amount has not broken. For scores it is the mean score from the shortest to the longest length.
 
-The effective length is that of the summary, `LengthClaims.lowers_to_tokens`. The true one is the last length whose own
-step lowers NLL before any step raises it. The band holds all true steps at once in 95 % of cases, and then the true
-length lies between two ends: a step that the band does not decide may be a loss, which gives the shortest, or a gain,
-which gives the longest.
+Both are weighted means over lengths. Each document's NLL is weighted over lengths before documents are resampled, so
+the number has the interval of any ratio. It can share a simultaneous band with the single lengths at almost no extra
+width.
+
+The effective length is `LengthClaims.lowers_to_tokens`, the one that the summary names. The true effective length is
+the last length whose step truly lowers NLL, before any step that truly raises it. The band covers all true steps at
+once in 95 % of cases. In these cases the true length lies between two ends, since a step whose band holds zero may be a
+loss or a gain: counted as losses, such steps give the lower end; counted as gains, the upper end.
 
 Shape suffixes: K lengths, C documents or samples.
 """
@@ -59,11 +63,13 @@ _RECALL_METRIC = "exact_match"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Area(Estimate):
-    """A mean over octaves, in nats per token, or of scores.
+    """A mean over octaves of context length: a change of NLL in nats per token, or a score.
 
     Attributes:
-        units: documents or samples it rests on; None where samples were not logged.
-        doubtful: whether the documents' sizes are so uneven that the interval covers less often than it says.
+        from_tokens: shortest length of the mean; for NLL, the reference.
+        to_tokens: longest length of the mean.
+        units: number of documents or samples behind it; None where samples were not logged.
+        doubtful: whether documents are so uneven in size that the interval covers less often than it says.
     """
 
     from_tokens: int
@@ -73,10 +79,14 @@ class Area(Estimate):
 
 
 def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:
-    """Returns the mean change of NLL beyond the reference, in nats per token, on documents with identical targets.
+    """Returns the mean change of NLL beyond a reference length, in nats per token, on documents with identical targets.
 
-    The reference is the training length, or the longest length below it that was evaluated; None where no length beyond
-    it has a target that the others have too.
+    Args:
+        sums: sums of NLL by document and length.
+        reference_tokens: the training length, or the longest length below it that was evaluated; None where unknown.
+
+    Returns:
+        None where no length is beyond the reference, or no document has the same targets at all lengths.
     """
     weights_K = change_weights(sums.lengths, reference_tokens)
     same_C = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
@@ -96,12 +106,12 @@ def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:
 
 
 def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = ()) -> Area | None:
-    """Returns the mean score over octaves, each task weighing the same.
+    """Returns the mean score over octaves; each task has the same weight.
 
     Args:
         means: context length to the mean score over all tasks.
-        samples: for each task, context length to (sample to its score); the interval rests on the samples that have all
-            lengths of `means`, and there is none where a task has no such sample.
+        samples: for each task, context length to (sample to its score). The interval is computed from samples that have
+            a score at every length of `means`; it is NaN where a task has fewer than two such samples.
 
     Returns:
         None for fewer than two lengths.
@@ -116,7 +126,7 @@ def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = (
     low = math.nan
     high = math.nan
     count = 0
-    # else some samples were not logged, or those logged are not those the score is of
+    # give an interval only if the logged samples have the mean of the results file: some may not have been logged
     if len(known) == len(tasks) > 0 and abs(estimate - np.mean([task[0] for task in known])) < 1e-6:
         low, high = mean_interval(*zip(*(task[:3] for task in known), strict=True))
         count = sum(task[3] for task in known)
@@ -127,7 +137,7 @@ def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = (
 def _task_area(
     scores: ScoresByLength, lengths: Sequence[int], weights_K: Floats
 ) -> tuple[float, float, float, int] | None:
-    """Returns the mean over octaves of the samples that have all lengths, its interval, and their number."""
+    """Returns (mean over octaves, its interval's ends, number of samples), over samples that have all lengths."""
     shared = set.intersection(*(set(scores.get(length, {})) for length in lengths))
     if len(shared) < 2:
         return None
@@ -140,13 +150,13 @@ def _task_area(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EffectiveNllLength:
-    """How far more context lowers NLL, in tokens; None for no length, where not even the first step is a gain.
+    """The length up to which more context lowers NLL, in tokens, with its 95% interval.
 
     Attributes:
-        tokens: the longest length whose own step is measurably a gain, before any measurable loss.
-        low: lower end of the 95% interval.
-        high: upper end.
-        longest: the longest length compared; of longer ones nothing is known, so it is shown as "at least".
+        tokens: length of the last measurable gain before the first measurable loss; None without a gain.
+        low: lower end of the interval; None for no length.
+        high: upper end of the interval; None for no length.
+        longest: the longest length compared. It is shown as "≥", since nothing is known about longer ones.
     """
 
     tokens: int | None
@@ -156,17 +166,17 @@ class EffectiveNllLength:
 
     @property
     def shown(self) -> str:
-        """The length alone."""
+        """The length as text, without its interval."""
         return self._shown(self.tokens)
 
     @property
     def shown_interval(self) -> tuple[str, str]:
-        """The ends of its interval."""
+        """The ends of its interval as texts."""
         return self._shown(self.low), self._shown(self.high)
 
     @property
     def text(self) -> str:
-        """Such as "16K [4K, ≥ 64K]"."""
+        """The length with its interval, such as "16K [4K, ≥ 64K]"."""
         return f"{self.shown} [{', '.join(self.shown_interval)}]"
 
     def _shown(self, tokens: int | None) -> str:
@@ -176,11 +186,11 @@ class EffectiveNllLength:
 
 
 def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> EffectiveNllLength | None:
-    """Returns the effective length with its interval, None where nothing is claimed.
+    """Returns the effective length with its interval; None where the lengths could not be compared.
 
     Args:
-        claim: what the lengths show.
-        least_loss: nats per token by which a step has to raise NLL for certain to count as a loss.
+        claim: what paired differences between lengths show.
+        least_loss: in nats per token; a step counts as a loss, for the interval, if its whole band is above this.
     """
     if claim.obstacle or not claim.steps:
         return None
@@ -197,10 +207,12 @@ class CurveNumber:
     """One number for one curve of one model.
 
     Attributes:
+        setting: label of the model.
         task: the task, or "RULER, mean of N tasks".
         metric: `NLL_CHANGE` or `SCORE`.
-        text: of `NLL_CHANGE`, corpus and protocol.
-        effective: of `NLL_CHANGE`, how far more context lowers NLL; None where nothing is claimed.
+        area: the mean over octaves.
+        text: name of the text and protocol, for `NLL_CHANGE`.
+        effective: the effective length, for `NLL_CHANGE`; None where the lengths could not be compared.
     """
 
     setting: str
@@ -256,7 +268,10 @@ def _recall(results: Results) -> Iterator[CurveNumber]:
 
 
 def tabulate_numbers(numbers: tuple[CurveNumber, ...]) -> pd.DataFrame:
-    """Returns one row a number, columns `COLUMNS`: areas, and effective lengths in tokens, NaN where there is none."""
+    """Returns a table with columns `COLUMNS`: one row for each mean over octaves and for each effective length.
+
+    A missing effective length is NaN.
+    """
     rows: list[tuple[object, ...]] = []
     for number in numbers:
         area, effective = number.area, number.effective

@@ -1,4 +1,4 @@
-"""What is said about all models together: what they show side by side, and what a reader must know about all claims."""
+"""Sentences and a table that compare all models, and the remarks below the summary."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_L
 from sbeval.results.records import IDENTICAL_TARGETS
 
 DOUBTFUL = "\N{DAGGER}"
-"""Stands beside an interval that covers less often than it says."""
+"""Marks an interval that covers the true value less often than it says."""
 _named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
 Lists = Mapping[str, Sequence[str]]
@@ -32,16 +32,27 @@ _COMPARED_WITH = ", compared with "
 
 
 def headings(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns `HEADER` for these rows, which names another length where some model is compared with another one."""
-    other = any(_COMPARED_WITH in cell for row in rows for cell in row[1:2])
-    return [words.replace("the training length", "the length compared with") if other else words for words in HEADER]
+    """Returns the column headings of a comparison table.
+
+    They are `HEADER`, or speak of "the length compared with" where some model's reference is not its training length.
+    """
+    has_other_reference = any(_COMPARED_WITH in cell for row in rows for cell in row[1:2])
+    return [
+        heading.replace("the training length", "the length compared with") if has_other_reference else heading
+        for heading in HEADER
+    ]
 
 
 def side_by_side(
     models: Sequence[EvaluatedModel], claims: Claims, numbers: Sequence[CurveNumber] = ()
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Returns a verdict a text, on identical targets if there are any, and rows of `HEADER` for two models or more."""
-    areas = {(one.setting, *one.text): one.area for one in numbers if one.metric == NLL_CHANGE}
+    """Compares all models.
+
+    Returns:
+        A sentence for each text, on identical targets where these were scored; and rows with the columns of `HEADER`
+        for texts with identical targets and at least two models.
+    """
+    areas = {(number.setting, *number.text): number.area for number in numbers if number.metric == NLL_CHANGE}
     usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
     texts = dict.fromkeys((corpus, protocol) for _, corpus, protocol in usable)
     identical = [text for text in texts if text[1] in IDENTICAL_TARGETS]
@@ -94,7 +105,7 @@ def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthCla
 
 
 def _rises(last: Mapping[str, LengthDifference]) -> str:
-    """Names models, and by how much each one's longest context is above its training length."""
+    """Returns models' names, and the range of their rises of NLL from the training length to the longest context."""
     rises = sorted({change.estimate: signed(change.estimate) for change in last.values()}.items())
     span = " to ".join(dict.fromkeys((rises[0][1], rises[-1][1])))
     lengths = {length_text(change.context_length_tokens) for change in last.values()}
@@ -106,7 +117,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
     last = claim.differences[-1] if claim.differences else None
     longest = max(claim.lengths)
     further, reference = claim.beyond_reference, claim.reference_tokens
-    other = f"{_COMPARED_WITH}{length_text(reference)}" if reference and reference != trained else ""
+    other_reference = f"{_COMPARED_WITH}{length_text(reference)}" if reference and reference != trained else ""
     effective = effective_nll_length(claim)
     raises = claim.raises_from_tokens
     mark = f" {DOUBTFUL}" if claim.doubtful else ""
@@ -119,7 +130,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
         raised = f"nowhere measurably up to {length_text(longest)}"
     return (
         label,
-        (length_text(trained) if trained else "not recorded") + other,
+        (length_text(trained) if trained else "not recorded") + other_reference,
         "" if effective is None else effective.text,
         raised,
         f"{area.text}{mark}" if area is not None else without,
@@ -128,7 +139,7 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
 
 
 def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
-    """Returns what runs left out of the lengths asked for, and no other run of the model evaluated."""
+    """Returns texts on requested context lengths that runs left out, and that no other run of the model evaluated."""
     places: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for model in models:
         tasks = grouped((task.name, task.record) for _, task in model.task_runs() if task.record is not None)
@@ -147,14 +158,14 @@ def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
 def caveats(
     claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists, dropped: Sequence[str] = ()
 ) -> list[str]:
-    """Writes the remarks below the summary.
+    """Returns the remarks below the summary.
 
     Args:
-        claims: what the lengths show.
-        ruler_missing: model label to those of RULER's tasks it did not run, for models that ran some.
-        ruler_apart: model label to the tasks that are kept apart from RULER's.
-        ruler_filled: who fills RULER's prompts to the labels of models run with such prompts.
-        dropped: see `dropped_lengths`.
+        claims: what paired differences between lengths show.
+        ruler_missing: model label to the RULER tasks that it did not run, for models that ran some.
+        ruler_apart: model label to its tasks that are kept apart from RULER's averages (`ruler.apart`).
+        ruler_filled: origin of RULER's prompts to the labels of models run with them (`ruler.filled_by`).
+        dropped: texts of `dropped_lengths`.
     """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []
@@ -198,15 +209,17 @@ def caveats(
 
 
 def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
-    shown = {(label, corpus) for label, corpus, protocol in usable if protocol in IDENTICAL_TARGETS}
-    lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in shown)
-    somewhere = {label for label, _ in shown}
+    with_identical = {(label, corpus) for label, corpus, protocol in usable if protocol in IDENTICAL_TARGETS}
+    lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in with_identical)
+    labels_with_identical = {label for label, _ in with_identical}
     places = {(label, corpus): f" on {CORPUS_WORDS.get(corpus, corpus)}" for label, corpus in lacking}
-    return _all_named(dict.fromkeys(key[0] + (place if key[0] in somewhere else "") for key, place in places.items()))
+    return _all_named(
+        dict.fromkeys(key[0] + (place if key[0] in labels_with_identical else "") for key, place in places.items())
+    )
 
 
 def _lacking(claims: Claims) -> str:
-    """Names what is missing for a claim on identical targets, and that alone."""
+    """Returns what models need for a claim on identical targets and do not have, joined by "and"."""
     needs = {}
     for label, corpus, _ in claims:
         keys = [key for protocol in IDENTICAL_TARGETS if (key := (label, corpus, protocol)) in claims]

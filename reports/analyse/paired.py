@@ -1,4 +1,4 @@
-"""Differences between two models on the same samples: ordinary tasks and RULER."""
+"""Paired differences between two models on the same samples, for ordinary tasks and RULER."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,74 +11,89 @@ from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats
 from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
 
-# scores such as the share of five answers found differ by few values; a log-likelihood differs by as many as samples
+# differences of graded scores, such as the share of five answers found, take few values; those of log-likelihoods many
 _MOST_GRADES = 21
 Metrics = Sequence[MetricKey]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PairedDifference(Estimate):
-    """One model minus another on the samples both have; the ends of the 95% interval are NaN below 20 samples."""
+    """One model's score minus another's on the samples that both have; without an interval (NaN) below 20 samples."""
 
     samples: int
 
 
 def task_difference(
-    own: SampleScores, base: SampleScores, metric: MetricKey, *, confidence: float = CONFIDENCE
+    candidate: SampleScores, base: SampleScores, metric: MetricKey, *, confidence: float = CONFIDENCE
 ) -> PairedDifference | None:
-    """Compares one metric of an ordinary task; None where the two share no sample."""
-    return next(iter(metric_differences(own, base, [metric], confidence=confidence)), None)
+    """Returns the candidate's score minus the base's in one metric; None where the two share no sample."""
+    return next(iter(metric_differences(candidate, base, [metric], confidence=confidence)), None)
 
 
 def metric_differences(
-    own: SampleScores,
+    candidate: SampleScores,
     base: SampleScores,
     metrics: Sequence[MetricKey],
     *,
     confidence: float,
     weights_MK: Floats | None = None,
 ) -> list[PairedDifference]:
-    """Compares metrics of one task on the samples that have all of them, with one band over the differences.
+    """Compares metrics of one task on the samples that have all of them, with one simultaneous band.
 
-    `weights_MK` make sums of metrics, such as the mean over octaves, that are compared in place of the metrics.
+    Args:
+        candidate: scores of the model that the base is subtracted from.
+        base: scores of the other model.
+        metrics: the M metrics to compare.
+        confidence: how often the whole band covers all true differences.
+        weights_MK: float64 [M, K]; if given, K weighted sums of metrics, such as the mean over octaves, are compared in
+            place of the metrics.
 
     Returns:
-        One difference a metric or sum; empty where the two share no sample.
+        One difference for each metric or sum; empty where the two share no sample.
     """
-    if not all(metric in side.scores for side in (own, base) for metric in metrics):
+    if not all(metric in side.scores for side in (candidate, base) for metric in metrics):
         return []
-    sides = [[side.scores[metric] for metric in metrics] for side in (own, base)]
+    sides = [[side.scores[metric] for metric in metrics] for side in (candidate, base)]
     keys = [key for key in sides[0][0] if all(key in scores for side in sides for scores in side)]
     if not keys:
         return []
-    mine, theirs = (np.array([[scores[key] for scores in side] for key in keys]) for side in sides)
-    differences = mine - theirs if weights_MK is None else (mine - theirs) @ weights_MK
-    return _differences(differences, np.ones(len(keys)), confidence)
+    candidate_CM, base_CM = (np.array([[scores[key] for scores in side] for key in keys]) for side in sides)
+    differences_CK = candidate_CM - base_CM
+    if weights_MK is not None:
+        differences_CK = differences_CK @ weights_MK
+    return _differences(differences_CK, np.ones(len(keys)), confidence)
 
 
 def ruler_differences(
-    own: Mapping[str, SampleScores], base: Mapping[str, SampleScores], *, confidence: float = CONFIDENCE
+    candidate: Mapping[str, SampleScores], base: Mapping[str, SampleScores], *, confidence: float = CONFIDENCE
 ) -> tuple[dict[int | None, PairedDifference], tuple[str, ...]]:
-    """Compares RULER's average over the tasks two models share, with a band simultaneous over the lengths.
+    """Compares RULER's average over the tasks that two models share, with a band simultaneous over the lengths.
 
-    Every task weighs the same, whatever its number of samples. Lengths count where every shared task has them. Samples
-    of all tasks are resampled together, so the spread between tasks widens the band: it errs on the wide side.
+    Every task has the same weight, whatever its number of samples. A length counts if every shared task has it. Samples
+    of all tasks are resampled together, so the variance between tasks makes the band wider than necessary.
+
+    Args:
+        candidate: task to the scores of the model that the base is subtracted from.
+        base: task to the scores of the other model.
+        confidence: how often the whole band covers all true differences.
 
     Returns:
         Context length to difference, with the mean over octaves under None, and the tasks compared.
     """
-    tasks = [task for task in own if short_name(task) in TASKS and task in base]
-    lengths = [set(scores_by_length(own[task])) & set(scores_by_length(base[task])) for task in tasks]
+    tasks = [task for task in candidate if short_name(task) in TASKS and task in base]
+    lengths = [set(scores_by_length(candidate[task])) & set(scores_by_length(base[task])) for task in tasks]
     shared = sorted(set.intersection(*lengths)) if lengths else []
     rows = []
     weights = []
     compared = []
     for task in tasks:
-        mine, theirs = scores_by_length(own[task]), scores_by_length(base[task])
-        tables = [side[length] for side in (mine, theirs) for length in shared]
+        scores, base_scores = scores_by_length(candidate[task]), scores_by_length(base[task])
+        tables = [side[length] for side in (scores, base_scores) for length in shared]
         keys = [key for key in tables[0] if all(key in table for table in tables)] if tables else []
         if keys:
-            rows.append(np.array([[mine[length][key] - theirs[length][key] for length in shared] for key in keys]))
+            rows.append(
+                np.array([[scores[length][key] - base_scores[length][key] for length in shared] for key in keys])
+            )
             weights.append(np.full(len(keys), 1 / len(keys)))
             compared.append(task)
     if not rows:
@@ -93,7 +108,7 @@ def ruler_differences(
 
 
 def scores_by_length(scores: SampleScores, wanted: str = "score") -> dict[int, Mapping[SampleKey, float]]:
-    """Returns context length to the scores of the samples, of one metric."""
+    """Returns context length to the scores of the samples in the metric `wanted`."""
     parsed = ((context_metric(metric), values) for (metric, _), values in scores.scores.items())
     return {place[1]: values for place, values in parsed if place is not None and place[0] == wanted}
 

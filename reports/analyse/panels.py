@@ -1,4 +1,4 @@
-"""Which numbers share an axis: one panel a corpus and protocol, split where models differ in several ways at once."""
+"""Groups perplexity results into panels: one for each text and protocol, split where models differ in several ways."""
 
 import dataclasses
 from collections import Counter
@@ -24,21 +24,23 @@ CORPUS_WORDS = {
 
 
 def text_name(corpus: str, protocol: str = "") -> str:
-    """Returns what a text is called; of identical targets other than those of `fixed_target`, with the protocol."""
-    words = CORPUS_WORDS.get(corpus, corpus)
-    return f"{words}, {protocol}" if protocol in IDENTICAL_TARGETS[1:] else words
+    """Returns a text's name; with the protocol for identical targets of a protocol other than `fixed_target`."""
+    name = CORPUS_WORDS.get(corpus, corpus)
+    return f"{name}, {protocol}" if protocol in IDENTICAL_TARGETS[1:] else name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """Numbers on one axis.
+    """Perplexity results that share an axis: one figure of curves.
 
     Attributes:
-        corpus_sha256: None where not recorded.
-        aspect: what the models of a split panel differ in; empty for an undivided panel.
-        tables: metric to its rows, only metrics that may share this axis.
+        corpus: name of the text.
+        corpus_sha256: hash of the text, None where not recorded.
+        protocol: perplexity protocol.
+        aspect: what the models of this part of a split panel differ in; empty for a panel that is not split.
+        tables: metric to its rows; only metrics in which these models can be compared.
         labels: models shown, in order.
-        remarks: what a reader of this panel must know.
+        remarks: sentences that a reader of the figure must know.
     """
 
     corpus: str
@@ -51,19 +53,19 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """Corpus, protocol and aspect as a heading."""
-        words = CORPUS_WORDS.get(self.corpus, self.corpus)
-        return f"{words}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
+        """Text, protocol and aspect as a heading."""
+        name = CORPUS_WORDS.get(self.corpus, self.corpus)
+        return f"{name}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
 
     @property
     def stem(self) -> str:
-        """A file name without its ending; only letters, digits, `_` and `-`."""
+        """File name without extension; only letters, digits, `_` and `-`."""
         names = [self.corpus, self.protocol, self.aspect, (self.corpus_sha256 or "")[:6]]
         return "-".join(safe_stem(name) for name in names if name)
 
 
 def safe_stem(value: str) -> str:
-    """Turns any text into a harmless part of a file name."""
+    """Returns a text as part of a file name: only ASCII letters, digits, `_` and `-`, at most 60 characters."""
     harmless = (letter if letter.isascii() and (letter.isalnum() or letter in "_-") else " " for letter in value)
     return "_".join("".join(harmless).split())[:60] or "unnamed"
 
@@ -71,8 +73,9 @@ def safe_stem(value: str) -> str:
 def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedModel]) -> list[Panel]:
     """Groups perplexity results into panels.
 
-    Models with different tokenizers share an axis in bits per byte only. A panel whose models differ in more than one
-    of position scheme, training length and window is split by these, each part holding the others fixed.
+    Models with different tokenizers are compared only in bits per byte. A panel of four models or more that differ in
+    several of position scheme, training length and attention window is split: each part shows models that differ in one
+    of these and share the others.
     """
     rows = measurements[(measurements["family"] == "perplexity") & measurements["context_length_tokens"].notna()]
     rows = rows[rows["protocol"] != "position"]
@@ -111,7 +114,7 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
 
 
 def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
-    """Returns a remark where a model was trained on documents of a text that it was scored on."""
+    """Returns a remark if a model was trained on documents of the text that it was scored on, else nothing."""
     records = [task.record for _, task in model.task_runs() if task.record is not None]
     seen = {name for r in records if r.corpus_sha256 == corpus_sha256 for name in r.seen_documents or ()}
     if not seen:
@@ -128,9 +131,9 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
     tables = {str(metric): of_metric for metric, of_metric in rows.groupby("metric")}
     if "nll" in tables and "token_perplexity" not in tables:
         tables["token_perplexity"] = _perplexity(tables["nll"])
-    kept = ["nll", "token_perplexity", "bits_per_byte"]
+    comparable = ["nll", "token_perplexity", "bits_per_byte"]
     if rows["tokenizer_sha256"].nunique(dropna=False) > 1:
-        kept = ["bits_per_byte"]
+        comparable = ["bits_per_byte"]
         remarks.append("The models have different tokenizers, so only bits per byte are comparable.")
         if not (rows["protocol"] == "rolling").all():
             remarks.append(
@@ -140,14 +143,14 @@ def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:
     if rows["bos"].nunique(dropna=True) > 1:
         remarks.append("The models' windows start differently (BOS policy); see the provenance.")
     scored = tables.get("nll", rows).groupby("context_length_tokens")["tokens"]
-    if "nll" in kept and ((scored.nunique() > 1).any() or rows["targets_sha256"].nunique() > 1):
+    if "nll" in comparable and ((scored.nunique() > 1).any() or rows["targets_sha256"].nunique() > 1):
         remarks.append(
             "The models were not all scored on the same targets (other longest lengths or limits), so small "
             "differences between their lines may come from the text."
         )
     if rows.groupby("setting")["targets_per_window"].max().nunique() > 1:
         remarks.append("The number of targets in a window differs between models.")
-    return {metric: tables[metric] for metric in kept if metric in tables}, remarks
+    return {metric: tables[metric] for metric in comparable if metric in tables}, remarks
 
 
 def _perplexity(nll: pd.DataFrame) -> pd.DataFrame:

@@ -1,8 +1,8 @@
-"""What the numbers of a protocol allow to be said: sentences that do not hold for every protocol, once.
+"""Sentences about perplexity protocols: how to read curves and differences, which depends on the protocol.
 
-A difference between two lengths shows that a model uses the longer context only where the targets are identical and
-nothing but the context before them differs (`IDENTICAL_TARGETS`). Sentences that rest on this pass through
-`on_identical_targets`, which refuses every other protocol.
+A difference between two context lengths shows that a model uses the longer context only if the targets are identical
+and nothing but the context before them differs (protocols `IDENTICAL_TARGETS`). Every sentence that needs this passes
+through `on_identical_targets`, which raises an error for any other protocol.
 """
 
 from typing import NamedTuple
@@ -12,21 +12,21 @@ from sbeval.results.records import IDENTICAL_TARGETS
 PROTOCOL_ORDER = (*IDENTICAL_TARGETS, "stream", "sliding", "rolling")
 _CURVES = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
-    "pairs": "Targets of a file behind the end of their contexts; a context length counts context alone.",
-    "riffled": "The last piece of a document, behind its own pieces in turn with those of other documents.",
+    "pairs": "Targets from a file, each after the end of its context; the context length counts only the context.",
+    "riffled": "The last chunk of a document; its context alternates chunks of this document with those of others.",
     "stream": "Text in disjoint windows: shows whether a model breaks, not whether it uses context.",
     "sliding": "Text in overlapping windows, each of which scores only the targets that are new in it.",
-    "rolling": "Each document alone, in windows of the given length: a document shorter than that changes no further.",
+    "rolling": "Each document by itself, in windows of the given length; one that fits a window changes no further.",
 }
 
 
 class DifferenceWords(NamedTuple):
-    """How to read NLL at a length minus NLL at the reference.
+    """Sentences on how to read NLL at a length minus NLL at the reference length.
 
     Attributes:
-        longer: at lengths beyond the reference.
-        shorter: at lengths below it; empty where nothing is to be said.
-        brief: the same in a few words, for the line above an image.
+        longer: for lengths longer than the reference.
+        shorter: for shorter lengths; may be empty.
+        brief: a short version, for the subtitle of an image.
     """
 
     longer: str
@@ -35,23 +35,23 @@ class DifferenceWords(NamedTuple):
 
 
 def on_identical_targets(protocol: str, sentence: str) -> str:
-    """Returns a sentence that holds only where the targets are identical at every length.
+    """Returns the sentence unchanged after checking that the protocol scores identical targets at every length.
 
     Raises:
-        ValueError: the protocol scores other targets, or the same ones behind unequal contexts.
+        ValueError: the protocol is not one of `IDENTICAL_TARGETS`, so the sentence would be wrong.
     """
     if protocol not in IDENTICAL_TARGETS:
-        raise ValueError(f"expected a protocol of identical targets, found {protocol!r} for {sentence!r}")
+        raise ValueError(f"expected a protocol with identical targets, found {protocol!r} for {sentence!r}")
     return sentence
 
 
 def curve_words(protocol: str) -> str:
-    """Returns how to read a curve over lengths; empty for a protocol that is not known."""
+    """Returns how to read a curve over context lengths; empty for an unknown protocol."""
     return _CURVES.get(protocol, "")
 
 
 def difference_words(protocol: str) -> DifferenceWords:
-    """Returns how to read differences between lengths; of a protocol that is not known nothing is claimed."""
+    """Returns how to read differences between lengths; for an unknown protocol, without a claim on use of context."""
     if protocol in IDENTICAL_TARGETS:
         return DifferenceWords(
             longer=on_identical_targets(protocol, "Below zero at a longer length, the longer context helps."),
@@ -70,5 +70,5 @@ def difference_words(protocol: str) -> DifferenceWords:
 
 
 def windows_words(protocol: str) -> str:
-    """Names the windows of a protocol without identical targets, as a sentence about them begins."""
+    """Returns the beginning of a sentence about a protocol without identical targets, such as "In stream windows"."""
     return f"In {protocol.replace('_', ' ')} windows"

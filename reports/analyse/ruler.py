@@ -1,6 +1,7 @@
-"""RULER's averages over tasks, its weighted averages and effective context lengths.
+"""RULER's averages over tasks, its weighted averages over lengths, and effective context lengths.
 
-Lines on one axis are means over the same tasks, which decides the models and tasks that one average may show.
+Lines on one axis must be means over the same tasks. `averaged_alike` therefore decides which models and tasks share an
+average.
 """
 
 import math
@@ -25,9 +26,9 @@ NIAH_TASKS = (
 )
 TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
 THINKING_CUT = "thinking_cut"
-"""Metric: the share of answers for which the model's thinking had to be ended."""
+"""Metric: share of answers before which the model's thinking was cut at its token budget."""
 ALIAS_SHARES = ("ruler_qa_squad", "ruler_qa_hotpot")
-"""lm-eval's own QA tasks: they score the share of an answer's aliases, where RULER counts any of them as right."""
+"""lm-eval's own QA tasks. They score the share of an answer's aliases that is found; RULER accepts any alias."""
 ALIAS_WORDS = "lm-eval's ruler_qa tasks score the share of an answer's aliases found, RULER any of them"
 AVERAGED_TASKS = {"all tasks": TASKS, "needle tasks": NIAH_TASKS, "variable tracking": ("vt",)}
 WEIGHTED_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
@@ -40,10 +41,13 @@ Scores = Mapping[int, float]
 
 
 class EffectiveLength(NamedTuple):
-    """An effective context length: "<4K", "16K", ">64K" or, for a reason, "n/a".
+    """An effective context length.
 
     Attributes:
-        interval: the same rule on the lower and on the upper ends of every score's 95% interval; None without them.
+        text: "<4K" if the shortest length already fails, "16K", ">64K" if the longest length passes, or "n/a".
+        reason: why it is "n/a"; else empty.
+        interval: the same rule applied to the lower and to the upper ends of the scores' 95% intervals; None without
+            these.
     """
 
     text: str
@@ -52,36 +56,38 @@ class EffectiveLength(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The length as a page says it: of lengths beyond the longest one that was run nothing is known."""
+        """The length as shown on the page: "≥ 64K" for ">64K", since nothing is known beyond the longest length run."""
         return at_least(self.text)
 
     @property
     def shown_interval(self) -> tuple[str, str] | None:
-        """The ends of the interval as a page says them."""
+        """The ends of the interval as shown on the page."""
         return self.interval and (at_least(self.interval[0]), at_least(self.interval[1]))
 
 
 def at_least(text: str) -> str:
-    """Returns an effective length with what ">" stands for in RULER's tables."""
+    """Replaces RULER's ">" by "≥": its tables write ">64K" for a model that passes at 64K, the longest length run."""
     return text.replace(">", "\N{GREATER-THAN OR EQUAL TO} ")
 
 
 def short_name(task: str) -> str:
-    """Returns RULER's name of a task, whoever runs it: `sb_ruler_vt`, `ruler_vt` and `vt` are one.
+    """Returns RULER's name of a task: `sb_ruler_vt`, `ruler_vt` and `vt` are all `vt`.
 
-    `ALIAS_SHARES` keep their own names, since their scores are no part of RULER's averages and effective lengths.
+    `ALIAS_SHARES` keep their names, since their scores do not count in RULER's averages and effective lengths.
     """
     return task if task in ALIAS_SHARES else task.removeprefix("sb_").removeprefix("ruler_")
 
 
 def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
-    """Returns the rows of RULER's 13 tasks, with a column `ruler_task`; lm-eval's own where ours was not run.
+    """Returns the tidy table's rows with RULER scores, with a column `ruler_task` and intervals where missing.
 
-    Rows of `ALIAS_SHARES` are among them under their own names; averages take `TASKS` alone. Other metrics: all tasks.
+    lm-eval's own RULER tasks count where sbeval's were not run. Rows of `ALIAS_SHARES` are included under their own
+    names, but averages use only `TASKS`. For a metric other than "score", rows of all tasks are returned.
     """
     rows = measurements[(measurements["metric"] == metric) & measurements["context_length_tokens"].notna()].copy()
     rows["ruler_task"] = rows["task"].map(short_name)
-    rows["samples"] = rows["samples"].where(rows["family"].notna())  # lm-eval's own tasks count all lengths together
+    # lm-eval's own tasks record the number of samples over all lengths together, which is of no use at one length
+    rows["samples"] = rows["samples"].where(rows["family"].notna())
     lows, highs = share_interval(rows)
     rows["ci95_low"] = rows["ci95_low"].fillna(lows)
     rows["ci95_high"] = rows["ci95_high"].fillna(highs)
@@ -93,7 +99,7 @@ def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFr
 
 
 def filled_by(models: Sequence[EvaluatedModel]) -> dict[str, tuple[str, ...]]:
-    """Returns, by who fills RULER's prompts (`TaskRecord.scripts`, else "sbeval"), the models whose runs say so."""
+    """Returns the code that fills RULER's prompts (`TaskRecord.scripts`, else "sbeval") to the models run with it."""
     labels_by_rule: dict[str, dict[str, None]] = {}
     for model in models:
         for record in (task.record for run in model.runs for task in run.tasks):
@@ -103,23 +109,23 @@ def filled_by(models: Sequence[EvaluatedModel]) -> dict[str, tuple[str, ...]]:
 
 
 def missing_tasks(scores: pd.DataFrame, model: str) -> tuple[str, ...]:
-    """Returns those of the 13 tasks that a model did not run at any length."""
+    """Returns those of RULER's 13 tasks that a model did not run at any length."""
     run = set(scores[scores["setting"] == model]["ruler_task"])
     return tuple(task for task in TASKS if task not in run)
 
 
 def apart(scores: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """Returns each model's tasks that are kept apart from RULER's, see `ALIAS_SHARES`."""
+    """Returns each model's tasks that are kept apart from RULER's averages (`ALIAS_SHARES`)."""
     rows = scores[scores["ruler_task"].isin(ALIAS_SHARES)].groupby("setting", sort=False)["ruler_task"]
     return {str(model): tuple(dict.fromkeys(tasks)) for model, tasks in rows}
 
 
 def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
-    """Averages each model's tasks, at those lengths where it has all of them.
+    """Averages the scores of each model over those of `tasks` that it ran, at lengths where it has all of them.
 
     Returns:
-        Columns setting, context_length_tokens, value, ci95_low, ci95_high, tasks. The interval assumes independent
-        tasks; it is missing where a task has none.
+        Columns setting, context_length_tokens, value, ci95_low, ci95_high, and tasks (their number). The interval
+        assumes independent tasks; it is NaN where a task has none.
     """
     rows = []
     chosen = scores[scores["ruler_task"].isin(tasks)]
@@ -134,7 +140,7 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
 
 
 def without_mean(scores: pd.DataFrame, tasks: Sequence[str]) -> str:
-    """Returns a sentence on the lengths at which `average` has none, since a task of the model has no score there."""
+    """Returns a sentence on lengths without an `average`, where some task of a model has no score; else nothing."""
     chosen = scores[scores["ruler_task"].isin(tasks)]
     places: dict[tuple[str, int], list[str]] = {}
     for model, of_model in chosen.groupby("setting", sort=False):
@@ -152,7 +158,14 @@ def without_mean(scores: pd.DataFrame, tasks: Sequence[str]) -> str:
 def by_length(
     table: pd.DataFrame, model: str, column: str = "context_length_tokens", numbers: str = "value"
 ) -> dict[int, float]:
-    """Returns length (or what another column counts) to value for one model, ascending."""
+    """Returns one model's values by context length (or by another column), in ascending order.
+
+    Args:
+        table: a table with a column `setting`.
+        model: label of the model.
+        column: the column of the keys, integers.
+        numbers: the column of the values.
+    """
     rows = (table["setting"] == model).to_numpy()
     lengths, values = table[column].to_numpy()[rows], table[numbers].to_numpy()[rows]
     return dict(sorted((int(length), float(value)) for length, value in zip(lengths, values, strict=True)))
@@ -165,10 +178,13 @@ def absolute_effective_length(
     missing: Sequence[str] = (),
     ends: tuple[Scores, Scores] | None = None,
 ) -> EffectiveLength:
-    """RULER's rule: the longest length such that every length up to it reaches the threshold.
+    """Computes the effective length by RULER's rule: the longest length such that all lengths up to it pass.
 
-    The threshold is set for the mean of all 13 tasks, so nothing follows from fewer; `missing` names those not run.
-    `ends` are the lower and the upper ends of the scores' intervals.
+    Args:
+        scores: context length to the mean score over all 13 tasks.
+        threshold: a length passes if its score is at least this.
+        missing: tasks that were not run; the threshold is set for all 13, so with fewer the length is "n/a".
+        ends: the lower and the upper ends of the scores' intervals.
     """
     if missing:
         count = "one was" if len(missing) == 1 else f"{len(missing)} were"
@@ -181,9 +197,11 @@ def absolute_effective_length(
 def relative_effective_length(
     scores: Mapping[int, float], training_length_tokens: int | None, ends: tuple[Scores, Scores] | None = None
 ) -> EffectiveLength:
-    """The longest length that keeps a share of the model's own score at no more than half its training length.
+    """Computes the effective length relative to the model's own score in short contexts.
 
-    The lower end of its interval takes the upper end of the own score, and the upper end the lower one.
+    The base is the model's score at the longest length of at most half its training length. A longer length passes if
+    it keeps 85% of the base. The interval's lower end uses the lower ends of the scores and the upper end of the base;
+    its upper end uses the opposite ends.
 
     Args:
         scores: context length to score.
@@ -201,9 +219,10 @@ def relative_effective_length(
         where = length_text(max(short))
         return EffectiveLength(text="n/a", reason=f"the score at {where} ({base:.0%}) is near chance")
 
-    def passing(of_lengths: Mapping[int, float], own: float) -> EffectiveLength:
-        kept = {length: score for length, score in of_lengths.items() if length > max(short)}
-        return last_passing({max(short): math.inf, **kept}, RELATIVE_THRESHOLD * own)  # the own score keeps all of it
+    def passing(of_lengths: Mapping[int, float], base_score: float) -> EffectiveLength:
+        longer = {length: score for length, score in of_lengths.items() if length > max(short)}
+        # the base length itself always passes
+        return last_passing({max(short): math.inf, **longer}, RELATIVE_THRESHOLD * base_score)
 
     length = passing(scores, base)
     if ends is None or _unknown(ends):
@@ -213,7 +232,10 @@ def relative_effective_length(
 
 
 def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:
-    """RULER's averages over 4K to 128K weighted up and down with length; None unless all six lengths are there."""
+    """Returns RULER's averages over 4K to 128K, with weights that increase and that decrease with length.
+
+    None unless all six lengths were run.
+    """
     if any(length not in scores for length in WEIGHTED_LENGTHS):
         return None
     values = [scores[length] for length in WEIGHTED_LENGTHS]
@@ -224,7 +246,7 @@ def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None
 
 
 def last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLength:
-    """Returns the longest length such that every length up to it reaches the threshold."""
+    """Returns the longest length such that it and all shorter lengths score at least the threshold."""
     passing = None
     for length in sorted(scores):
         if scores[length] < threshold:
@@ -237,7 +259,7 @@ def last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLeng
 def passing_length(
     scores: Mapping[int, float], threshold: float, ends: tuple[Scores, Scores] | None
 ) -> EffectiveLength:
-    """Returns `last_passing` with its interval, where the ends of every score's interval are known."""
+    """Returns `last_passing`, with an interval if the ends of all scores' intervals are known."""
     length = last_passing(scores, threshold)
     if ends is None or _unknown(ends):
         return length
@@ -250,12 +272,13 @@ def _unknown(ends: tuple[Scores, Scores]) -> bool:
 
 
 class RulerScores(NamedTuple):
-    """RULER's scores with what follows from them.
+    """RULER scores, averages and effective lengths of all models.
 
     Attributes:
-        scores: the rows of RULER's tasks, see `ruler_scores`.
-        overall: their mean over the tasks each model ran, see `average`.
-        effective: model label to (by RULER's threshold over all 13 tasks, relative to its own score over those it ran).
+        scores: the rows of `ruler_scores`.
+        overall: the mean over the tasks that each model ran (`average`).
+        effective: model label to (effective length by RULER's threshold over all 13 tasks, effective length relative to
+            its own short-context score over the tasks that it ran).
     """
 
     scores: pd.DataFrame
@@ -264,7 +287,12 @@ class RulerScores(NamedTuple):
 
 
 def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) -> RulerScores:
-    """Computes RULER's scores and effective lengths, from the tidy table and model label to training length."""
+    """Computes RULER scores and effective lengths of all models.
+
+    Args:
+        measurements: the tidy table.
+        training_lengths: model label to training length in tokens, where known.
+    """
     scores = ruler_scores(measurements)
     overall = average(scores, TASKS)
     effective = {}
@@ -279,7 +307,7 @@ def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) 
 
 
 def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
-    """Returns the sentences of the summary on effective lengths."""
+    """Returns each model's sentence in the summary on its effective lengths."""
     sentences = {}
     for label, (absolute, relative) in ruler.effective.items():
         count = len(TASKS) - len(missing_tasks(ruler.scores, label))
@@ -299,21 +327,26 @@ def _length_words(length: EffectiveLength) -> str:
 
 
 class Alike(NamedTuple):
-    """Models averaged over the same tasks, with the rows of those that ran them all.
+    """An average over the same tasks for all its models.
 
-    `words` name the average where it is not over every task asked for; the explanation says who is left out.
+    Attributes:
+        tasks: the tasks averaged.
+        scores: rows of the models that ran all of these tasks.
+        name: name of the average where it is not over all requested tasks; else empty.
+        explanation: which tasks and models it is over, and which models are left out.
     """
 
     tasks: tuple[str, ...]
     scores: pd.DataFrame
-    words: str
+    name: str
     explanation: str
 
 
 def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
-    """Returns the averages that can be drawn: over all the tasks, and over those every model ran where these differ.
+    """Returns the averages that can be drawn for some tasks.
 
-    Models that ran none of the tasks are left aside.
+    One is over all of the tasks, for models that ran them all. Where some model did not, a second one is over the tasks
+    that every model ran. Models that ran none of the tasks are ignored.
     """
     chosen = scores[scores["ruler_task"].isin(tasks)]
     ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in chosen.groupby("setting", sort=False)}
@@ -322,8 +355,8 @@ def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
     averages = []
     complete = [model for model, names in ran.items() if len(names) == len(tasks)]
     if complete:
-        others = [model for model in ran if model not in complete]
-        left_out = f" Left out, since they did not run them all: {', '.join(others)}." if others else ""
+        incomplete = [model for model in ran if model not in complete]
+        left_out = f" Left out, since they did not run them all: {', '.join(incomplete)}." if incomplete else ""
         count = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
         explanation = f"Mean over {count}.{left_out}" if len(tasks) > 1 or left_out else ""
         averages.append(Alike(tuple(tasks), chosen[chosen["setting"].isin(complete)], "", explanation))
@@ -332,7 +365,7 @@ def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
         count = f"{len(shared)} of {len(tasks)}"
         counted = f"the {count} tasks" if len(shared) > 1 else f"the one of {len(tasks)} tasks"
         everyone = "every model here ran" if len(ran) > 1 else "run"
-        words = f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}"
+        name = f"{count} {'needle tasks' if all(task.startswith('niah') for task in tasks) else 'tasks'}"
         explanation = f"Mean over {', '.join(shared)}: {counted} {everyone}."
-        averages.append(Alike(shared, chosen[chosen["ruler_task"].isin(shared)], words, explanation))
+        averages.append(Alike(shared, chosen[chosen["ruler_task"].isin(shared)], name, explanation))
     return averages

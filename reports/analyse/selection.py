@@ -1,8 +1,9 @@
-"""Which models and tasks a report shows, which of them is the baseline, and training seeds as one line.
+"""Selects the models and tasks that a report shows, chooses the baseline, and merges training seeds into one model.
 
-Checkpoints that differ in their training seed alone are shown as the mean over seeds, with their spread. The mean's
-interval over documents is the mean of the seeds' intervals: all seeds are scored on the same documents, so averaging
-seeds does not narrow it. A task counts the seeds that ran it; a length that one of these lacks is left out with a note.
+Checkpoints that differ only in their training seed are shown as one line: the mean over seeds, with the lowest and
+highest seed. The ends of its interval over documents are the means of the seeds' ends: all seeds are scored on the same
+documents, so averaging seeds does not narrow it. A task's mean is over the seeds that ran it. A length that one of
+these lacks is left out with a note.
 """
 
 import dataclasses
@@ -27,26 +28,26 @@ _IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256", "targets_sha2
 
 
 def restrict(results: Results, only: Iterable[str]) -> Results:
-    """Keeps the models and tasks whose names match; patterns such as `demo-*` are allowed.
+    """Restricts results to models and tasks whose names match patterns such as `demo-*`.
 
-    A pattern that names models leaves the other models out, one that names tasks the other tasks.
+    Patterns that match models restrict the models, and patterns that match tasks restrict the tasks.
 
     Raises:
         UserError: a pattern matches neither a model nor a task.
     """
     labels = [model.label for model in results.models]
     tasks = results.tasks
-    kept_labels: list[str] = []
-    kept_tasks: list[str] = []
+    selected_labels: list[str] = []
+    selected_tasks: list[str] = []
     for pattern in only:
         matching_labels = [model.label for model in results.models if _matches(pattern, *_names(model))]
         matching_tasks = [task for task in tasks if _matches(pattern, task)]
         if not matching_labels and not matching_tasks:
-            remedy = f"the models are {', '.join(labels)}; the tasks are {', '.join(tasks)}"
-            raise UserError(f"Expected the name of a model or task, found {pattern!r}; {remedy}.")
-        kept_labels += matching_labels
-        kept_tasks += matching_tasks
-    shown_labels, shown_tasks = set(kept_labels or labels), set(kept_tasks or tasks)
+            names = f"the models are {', '.join(labels)}; the tasks are {', '.join(tasks)}"
+            raise UserError(f"{pattern!r} matches no model and no task: {names}.")
+        selected_labels += matching_labels
+        selected_tasks += matching_tasks
+    shown_labels, shown_tasks = set(selected_labels or labels), set(selected_tasks or tasks)
     models = [
         dataclasses.replace(model, parent=model.parent if model.parent in shown_labels else None)
         for model in results.models
@@ -68,23 +69,25 @@ def _names(model: EvaluatedModel) -> tuple[str, ...]:
     return tuple(name for name in (model.label, model.record.name, model.record.recipe) if name)
 
 
-def choose_baseline(models: Iterable[EvaluatedModel], asked: str | None) -> str:
-    """Returns the label differences are taken against: the one asked for, else the first RoPE model, else the first.
+def choose_baseline(models: Iterable[EvaluatedModel], requested: str | None) -> str:
+    """Returns the label of the model that differences are taken against.
+
+    It is the requested model if a name is given, else the first RoPE model, else the first model.
 
     Raises:
-        UserError: no model has the name asked for.
+        UserError: no model has the requested name.
     """
     known = list(models)
     rope = [model for model in known if model.record.attention == "rope"]
-    chosen = rope or known if asked is None else [model for model in known if asked in _names(model)]
+    chosen = rope or known if requested is None else [model for model in known if requested in _names(model)]
     if not chosen:
         labels = ", ".join(model.label for model in known)
-        raise UserError(f"Expected the baseline to be one of the models {labels}, found {asked!r}.")
+        raise UserError(f"Expected the baseline to be one of the models {labels}, found {requested!r}.")
     return chosen[0].label
 
 
 def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Leaves the models whose tokens are the baseline's."""
+    """Keeps the rows of models with the baseline's tokenizer, or with an unrecorded one."""
     if table.empty:
         return table
     tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
@@ -94,22 +97,26 @@ def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
 
 def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
-    """Returns the results with one model for each group of seeds; the measurements gain `SEED_COLUMNS`.
+    """Merges training seeds: returns results with one model for each group of seeds.
 
-    `labels` are names to show in place of a group's own.
+    The tidy table then has the columns `SEED_COLUMNS` too.
+
+    Args:
+        results: results with each seed as its own model.
+        labels: name of a group to the name shown in its place.
     """
     groups = seed_groups(results.models)
     notes = results.notes
     if not groups:
         return results
-    taken = {model.label for model in results.models} - {one.label for group in groups.values() for one in group}
+    taken = {model.label for model in results.models} - {seed.label for group in groups.values() for seed in group}
     pooled_label: dict[str, str] = {}
     pooled: dict[str, EvaluatedModel] = {}
     for name, members in groups.items():
         label = shown_name((labels or {}).get(name, name))
         label = label if label not in taken else f"{label} ({len(members)} seeds)"
         taken.add(label)
-        runs = sorted((run for one in members for run in one.runs), key=lambda run: run.date, reverse=True)
+        runs = sorted((run for member in members for run in member.runs), key=lambda run: run.date, reverse=True)
         pooled[label] = dataclasses.replace(
             members[0],
             key=("seeds", label),
@@ -118,7 +125,7 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
             seeds=len(members),
             left_aside=tuple(aside for member in members for aside in member.left_aside),
         )
-        pooled_label |= {one.label: label for one in members}
+        pooled_label |= {member.label: label for member in members}
     models: dict[str, EvaluatedModel] = {}
     for model in results.models:
         label = pooled_label.get(model.label, model.label)
@@ -133,11 +140,12 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
 
 
 def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedModel]]:
-    """Returns a name to the models that differ in their seed alone, for groups of two or more.
+    """Returns groups of two or more models that differ only in their training seed, by the group's name.
 
-    Seeds and recipes are read from the records; where a checkpoint keeps none, from names such as `model-seed1`.
+    Recipe and seed are read from the model records. Where a record has none, they are read from a name such as
+    `model-seed1`.
     """
-    found: dict[tuple[object, ...], list[tuple[object, EvaluatedModel]]] = defaultdict(list)
+    by_recipe: dict[tuple[object, ...], list[tuple[object, EvaluatedModel]]] = defaultdict(list)
     for model in models:
         record = model.record
         name: str | None = record.recipe
@@ -148,9 +156,9 @@ def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedMod
                 continue
             name = match["name"]
             seed = int(match["seed"])
-        found[(name, *describe_facts(model), record.parameters, record.format)].append((seed, model))
+        by_recipe[(name, *describe_facts(model), record.parameters, record.format)].append((seed, model))
     groups: dict[str, list[EvaluatedModel]] = {}
-    for key, members in found.items():
+    for key, members in by_recipe.items():
         if len(members) > 1 and len({seed for seed, _ in members}) == len(members):
             name = unique_name(shown_name(str(key[0])), groups, "{} ({})")
             groups[name] = [model for _, model in members]
@@ -161,15 +169,15 @@ def _measurements(
     rows: pd.DataFrame, pooled_label: Mapping[str, str], pooled: Mapping[str, EvaluatedModel], notes: Notes
 ) -> pd.DataFrame:
     inside = rows["setting"].isin(pooled_label.keys())
-    own = rows[inside].copy()
-    own["setting"] = own["setting"].map(pooled_label)
-    # other protocols need no pairing
-    own.loc[~own["protocol"].isin(IDENTICAL_TARGETS), "targets_sha256"] = None
-    geometric = own["metric"].str.contains("perplexity")
+    seed_rows = rows[inside].copy()
+    seed_rows["setting"] = seed_rows["setting"].map(pooled_label)
+    # seeds of other protocols are averaged even where their targets differ
+    seed_rows.loc[~seed_rows["protocol"].isin(IDENTICAL_TARGETS), "targets_sha256"] = None
+    geometric = seed_rows["metric"].str.contains("perplexity")
     values = ["value", "ci95_low", "ci95_high"]
-    own["seed_low"], own["seed_high"] = own["value"], own["value"]
-    own.loc[geometric, values] = np.log(own.loc[geometric, values])
-    grouped = own.groupby(["setting", *_IDENTITY], dropna=False, sort=False)
+    seed_rows["seed_low"], seed_rows["seed_high"] = seed_rows["value"], seed_rows["value"]
+    seed_rows.loc[geometric, values] = np.log(seed_rows.loc[geometric, values])
+    grouped = seed_rows.groupby(["setting", *_IDENTITY], dropna=False, sort=False)
     means = grouped.agg(
         {
             **{column: "first" for column in rows.columns if column not in ("setting", *_IDENTITY)},
@@ -181,14 +189,14 @@ def _measurements(
     means["seeds"] = grouped.size().to_numpy()
     spread = means["metric"].str.contains("perplexity")
     means.loc[spread, values] = np.exp(means.loc[spread, values])
-    ran = own.assign(original=rows.loc[inside, "setting"]).groupby(["setting", "task"])["original"].nunique()
+    ran = seed_rows.assign(original=rows.loc[inside, "setting"]).groupby(["setting", "task"])["original"].nunique()
     wanted = pd.Series([ran[key] for key in zip(means["setting"], means["task"], strict=True)], index=means.index)
     for row in records(ran.rename("ran").reset_index()):
         label = row["setting"]
         all_seeds = pooled[row["setting"]].seeds
         if row["ran"] < all_seeds:
             seeds = f"{row['ran']} of {all_seeds} seeds"
-            notes.add(None, f"{label}: {row['task']} was run with {seeds}, and rests on these.")
+            notes.add(None, f"{label}: {row['task']} was run with {seeds}; its numbers are means over these.")
     gaps: dict[tuple[str, str], set[int]] = defaultdict(set)
     for row in records(means[means["seeds"] < wanted].dropna(subset=["context_length_tokens"])):
         gaps[row["setting"], row["task"]].add(int(row["context_length_tokens"]))
@@ -201,13 +209,14 @@ def _measurements(
 
 
 def check_labels(results: Results, labels: Mapping[str, str]) -> None:
-    """Refuses a label for a name that nothing has.
+    """Checks that each key of `labels` is the name of a model, a group of seeds or a text.
 
     Raises:
-        UserError: there is one.
+        UserError: a key is none of these.
     """
-    own = group_models([run for model in results.models for run in model.runs])
-    known = {name for model in own for name in (model.label, shown_name(model.record.name))} | set(seed_groups(own))
+    models = group_models([run for model in results.models for run in model.runs])
+    names = {name for model in models for name in (model.label, shown_name(model.record.name))}
+    known = names | set(seed_groups(models))
     known |= set(results.texts)
     for name in labels:
         if name not in known:

@@ -1,11 +1,12 @@
-"""Simultaneous intervals for paired differences of ratios, over clusters.
+"""Confidence intervals of scores, and simultaneous bands for paired differences, resampled over documents ("clusters").
 
-Several differences are looked at together (one a context length), so one or another of their own 95% intervals would be
-wrong in more than 5% of cases. The max-t band holds for all of them at once: documents are resampled, every difference
-is divided by its own standard error in that resample, and the band's width is the 95% point of the largest of them
-(Westfall & Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap), but never less than a single normal
-interval's. That width is the same on both sides; skewed differences miss on one side alone, so a band for claims that
-rest on one end has, on each side, no less than the 97.5% point of the largest difference on that side.
+Several differences are judged together, one for each context length. With separate 95% intervals, some interval would
+miss its true value in more than 5% of cases. The max-t band covers all of them at once: documents are resampled, each
+difference is divided by its standard error in that resample, and the band's half width, in standard errors, is the 95%
+quantile of the largest absolute value (Westfall & Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap).
+It is never less than that of a single normal interval. This half width is the same on both sides. Skewed differences,
+however, miss on one side only. For claims that rest on one end of a band (`each_side`), each side is therefore at least
+as wide as the 97.5% quantile of the largest difference on that side.
 
 Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one for each difference.
 """
@@ -28,7 +29,7 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A number with the ends of its interval or band, NaN where there is none."""
+    """A number with the ends of its interval or band; they are NaN where there is none."""
 
     estimate: float
     low: float
@@ -36,13 +37,13 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """Such as "+0.120 [+0.100, +0.140]", for a change."""
+        """The change with its interval, such as "+0.120 [+0.100, +0.140]"."""
         return with_interval(self.estimate, self.low, self.high).replace("-", "\N{MINUS SIGN}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """Differences with one band over all of them.
+    """K differences with one simultaneous band.
 
     Attributes:
         estimates: float64 [K].
@@ -59,7 +60,7 @@ class Band:
     doubtful: bool = False
 
     def __iter__(self) -> Iterator[tuple[float, float, float]]:
-        """Yields each estimate with the ends of its interval."""
+        """Yields (estimate, low, high) for each difference."""
         return zip(self.estimates.tolist(), self.lows.tolist(), self.highs.tolist(), strict=True)
 
 
@@ -76,15 +77,16 @@ def simultaneous_band(
     """Estimates sum(differences) / sum(weights) for each column, with a max-t band over the columns.
 
     Args:
-        differences_CK: per cluster, the difference of two sums over the same targets, such as NLL in nats.
-        weights: what both sums are divided by, such as tokens: per cluster, [C] and above zero, or per cluster and
-            difference, [C, K], zero where a cluster has no part in a difference.
+        differences_CK: float64 [C, K]; for each cluster, the difference of two sums over the same targets, such as NLL
+            in nats.
+        weights: the divisor of both sums, such as tokens: [C], above zero; or [C, K], zero where a cluster does not
+            contribute to a difference.
         seed: seed of the resampling.
         confidence: how often the whole band covers all true differences.
-        resamples: B.
-        least_errors_K: standard errors below which none is believed, see `graded_errors`; None for no such bound.
-        each_side: widen an end where its own side misses more often than half of what the band may, as it does if the
-            clusters' differences are skewed; for claims that rest on one end.
+        resamples: number B of resamples.
+        least_errors_K: lower bounds of the standard errors (`graded_errors`); None for none.
+        each_side: whether each side of the band gets the width that it needs itself; for claims that rest on one end
+            of a band, where differences may be skewed.
     """
     clusters, count = differences_CK.shape
     empty = np.full(count, np.nan)
@@ -101,9 +103,9 @@ def simultaneous_band(
 
     def furthest(counts_BC: Floats) -> Floats:
         shifts_BK, spreads_BK = linearised_errors(counts_BC, residuals_CK, weights_CW)
-        # a resample that misses the few clusters that differ at all (right or wrong answers) has no spread of its own
-        own_BK = np.where(spreads_BK > _NO_SPREAD * errors_K, spreads_BK, errors_K)
-        t_BK = np.where(varying_K, shifts_BK / np.where(varying_K, own_BK, 1.0), 0.0)
+        # with right-or-wrong answers few clusters differ; a resample without any of them has a standard error of 0
+        resampled_errors_BK = np.where(spreads_BK > _NO_SPREAD * errors_K, spreads_BK, errors_K)
+        t_BK = np.where(varying_K, shifts_BK / np.where(varying_K, resampled_errors_BK, 1.0), 0.0)
         return np.stack([np.max(t_BK, axis=1), np.max(-t_BK, axis=1)], axis=1)
 
     furthest_B2 = resampled(furthest, clusters, resamples=resamples, seed=seed)
@@ -121,10 +123,17 @@ def simultaneous_band(
 
 
 def graded_errors(differences_CK: Floats, weights_C: Floats) -> Floats:
-    """Returns standard errors [K] of mean differences of scores such as right or wrong, with two observations added.
+    """Returns standard errors of mean differences of scores such as right or wrong, after adding two observations.
 
-    One of the added differences is +1 and one -1 (Bonett & Price 2012), so that 30 samples on which two models agree do
-    not pass for certainty. Differences are between -1 and 1, not weighted; unequal weights count as fewer samples.
+    One added difference is +1 and one is -1 (Bonett & Price 2012). Without them, 30 samples on which two models agree
+    would give a standard error of 0 and look certain. Unequal weights count as fewer samples.
+
+    Args:
+        differences_CK: float64 [C, K], between -1 and 1.
+        weights_C: float64 [C], weights of the samples.
+
+    Returns:
+        float64 [K].
     """
     total = weights_C.sum()
     count = total**2 / (weights_C**2).sum()
@@ -135,11 +144,11 @@ def graded_errors(differences_CK: Floats, weights_C: Floats) -> Floats:
 
 
 def wilson_interval(share: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
-    """Returns the ends of Wilson's 95% interval of proportions: inside 0 to 1, and of some width at 0 and 1.
+    """Returns the ends of Wilson's 95% interval of proportions. It lies within 0 and 1, and is not empty at 0 or 1.
 
     Args:
-        share: successes over trials.
-        trials: how many, not necessarily a whole number; NaN where there are none.
+        share: successes divided by trials.
+        trials: number of trials, not necessarily an integer. The ends are NaN where it is not above 0.
     """
     shares, counts = np.asarray(share, np.float64), np.asarray(trials, np.float64)
     counts = np.where(counts > 0, counts, np.nan)
@@ -151,15 +160,16 @@ def wilson_interval(share: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats
 def score_interval(means: ArrayLike, stderrs: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
     """Returns the ends of 95% intervals of mean scores between 0 and 1; NaN where unknown.
 
-    Wilson's interval, with as many trials as right-or-wrong answers of the same variance would take: scores such as the
-    share of four answers found vary less than those, so each counts for more than one. The variance is that with one
-    score of 0 and one of 1 added, so that a few equal scores are no certainty; for right and wrong answers the interval
-    is Wilson's own (`research/interval_studies/score_intervals.py` says what it covers).
+    It is Wilson's interval with an effective number of trials: the number of right-or-wrong answers that would give the
+    same variance of the mean. Scores such as the share of four answers found vary less than right-or-wrong ones, so
+    each counts as more than one trial. The variance is computed after adding one score of 0 and one of 1; otherwise a
+    few equal scores would look certain. For right-or-wrong answers the result is Wilson's interval
+    (`research/interval_studies/score_intervals.py` measures its coverage).
 
     Args:
         means: mean score of the samples.
-        stderrs: its standard error, the standard deviation over the square root of the samples.
-        samples: how many; where NaN, as many as the variance of right and wrong answers would take.
+        stderrs: standard error of the mean: standard deviation divided by the square root of the number of samples.
+        samples: number of samples; where NaN, the number of right-or-wrong answers that gives this standard error.
     """
     mean, stderr, count = (np.asarray(values, np.float64) for values in (means, stderrs, samples))
     mean = np.where((mean >= 0) & (mean <= 1), mean, np.nan)
@@ -173,25 +183,25 @@ def score_interval(means: ArrayLike, stderrs: ArrayLike, samples: ArrayLike) -> 
 
 
 def share_interval(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Returns `score_interval` of a table's rows, from columns value, stderr and samples."""
+    """Returns the ends of `score_interval` for the rows of a table with columns value, stderr and samples."""
     columns = (rows[name].to_numpy(dtype=float, na_value=np.nan) for name in ("value", "stderr", "samples"))
     lows, highs = score_interval(*columns)
     return pd.Series(lows, index=rows.index), pd.Series(highs, index=rows.index)
 
 
 def mean_interval(values: ArrayLike, lows: ArrayLike, highs: ArrayLike) -> tuple[float, float]:
-    """Returns the ends of an interval of the mean of independent estimates, from each one's own interval.
+    """Returns the ends of the interval of a mean of independent estimates, computed from the estimates' intervals.
 
-    Each end adds the squares of the distances on its own side (Zou & Donner 2008), so that intervals that are longer
-    towards the middle of the scale stay so; NaN where an interval is unknown.
+    Distances to the lower ends are added in squares for the lower end, and those to the upper ends for the upper end
+    (Zou & Donner 2008). Asymmetric intervals thus give an asymmetric interval. NaN where an interval is unknown.
     """
-    value, low, high = (np.asarray(one, np.float64) for one in (values, lows, highs))
+    value, low, high = (np.asarray(numbers, np.float64) for numbers in (values, lows, highs))
     below, above = (np.sqrt(((value - end) ** 2).sum()) / len(value) for end in (low, high))
     return float(value.mean() - below), float(value.mean() + above)
 
 
 def octave_weights(lengths: Sequence[int]) -> Floats:
-    """Returns the weight of each length in the area by trapezoids over log length; they add up to 1.
+    """Returns the weight [K] of each length in the mean over octaves: trapezoids over log2 of the length, summing to 1.
 
     Args:
         lengths: two or more context lengths in tokens, ascending.
@@ -203,9 +213,9 @@ def octave_weights(lengths: Sequence[int]) -> Floats:
 
 
 def change_weights(lengths: Sequence[int], reference_tokens: int | None) -> Floats | None:
-    """Returns the weights [K] that make the mean change beyond a reference length; None where no length is beyond it.
+    """Returns the weights [K] of the mean change beyond a reference length; None where no length is beyond it.
 
-    They add up to 0: each length beyond the reference counts as in `octave_weights`, the reference is subtracted.
+    They are `octave_weights` from the reference on, minus 1 at the reference, so they sum to 0.
     """
     if reference_tokens is None or reference_tokens not in lengths[:-1]:
         return None

@@ -1,4 +1,4 @@
-"""Ordinary tasks (accuracy, perplexity without a context length) side by side for all models."""
+"""Ordinary lm-eval tasks, whose metrics name no context length: one row for each metric, with all models' numbers."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
 
 
 class SuiteCell(NamedTuple):
-    """One number with its standard error and number of samples, NaN where unknown."""
+    """One model's number, with its standard error and number of samples; NaN where unknown."""
 
     value: float
     stderr: float
@@ -26,14 +26,17 @@ class SuiteCell(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteRow:
-    """One metric of one task.
+    """One metric of one task for all models.
 
     Attributes:
-        name: task, metric, filter and number of examples, as a heading.
+        name: task, metric, filter, number of examples and bounds on the input length, as a heading.
+        task: the task's name.
+        metric: the metric's name.
+        filter_name: lm-eval's filter, "none" for none.
         higher_is_better: None where unknown.
-        limit: what bounded the inputs, if one model was run with several bounds.
-        cells: model to its number; models without one are absent.
-        samples: model to the scores of the task's samples, where they were logged.
+        limit: bounds on the input length, where some model was run with several.
+        cells: model label to its number; models without one are absent.
+        samples: model label to the scores of the task's samples, where they were logged.
     """
 
     name: str
@@ -47,7 +50,7 @@ class SuiteRow:
 
     @property
     def best(self) -> frozenset[str]:
-        """Models with the best number, empty where the direction is unknown or there is nothing to compare."""
+        """Models with the best number; empty if it is unknown which direction is better, or for a single model."""
         if self.higher_is_better is None or len(self.cells) < 2:
             return frozenset()
         chosen = max if self.higher_is_better else min
@@ -55,29 +58,30 @@ class SuiteRow:
         return frozenset(label for label, cell in self.cells.items() if cell.value == top)
 
     def difference(self, label: str, baseline: str) -> PairedDifference | None:
-        """Returns the difference to the baseline with its 95% interval; no samples where it is not paired.
+        """Returns the difference to the baseline with its 95% interval; None where it cannot be computed.
 
-        Paired over samples where both runs logged them and their mean is the task's number; else from the two standard
-        errors, as if the runs had different questions, which is wider.
+        It is paired by sample if both runs logged samples whose mean is the task's number. Otherwise the interval is
+        computed from the two standard errors as if the questions were different, which is wider, and `samples` is 0.
         """
         if label == baseline or label not in self.cells or baseline not in self.cells:
             return None
-        own, base = self.cells[label], self.cells[baseline]
-        delta = own.value - base.value
+        cell = self.cells[label]
+        base = self.cells[baseline]
+        delta = cell.value - base.value
         if label in self.samples and baseline in self.samples:
             key = (self.metric, self.filter_name)
             paired = task_difference(self.samples[label], self.samples[baseline], key)
             if paired is not None and abs(paired.estimate - delta) < 1e-6 and not math.isnan(paired.low):
                 return dataclasses.replace(paired, estimate=delta)
-        half = 1.96 * math.hypot(own.stderr, base.stderr)
+        half = 1.96 * math.hypot(cell.stderr, base.stderr)
         low, high = delta - half, delta + half
         return None if math.isnan(half) else PairedDifference(estimate=delta, low=low, high=high, samples=0)
 
 
 def divided_tasks(results: Results) -> set[tuple[str, str]]:
-    """Returns (task, field of `InputLimit`) wherever one model ran a task with several values of that field.
+    """Returns (task, field of `InputLimit`) wherever some model ran a task with several values of that field.
 
-    `max_length` counts where it varies on texts of one length: on longer texts it has to be longer.
+    `max_length_tokens` counts only if it varies on texts of the same length, since longer texts need a larger one.
     """
     rows = _ordinary(results)
     divided = set()
@@ -93,10 +97,11 @@ def _ordinary(results: Results) -> pd.DataFrame:
 
 
 def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = None) -> list[SuiteRow]:
-    """Returns the rows of all ordinary tasks; members of a group that has its own number are left out.
+    """Returns the rows of all ordinary tasks, without members of a group that has a number itself.
 
-    A task that one model ran with several bounds on its inputs has a row for each bound; `divided` says which bounds
-    are told apart, None for `divided_tasks(results)`.
+    Args:
+        results: all results.
+        divided: (task, field of `InputLimit`) for which each value gets its own row; None for `divided_tasks(results)`.
     """
     divided = divided_tasks(results) if divided is None else divided
     rows = _ordinary(results)
@@ -111,7 +116,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
     every_row = []
     for key in sorted(groups, key=_row_order):
         task, metric, chosen_filter, few_shot, text_length, max_length = key
-        words = [
+        heading_parts = [
             task,
             metric,
             None if chosen_filter == "none" else chosen_filter,
@@ -129,7 +134,7 @@ def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = N
                 samples[label] = results[SAMPLE_SCORES][label, task].within(limit)
         every_row.append(
             SuiteRow(
-                name=shown_name(", ".join(filter(None, words))),
+                name=shown_name(", ".join(filter(None, heading_parts))),
                 task=task,
                 metric=metric,
                 higher_is_better=bool(better[0]) if better else usual_direction(metric),
@@ -152,7 +157,7 @@ def _known(value: Any) -> Any:
 
 
 def usual_direction(metric: str) -> bool | None:
-    """Whether a higher value of a metric of this name is better; None where its name does not say."""
+    """Whether a higher value of a metric is better, judged by its name; None where the name does not say."""
     if any(word in metric for word in _LOWER_IS_BETTER):
         return False
     return True if metric.startswith(("acc", "exact_match", "f1", "score")) else None

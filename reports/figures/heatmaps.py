@@ -1,4 +1,4 @@
-"""Heat maps over context length: one grid a model, all on the same axes and one scale of colours."""
+"""Heat maps over context length: one grid for each model, all with the same axes and colour scale."""
 
 import dataclasses
 import math
@@ -11,17 +11,30 @@ from sbeval.reports.read.fields import length_text
 _WIDTH_PIXELS = 380
 _CELL_HEIGHT_PIXELS = 22
 NUMBERED_AT_MOST = 4
-"""Grids of one figure that have numbers in their cells."""
-_FEWEST_ROWS, _MOST_NUMBERED_ROWS = 3, 24
+"""A figure with more grids than this shows no numbers in its cells."""
+_FEWEST_ROWS = 3
+_MOST_NUMBERED_ROWS = 24
 TITLE_LETTER_PIXELS = 7.0
-"""Width of a letter of an axis' title, rather too large than too small."""
-_LIGHT_TEXT_BELOW, _LIGHT_TEXT_BEYOND = 0.55, 0.6
+"""Width of a letter in an axis title: an upper estimate, so that titles never overlap."""
+_LIGHT_TEXT_BELOW = 0.55
+"""Numbers are white in cells below this share of the cividis scale, whose low end is dark."""
+_LIGHT_TEXT_BEYOND = 0.6
+"""Numbers are white in cells beyond this share of a side of the blue-orange scale, whose ends are dark."""
 _LETTERS = {"condition": {"test": "datum.dark", "value": "#ffffff"}, "value": "#101418"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Shades:
-    """The colours of cells: their legend and scale, which are dark enough for white numbers, and the digits."""
+    """The colour scale of a heat map's cells, and the format of the numbers in them.
+
+    Attributes:
+        title: title of the legend.
+        scale: Vega-Lite's `scale` of the colour channel.
+        is_dark: whether the cell of a value is so dark that its number is written in white.
+        number_format: d3 format of the numbers in the legend.
+        digits: Python format of the numbers in the cells.
+        values: the values named in the legend; None lets Vega choose.
+    """
 
     title: str
     scale: Mapping[str, Any]
@@ -41,7 +54,7 @@ SCORES = Shades(
 
 
 def nll_shades(values: Sequence[float]) -> Shades:
-    """Returns the colours of NLL: the lower, the lighter, as high scores are."""
+    """Returns the colour scale for NLL. A low NLL is light, as a high score is, so that light means good in both."""
     low, high = min(values), max(values)
     return Shades(
         title="NLL (nats per token)",
@@ -52,7 +65,7 @@ def nll_shades(values: Sequence[float]) -> Shades:
 
 
 def difference_shades(values: Sequence[float], title: str) -> Shades:
-    """Returns the colours of differences in NLL: blue below zero, orange above, stretched near zero."""
+    """Returns the colour scale for differences in NLL: blue below zero, orange above, on a symlog scale."""
     largest = max(map(abs, values)) or 1.0
     ends = {"domain": [-largest, largest], "scheme": "blueorange", "reverse": False}
     return Shades(
@@ -66,7 +79,7 @@ def difference_shades(values: Sequence[float], title: str) -> Shades:
 
 
 def length_bands(lengths: Sequence[int]) -> dict[str, Any]:
-    """Returns the channel of context lengths, whose names stand in a row's `length`."""
+    """Returns Vega-Lite's x channel with one band for each context length; it reads the field `length` of each row."""
     order = list(map(length_text, lengths))
     band = {"type": "band", "domain": order, "paddingInner": 0.04, "paddingOuter": 0}
     return {"field": "length", "type": "ordinal", "sort": order, "scale": band}
@@ -82,9 +95,18 @@ def grid(
     tooltip: Mapping[str, str],
     numbers: bool,
 ) -> dict[str, Any]:
-    """Returns one grid of cells, each with `length`, `row`, `value`, the `text` shown in it and the tooltip's fields.
+    """Returns the Vega-Lite specification of one grid.
 
-    `rows` are all rows from the top down; few of them are named where cells have no numbers.
+    Args:
+        cells: dictionaries with `length` and `row` (the cell's place), `value` (its colour), `text` (shown in the cell)
+            and the tooltip's fields.
+        x: the channel of `length_bands`.
+        rows: values of `row` from the top down. Without numbers in the cells only the first, middle and last row are
+            labelled.
+        y_title: title of the y axis.
+        shades: the colour scale.
+        tooltip: field of a cell to its name in the tooltip.
+        numbers: whether cells show their text; grids with many rows never do.
     """
     numbers = numbers and len(rows) <= _MOST_NUMBERED_ROWS
     named = rows if numbers else [rows[0], rows[len(rows) // 2], rows[-1]]
@@ -95,7 +117,7 @@ def grid(
         "type": "ordinal",
         "sort": list(rows),
         "scale": {"paddingInner": 0.06, "paddingOuter": 0},
-        # many images of the same axis: its ends and middle say enough, and each label takes time to draw
+        # the axis is repeated in every grid: its ends and middle are enough, and each label takes time to draw
         "axis": {**axis, "values": list(named)},
     }
     legend: dict[str, Any] = {"title": shades.title, "orient": "bottom", "direction": "horizontal"}
@@ -104,7 +126,8 @@ def grid(
     color = {"field": "value", "type": "quantitative", "scale": dict(shades.scale), "legend": legend}
     mark = {"type": "text", "fontSize": 12}
     text = {"mark": mark, "encoding": {"text": {"field": "text"}, "color": _LETTERS}}
-    y["title"], height = _beside(y_title, (_CELL_HEIGHT_PIXELS // (1 if numbers else 2)) * max(_FEWEST_ROWS, len(rows)))
+    row_height = _CELL_HEIGHT_PIXELS if numbers else _CELL_HEIGHT_PIXELS // 2
+    y["title"], height = _fit_axis_title(y_title, row_height * max(_FEWEST_ROWS, len(rows)))
     return {
         "width": _WIDTH_PIXELS,
         "height": height,
@@ -121,20 +144,23 @@ def grid(
     }
 
 
-def _beside(title: str, height: int) -> tuple[str | list[str], int]:
-    """Returns a title that runs along a grid, broken before its parenthesis where it is longer, and a height for it."""
+def _fit_axis_title(title: str, height: int) -> tuple[str | list[str], int]:
+    """Returns the title of the y axis and the grid's height in pixels, chosen so that the title fits beside the grid.
+
+    A title longer than the grid's height is broken before its parenthesis. If it still does not fit, the grid grows.
+    """
     lines = title.replace(" (", "\n(").split("\n") if len(title) * TITLE_LETTER_PIXELS > height else [title]
     least = math.ceil(TITLE_LETTER_PIXELS * max(map(len, lines)))
     return lines if len(lines) > 1 else title, max(height, least)
 
 
-def above(panel: dict[str, Any], image: dict[str, Any]) -> dict[str, Any]:
-    """Returns a grid with an image of the same lengths on top."""
-    return {"spacing": 8, "vconcat": [{"width": _WIDTH_PIXELS, **image}, panel]}
+def above(panel: dict[str, Any], plot_on_top: dict[str, Any]) -> dict[str, Any]:
+    """Returns a grid with another plot above it that has the same x axis."""
+    return {"spacing": 8, "vconcat": [{"width": _WIDTH_PIXELS, **plot_on_top}, panel]}
 
 
 def heatmaps(panels: Mapping[str, dict[str, Any]], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of grids under the names of their models."""
+    """Returns the Vega-Lite specification of a figure of several grids, each titled with its model's label."""
     drawn = []
     for label, panel in panels.items():
         heading = {"text": label, "fontSize": 12.5, "offset": 8, "anchor": "start", "frame": "group"}

@@ -1,9 +1,17 @@
-"""A process that turns figures into image files; run by file, so that it starts without the rest of the package.
+"""A worker process that renders Vega-Lite specifications to image files.
 
-Each line on standard input is a JSON object: `spec`, a file with the Vega-Lite specification; `config` and `version`
-for Vega-Lite; `svg`, the file to write; and `images`, further files to write, .png or .pdf. Each is answered by a line
-of JSON: an empty text, or what went wrong. `fit` of an image for print holds the width that the whole figure takes in
-the specification's units, and the points that these are printed as.
+It is started with the path of this file and not as a module, so that it starts without importing the rest of the
+package.
+
+Each line on standard input is one job, a JSON object with these keys:
+
+- `spec`: path of a file with the Vega-Lite specification
+- `config`, `version`: the configuration and the version of Vega-Lite
+- `svg`: path of the SVG file to write
+- `images`: paths of further files to write, .png or .pdf
+- `fit`: None, or, for an image in print, the width of the whole figure in pixels and its width on paper in points
+
+The process answers each job with one line on standard output: a JSON string that is empty on success, or the error.
 """
 
 import ctypes
@@ -30,13 +38,13 @@ def draw(job: Mapping[str, Any]) -> None:
     """Writes the image files of one figure.
 
     Raises:
-        ValueError: the specification is wrong, or an ending is neither .png nor .pdf.
+        ValueError: the specification is invalid, or the extension of an image is neither .png nor .pdf.
     """
     text, letters = _in_16_bits(Path(job["spec"]).read_text(encoding="utf-8"))
     spec = json.loads(text)
     svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
     if fit := job.get("fit"):
-        # what axes and names take beside the plots does not change with the plots' width
+        # axes and labels keep their width, so the plots of one row share the missing width
         room = (fit[0] - _size(svg)[0]) / min(len(spec.get("concat", [spec])), spec.get("columns", 1))
         for plot in _plots(spec):
             plot["width"] = max(_NARROWEST_PLOT, plot["width"] + room)
@@ -52,24 +60,28 @@ def draw(job: Mapping[str, Any]) -> None:
         elif path.suffix == ".pdf":
             path.write_bytes(vl_convert.svg_to_pdf(svg))
         else:
-            raise ValueError(f"expected png, svg or pdf, got {path.suffix!r}")
+            raise ValueError(f"cannot write an image file {path.suffix!r}: expected .png or .pdf")
 
 
 def _in_16_bits(text: str) -> tuple[str, dict[int, str]]:
-    """Returns a text with letters of private use in place of those beyond 16 bits, and what turns these back.
+    """Replaces characters beyond 16 bits, such as emoji, by characters from Unicode's private-use area.
 
-    Vega cuts a name that is too wide by 16-bit units, and fails to measure half an emoji.
+    Vega truncates wide labels by UTF-16 code units. It fails on a label that it cut in the middle of an emoji.
+
+    Returns:
+        The text with replacements, and the table for `str.translate` that restores the characters.
     """
     used = {*text}
     beyond = sorted(letter for letter in used if ord(letter) > 0xFFFF)
     free = [letter for letter in map(chr, _PRIVATE_USE) if letter not in used]
-    known = dict(zip(beyond, free, strict=False))  # more of them than that are no text
+    # no real text has more such characters than the private-use area has room; the rest becomes U+FFFD
+    known = dict(zip(beyond, free, strict=False))
     back = {ord(private): letter for letter, private in known.items()}
     return text.translate({ord(letter): known.get(letter, "\N{REPLACEMENT CHARACTER}") for letter in beyond}), back
 
 
 def pixel_scale(svg: str) -> float:
-    """Returns pixels a unit: two, or fewer where an image would be too large to open."""
+    """Returns pixels for each SVG unit: two, or fewer where the image would be too large to open."""
     width, height = _size(svg)
     area = width * height
     return 2.0 if area * 4 <= _MOST_PIXELS else max(0.5, math.sqrt(_MOST_PIXELS / area))
@@ -81,23 +93,23 @@ def _size(svg: str) -> tuple[float, float]:
 
 
 def _plots(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns everything that has a width of its own, one for each image of a row."""
+    """Returns the sub-specifications that have a `width`: the single plots of a figure."""
     return [piece for image in spec.get("concat", [spec]) for piece in image.get("vconcat", [image])]
 
 
 def main() -> None:
-    """Draws what standard input names until it ends, or until the process that asks is killed."""
+    """Renders the jobs on standard input until it is closed or the parent process dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for line in sys.stdin:
         answer = ""
         try:
             draw(json.loads(line))
-        except Exception as error:  # the process that asked raises it again
+        except Exception as error:  # the parent process raises it again
             answer = f"{type(error).__name__}: {error}"
         try:
             print(json.dumps(answer), flush=True)
-        except BrokenPipeError:  # nobody is left to be answered
+        except BrokenPipeError:  # the parent process is gone
             os._exit(1)
 
 

@@ -1,4 +1,8 @@
-"""Still images of figures: SVG, PNG and PDF, without a browser or a network, drawn beside the work on the page."""
+"""Renders figures to SVG, PNG and PDF files without a browser or a network, in worker processes.
+
+While the workers draw, the main process goes on with the page. The module also bundles the script that draws the live
+figures on the page.
+"""
 
 import contextlib
 import json
@@ -21,18 +25,20 @@ from sbeval.reports.read.fields import unique_name
 VEGA_LITE = "6.4"
 _MOST_PROCESSES = 4
 _WORTH_A_PROCESS = 8
-"""Figures that a process is asked for before another one is started: starting takes longer than drawing one."""
+"""Another worker process starts only when each has this many figures: starting one takes longer than drawing one."""
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _END = "\n//end\n"
-_FAILS = "Failed to "
-"""How the library's own panics begin; where memory ends it says something else, or nothing."""
+_PANIC = "Failed to "
+"""A panic of the drawing library begins with these words. A library out of memory prints something else, or nothing."""
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
 class ImageWriter:
-    """Draws figures in processes of its own, at most as many as there are cores; used as a context.
+    """Context manager that renders figures in worker processes, at most one for each CPU core and at most four.
 
-    Files of the formats go to a folder that exists. Every figure has an SVG text, asked for as a file or not.
+    Args:
+        folder: folder for the image files; it must exist.
+        formats: extensions of the files to write. An SVG text is rendered for every figure even without "svg".
     """
 
     def __init__(self, folder: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
@@ -41,24 +47,30 @@ class ImageWriter:
         self._scratch = tempfile.TemporaryDirectory()
         self._svgs: dict[str, Path] = {}
         self._processes: list[subprocess.Popen[str]] = []
-        self._asked: list[int] = []
+        self._sent_jobs: list[int] = []
 
     def __enter__(self) -> Self:
-        """Begins."""
+        """Returns the writer; worker processes start with the first figures."""
         return self
 
     def publish(
         self, spec: Mapping[str, Any], stem: str, fit: tuple[float, float] | None = None
     ) -> tuple[str, tuple[str, ...]]:
-        """Has a figure drawn under a name of its own; returns that name, and the files' paths beside the page.
+        """Sends a figure to a worker process, and does not wait for its images.
 
-        `fit` is for print: the width of the whole figure in pixels, and how many points that are on paper.
+        Args:
+            spec: Vega-Lite specification.
+            stem: wanted file name without extension; a number is appended where it is taken.
+            fit: for an image in print, the width of the whole figure in pixels and its width on paper in points.
+
+        Returns:
+            The file name without extension, and the paths of the image files relative to the page.
         """
         name = unique_name(stem, self._svgs, "{}-{}")
         files = [f"{name}.{kind}" for kind in self._formats]
         self._svgs[name] = svg = Path(self._folder if "svg" in self._formats else self._scratch.name, f"{name}.svg")
         description = Path(self._scratch.name, f"{name}.json")
-        description.write_text(json.dumps(_without_pointer(spec), ensure_ascii=False), encoding="utf-8")
+        description.write_text(json.dumps(_without_interaction(spec), ensure_ascii=False), encoding="utf-8")
         job = {
             "spec": str(description),
             "config": vega_config(LIGHT, font=IMAGE_FONT) | {"background": LIGHT["paper"], "aria": False},
@@ -67,58 +79,60 @@ class ImageWriter:
             "fit": fit,
             "images": [str(self._folder / file) for file in files if not file.endswith(".svg")],
         }
-        if min(self._asked, default=_WORTH_A_PROCESS) >= _WORTH_A_PROCESS and len(self._asked) < _most_processes():
+        fewest_jobs = min(self._sent_jobs, default=_WORTH_A_PROCESS)
+        if fewest_jobs >= _WORTH_A_PROCESS and len(self._sent_jobs) < _most_processes():
             self._start()
-        chosen = self._asked.index(min(self._asked))
-        self._asked[chosen] += 1
+        chosen = self._sent_jobs.index(min(self._sent_jobs))
+        self._sent_jobs[chosen] += 1
         pipe = self._processes[chosen].stdin
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # reported when its answers are read
+        with contextlib.suppress(BrokenPipeError):  # `svgs` reports a worker that died
             pipe.write(json.dumps(job) + "\n")
             pipe.flush()
         return name, tuple(f"{self._folder.name}/{file}" for file in files)
 
     def _start(self) -> None:
-        with Path(self._scratch.name, "said").open("ab") as said:
+        with Path(self._scratch.name, "stderr").open("ab") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", image_process.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,  # its library prints pages where memory ends
+                stderr=stderr,  # out of memory, the drawing library prints pages: keep them off the terminal
                 text=True,
                 encoding="utf-8",
-                process_group=0,  # Ctrl-C reaches this process, which ends them
+                process_group=0,  # Ctrl-C reaches only the main process, which ends the workers
             )
         self._processes.append(process)
-        self._asked.append(0)
+        self._sent_jobs.append(0)
 
     def svgs(self) -> dict[str, str]:
         """Waits for all images and returns their SVG texts by stem.
 
         Raises:
-            UserError: a process that draws was ended, as one without memory is.
-            RuntimeError: an image could not be drawn; the message holds what the library said.
+            UserError: a worker process was killed by a signal, probably because memory ran out.
+            RuntimeError: an image could not be drawn; the message holds the drawing library's error.
         """
-        for process, asked in zip(self._processes, self._asked, strict=True):
+        for process, sent_jobs in zip(self._processes, self._sent_jobs, strict=True):
             answers = process.communicate()[0].splitlines()
-            failures = [words for answer in answers if (words := json.loads(answer))]
-            if len(answers) < asked:
-                said = Path(self._scratch.name, "said").read_text(errors="replace").splitlines()
-                first_panic = next((line for line in said if line.startswith(_FAILS)), None)
+            errors = [json.loads(answer) for answer in answers]
+            failures = [error for error in errors if error]
+            if len(answers) < sent_jobs:
+                stderr_lines = Path(self._scratch.name, "stderr").read_text(errors="replace").splitlines()
+                first_panic = next((line for line in stderr_lines if line.startswith(_PANIC)), None)
                 if process.returncode < 0 and first_panic is None:
                     raise UserError(
-                        f"Expected figures to be drawn, found that a process ended with signal {-process.returncode}, "
-                        "as one without memory does: raise its limit (ulimit -v), or end other programs, and run again."
+                        f"A process that draws figures was ended by signal {-process.returncode}, probably because "
+                        "memory ran out: raise its limit (ulimit -v) or end other programs, and run again."
                     )
-                reason = first_panic or " ".join(said[-1:])
+                reason = first_panic or " ".join(stderr_lines[-1:])
                 failures.append(f"an image process ended with exit code {process.returncode}: {reason}")
             if failures:
                 raise RuntimeError(f"a figure could not be drawn: {failures[0]}")
-        self._asked = [0] * len(self._processes)
+        self._sent_jobs = [0] * len(self._processes)
         return {stem: path.read_text(encoding="utf-8") for stem, path in self._svgs.items()}
 
     def __exit__(self, *_: object) -> None:
-        """Ends the processes and removes what they read."""
+        """Kills worker processes that still run, and removes their temporary files."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -131,12 +145,13 @@ def _most_processes() -> int:
     return min(_MOST_PROCESSES, cores)
 
 
-def _without_pointer(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out what only answers a pointer: the invisible targets, tooltips and the point under it."""
+def _without_interaction(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Removes what only serves the mouse pointer: invisible hover targets, tooltips and the enlarged hovered point."""
     still = dict(spec)
     for parts in ("concat", "vconcat", "layer"):
         if parts in spec:
-            still[parts] = [_without_pointer(part) for part in spec[parts] if parts != "layer" or "params" not in part]
+            drawn = [part for part in spec[parts] if parts != "layer" or "params" not in part]
+            still[parts] = [_without_interaction(part) for part in drawn]
     if "encoding" in spec:
         still["encoding"] = {name: channel for name, channel in spec["encoding"].items() if name != "tooltip"}
         if "condition" in spec["encoding"].get("size", {}):
@@ -146,11 +161,11 @@ def _without_pointer(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def javascript() -> str:
-    """Returns Vega, Vega-Lite and vega-embed as one script to be embedded in the page.
+    """Returns Vega, Vega-Lite and vega-embed bundled as one script, which the page embeds.
 
-    Bundling takes seconds, so the result is kept in the user's cache folder for the next report.
+    Bundling takes seconds, so the bundle is cached in the user's cache folder.
     """
-    import vl_convert  # a process for images alone imports it
+    import vl_convert  # slow to import, and needed only where the cache holds no bundle
 
     name = f"vega-{VEGA_LITE}-vl-convert-{version('vl-convert-python')}.js"
     cache = _cache_folder() / "sbeval" / name
@@ -167,11 +182,11 @@ def javascript() -> str:
 def _cache_folder() -> Path:
     with contextlib.suppress(RuntimeError):
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.devnull)  # a user without a home keeps nothing
+    return Path(os.devnull)  # a user without a home folder has no cache
 
 
 def script_json(value: object) -> str:
-    """Writes JSON that is safe inside a `<script>` element, whatever text it holds."""
+    """Returns a value as JSON that is safe inside a `<script>` element, whatever text the value holds."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-"""What explains a figure: its caption, marks, levels, and names at the ends of lines, moved until all can be read."""
+"""Texts in a figure: caption, tooltip, reference lines, and names at the ends of lines, moved so that none overlap."""
 
 import dataclasses
 import itertools
@@ -21,9 +21,13 @@ VISIBLE = {"filter": "indexof(hidden, datum.setting) < 0"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """What is said about a figure; the finding, one sentence, is also the text for readers who cannot see it.
+    """The texts about a figure.
 
-    The explanation says on the page how to read it, the subtitle in the image files; None for the same words.
+    Attributes:
+        title: title, without a full stop.
+        finding: the figure's result in one sentence; it is also the alternative text for screen readers.
+        explanation: how to read the figure; shown on the page.
+        subtitle: how to read the figure; shown in the image files. None for the explanation.
     """
 
     title: str
@@ -33,7 +37,7 @@ class Caption:
 
     @property
     def vega(self) -> dict[str, Any]:
-        """What every Vega-Lite specification begins with."""
+        """The schema, title and description of the figure's Vega-Lite specification."""
         return {
             "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
             "title": {"text": self.title, "subtitle": self.explanation if self.subtitle is None else self.subtitle},
@@ -42,8 +46,8 @@ class Caption:
 
 
 def tooltip_fields(fields: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns what a pointer is shown: fields of a row by their names."""
-    return [{"field": field, "type": "nominal", "title": words} for field, words in fields.items()]
+    """Returns Vega-Lite's tooltip channel. `fields` maps a row's field to its name in the tooltip."""
+    return [{"field": field, "type": "nominal", "title": title} for field, title in fields.items()]
 
 
 def end_labels(
@@ -54,10 +58,18 @@ def end_labels(
     y_domain: tuple[float, float] | None,
     units: Sequence[str] = (),
 ) -> list[Row]:
-    """Returns the last measured point of every line, with where its name goes.
+    """Returns the last measured point of every line, with the place of the line's name.
 
-    `shift` is how many pixels the name moves down; `label_x` is where along the axis it stands: at the line's own end,
-    or, among many lines, in one column at the longest.
+    The added field `shift` says how many pixels the name moves down. `label_x` is the name's place along the x axis:
+    the end of its line, or, in a figure of more than six lines, one column at the end of the longest line.
+
+    Args:
+        rows: points with `setting`, `x`, `y`, and optionally the ends of bands.
+        order: labels of the lines to name.
+        y_scale: "linear", "log" or "symlog".
+        height_pixels: height of the plot.
+        y_domain: fixed ends of the y axis; None where Vega chooses them.
+        units: further x axes (`lengths.UNITS`), for which `label_x_UNIT` is added.
     """
     measured = [row for row in rows if row["y"] is not None and (y_scale != "log" or row["y"] > 0)]
     if not measured:
@@ -66,11 +78,11 @@ def end_labels(
     transforms: dict[str, Callable[[float], float]] = {"log": math.log, "symlog": symlog}
     drawn = transforms.get(y_scale, float)
     values = [row[key] for row in measured for key in ("y", "low", "high", "seed_low", "seed_high") if key in row]
-    shown = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
-    low, high = nice_domain(min(shown), max(shown), y_scale) if y_domain is None else y_domain
+    drawable = [value for value in values if value is not None and (y_scale != "log" or value > 0)]
+    low, high = nice_domain(min(drawable), max(drawable), y_scale) if y_domain is None else y_domain
     span = (drawn(high) - drawn(low)) or 1.0
-    shown_last = {label: last[label]["y"] for label in order if label in last}
-    heights = {label: height_pixels * (drawn(high) - drawn(y)) / span for label, y in shown_last.items()}
+    last_values = {label: last[label]["y"] for label in order if label in last}
+    heights = {label: height_pixels * (drawn(high) - drawn(y)) / span for label, y in last_values.items()}
     placed = within_plot(spread(heights), height_pixels)
     longest = max(last[label]["x"] for label in heights)
     column = {"label_x": longest} if len(heights) > _BESIDE_OWN_END_AT_MOST else {}
@@ -86,25 +98,31 @@ def end_labels(
 
 
 def symlog(value: float) -> float:
-    """Returns where a value stands on an axis that is linear around zero and logarithmic away from it."""
+    """Transforms a value as Vega's symlog scale does: linear around zero, logarithmic away from it."""
     return math.copysign(math.log1p(abs(value) / SYMLOG_CONSTANT), value)
 
 
 def nice_domain(low: float, high: float, y_scale: str) -> tuple[float, float]:
-    """Returns the ends that Vega gives an axis over these values: whole steps of 1, 2 or 5, whole powers of ten."""
+    """Returns the ends that Vega's `nice` gives an axis over these values.
+
+    They are multiples of a step of 1, 2 or 5 times a power of ten; on a log scale, powers of ten.
+    """
     if y_scale == "log":
         return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
     step = (high - low) / _TICKS
     if step <= 0:
         return low, high
     power = 10.0 ** math.floor(math.log10(step))
-    # from the square roots of 50, 10 and 2 on, as d3 has it
+    # d3 takes 10, 5 or 2 from the square roots of 50, 10 and 2 on
     step = power * next((factor for factor, least in _STEPS if step / power >= math.sqrt(least)), 1)
     return math.floor(low / step) * step, math.ceil(high / step) * step
 
 
 def within_plot(heights: Mapping[str, float], height_pixels: float) -> dict[str, float]:
-    """Moves names up that would stand below the plot, on the words of its axis, and others before them."""
+    """Moves names up that would overlap the x axis below the plot, and then any name that these would cover.
+
+    Heights are pixels from the top of the plot.
+    """
     placed: dict[str, float] = {}
     lowest = height_pixels - _LABEL_HEIGHT_PIXELS / 3
     for label in sorted(heights, key=lambda label: heights[label], reverse=True):
@@ -114,7 +132,10 @@ def within_plot(heights: Mapping[str, float], height_pixels: float) -> dict[str,
 
 
 def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIXELS) -> dict[str, float]:
-    """Moves heights (pixels from the top) at least a label apart; names that collide share their mean height."""
+    """Moves names apart until they are at least `label_height` pixels from each other.
+
+    Names that collide form a group, which is centred on the mean of their heights (pixels from the top).
+    """
     groups: list[tuple[list[str], float]] = []
     for label in sorted(heights, key=lambda label: heights[label]):
         groups.append(([label], heights[label]))
@@ -133,9 +154,16 @@ def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIX
 
 
 def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, worded: bool) -> list[Row]:
-    """Returns dotted lines at training lengths, words above the plot in three rows so that neighbours do not touch.
+    """Returns layers with a dotted vertical line at each training length, and its label above the plot.
 
-    On an axis in multiples of each model's own length all stand at one.
+    Labels stand in three rows, so that neighbours do not touch. On an axis in multiples of each model's length all
+    lines stand at one, and only the first has a label.
+
+    Args:
+        lengths: training lengths in tokens.
+        x: Vega-Lite's x channel.
+        units: further x axes (`lengths.UNITS`).
+        worded: False for lines without labels.
     """
     if not lengths:
         return []
@@ -145,7 +173,7 @@ def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, word
     rows = [{"x": length, "text": text, "row": row % 3, "first": length == first} for row, (length, text) in places]
     for row, unit in itertools.product(rows, units):
         row |= {f"x_{unit}": 1, f"text_{unit}": UNITS[unit] if worded and row is rows[0] else ""}
-    # centred words at the axis' own start would stand on its topmost label
+    # a centred label at the start of the x axis would cover the topmost label of the y axis
     align = {"expr": "datum.first ? 'left' : 'center'"}
     text = {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom"}
     return [
@@ -159,33 +187,34 @@ def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, word
 
 
 def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
-    """Returns horizontal lines, with words where there are some."""
+    """Returns layers with a horizontal line at each level, and its label where the level has one."""
     if not levels:
         return []
-    # words below the highest line stay within the plot, and words above a lower one off the axis' names
+    # the highest line's label goes below it to stay in the plot; others go above, away from the x axis' labels
     rows = [{"y": value, "text": text, "above": value < max(levels)} for value, text in levels.items()]
     baseline, dy = {"expr": "datum.above ? 'bottom' : 'top'"}, {"expr": "datum.above ? -4 : 4"}
     text = {"type": "text", "style": "mark-text", "align": "left", "baseline": baseline, "dx": 4, "dy": dy}
     rule = {"data": {"values": rows}, "mark": {"type": "rule", "style": "zero-line"}, "encoding": {"y": y}}
     worded = [row for row in rows if row["text"]]
-    words = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
-    return [rule, {"data": {"values": worded}, "mark": text, "encoding": words}] if worded else [rule]
+    encoding = {"x": {"value": 0}, "y": y, "text": {"field": "text"}}
+    return [rule, {"data": {"values": worded}, "mark": text, "encoding": encoding}] if worded else [rule]
 
 
 def line_names(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
-    """Returns names beside the lines' ends, each joined to its end by a thin line where it had to move.
+    """Returns layers with the models' names beside the ends of their lines, and a thin line from each end to its name.
 
-    They read the specification's data set `ends`, which the page replaces when lines are hidden or the plot is resized.
+    The layers read the data set `ends` of the specification. The page replaces it when lines are hidden or the plot is
+    resized.
     """
     if not ends:
         return []
     moved = {"expr": "datum.shift"}
     shared = {"data": {"name": "ends"}, "transform": [VISIBLE]}
-    own_color = {**color, "legend": None}
+    line_color = {**color, "legend": None}
     leader = {"type": "rule", "style": "leader", "xOffset": 6, "x2Offset": 15, "y2Offset": moved}
     mark = {"type": "text", "style": "series-text", "align": "left", "baseline": "middle", "dx": 17}
-    from_end = {"x": x, "x2": {"field": "label_x"}, "y": y, "y2": {"field": "y"}, "color": own_color}
-    beside = {"x": {**x, "field": "label_x"}, "y": y, "text": {"field": "setting"}, "color": own_color}
+    from_end = {"x": x, "x2": {"field": "label_x"}, "y": y, "y2": {"field": "y"}, "color": line_color}
+    beside = {"x": {**x, "field": "label_x"}, "y": y, "text": {"field": "setting"}, "color": line_color}
     return [
         {**shared, "mark": leader, "encoding": from_end},
         {**shared, "mark": {**mark, "limit": WIDEST_PIXELS, "dy": moved}, "encoding": beside},

@@ -1,7 +1,8 @@
-"""The axis of lengths: in tokens, or in multiples of each model's training length or of the length it declares.
+"""The length axis of a figure: in tokens, or in multiples of each model's training length or declared length.
 
-A row of a figure holds its place on every axis, and the specification what changes with the axis, so that the page
-(`onAxis` of its script) and the image files change it alike.
+Each row of a figure holds its place on every axis, in fields such as `x`, `x_training` and `x_declared`.
+`usermeta.axes` of the specification holds the axes themselves. The page (`onAxis` of its script) and the image files
+(`on_axis`) change the axis in the same way.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 from sbeval.reports.figures.theme import Look
 
 UNITS = {"training": "training length", "declared": "declared length"}
-"""Axes beside that in tokens, by what one is."""
+"""Units of the length axis besides tokens: key in specifications to its name on the page."""
 _IN_TOKENS = (
     "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : "
     "datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
@@ -25,13 +26,20 @@ _PLACES = ("x", "label_x", "text")
 def length_channel(
     title: str | None, domain: tuple[float, float], octaves: int | None, unit: str = ""
 ) -> dict[str, Any]:
-    """Returns what makes a channel a logarithmic axis that names powers of two; `octaves` apart, None to choose."""
+    """Returns title, scale and axis of Vega-Lite's x channel: logarithmic, with labels at powers of two.
+
+    Args:
+        title: title of the axis; "(tokens," in it is replaced for an axis in multiples of a length.
+        domain: ends of the axis.
+        octaves: octaves from one label to the next; None for one, or for two on a long axis.
+        unit: a key of `UNITS`; empty for tokens.
+    """
     low, high = domain
     powers = [2.0**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
     step = octaves or (1 if len(powers) <= 10 else 2)
-    words = f"(multiples of the {UNITS[unit]}," if unit else "(tokens,"
+    unit_text = f"(multiples of the {UNITS[unit]}," if unit else "(tokens,"
     return {
-        "title": title and title.replace("(tokens,", words),
+        "title": title and title.replace("(tokens,", unit_text),
         "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
         "axis": {
             "values": powers[::-1][::step][::-1],
@@ -43,7 +51,10 @@ def length_channel(
 
 
 def units_shown(looks: Mapping[str, Look]) -> list[str]:
-    """Returns the axes that these models have; that of declared lengths only where one declares more than it saw."""
+    """Returns the units (keys of `UNITS`) that the length axis of these models can have besides tokens.
+
+    "declared" is among them only where some model's declared length differs from its training length.
+    """
     training, declared = ({label: look.units.get(unit) for label, look in looks.items()} for unit in UNITS)
     units = []
     if any(training.values()):
@@ -54,14 +65,14 @@ def units_shown(looks: Mapping[str, Look]) -> list[str]:
 
 
 def places(look: Look, tokens: float, units: Sequence[str], name: str = "x") -> dict[str, float | None]:
-    """Returns where a length of a model stands on each axis, None where the axis' unit is not known."""
+    """Returns a length's place on each further axis, as fields `NAME_UNIT`; None where the model's unit is unknown."""
     return {f"{name}_{unit}": tokens / length if (length := look.units.get(unit)) else None for unit in units}
 
 
 def unit_channels(
     rows: Sequence[Mapping[str, Any]], title: str | None, octaves: int | None, units: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the axes other than that in tokens, from one to the ends of the rows."""
+    """Returns the x channel of each further axis, by unit; its domain holds one and the places of all rows."""
     channels = {}
     for unit in units:
         if known := [row[f"x_{unit}"] for row in rows if row[f"x_{unit}"]]:
@@ -71,13 +82,13 @@ def unit_channels(
 
 
 def axes_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the axes that a figure has beside that in tokens."""
+    """Returns the x channels of a figure's further axes, by unit."""
     axes: dict[str, dict[str, Any]] = spec.get("usermeta", {}).get("axes", {})
     return axes
 
 
 def on_axis(spec: Mapping[str, Any], unit: str) -> Mapping[str, Any]:
-    """Returns a figure on another axis; as it is where it has no such axis."""
+    """Returns the specification with its length axis in another unit, or unchanged where it has no such axis."""
     channel = axes_of(spec).get(unit)
     if channel is None:
         return spec

@@ -1,4 +1,4 @@
-"""Lines over a logarithmic axis of tokens, alone or as small multiples, most of them against context length."""
+"""Line plots over a logarithmic x axis, most of them against context length; single or as small multiples."""
 
 import dataclasses
 import math
@@ -17,10 +17,10 @@ WIDTH_PIXELS = 620
 DIRECT_LABELS_AT_MOST = 20
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 COUNTED = {"tokens_text": "scored tokens", "clusters_text": "documents"}
-"""A tooltip's counts behind a number."""
+"""Tooltip fields: the scored tokens and documents behind a number."""
 SCORE_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95% interval"}
 SHARES: dict[str, Any] = {"y_domain": (0.0, 1.0), "y_format": ".0%"}
-"""The axis of what lies between nothing and all."""
+"""Fields of `Axes` for a quantity between 0 and 100 percent."""
 
 _MEASURED = {"filter": "isValid(datum.y)"}
 _BAND = {"type": "area", "opacity": 1, "fillOpacity": 0.16}
@@ -29,16 +29,16 @@ _SEEDS = {"type": "rule", "strokeWidth": 3, "opacity": 0.75}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Axes:
-    """The two axes of a figure, of which that along x is logarithmic.
+    """The two axes of a line plot. The x axis is always logarithmic.
 
     Attributes:
-        x_octaves: octaves from one named length to the next, None to choose.
-        y_scale: "linear", "log", or "symlog" for one that is linear around zero and logarithmic away from it.
-        y_domain: fixed ends, None to fit the lines shown.
-        y_format: d3 format of the axis labels.
-        y_values: the values named along the axis, None to choose.
-        levels: heights of horizontal lines to the words beside them, such as zero for differences.
-        x_values: the values named along the axis, None for lengths in octaves.
+        x_octaves: octaves from one label of the x axis to the next; None to choose by the axis' length.
+        y_scale: "linear", "log", or "symlog" (linear around zero and logarithmic away from it).
+        y_domain: fixed ends of the y axis; None to fit the lines.
+        y_format: d3 format of the y axis' labels.
+        y_values: the labelled values of the y axis; None lets Vega choose.
+        levels: y values of horizontal lines, such as zero for differences, to their labels.
+        x_values: the labelled values of an x axis that shows no lengths; None for context lengths.
     """
 
     x_title: str | None
@@ -64,30 +64,30 @@ def line_figure(
     width: int = WIDTH_PIXELS,
     panel: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of lines, bands, points, marks and labels.
+    """Returns the Vega-Lite specification of a plot with one line for each model, with bands, points and labels.
 
     Args:
         rows: dictionaries with `setting`, `x`, `y` (None breaks the line) and optionally `low`, `high`, plus the
             tooltip's fields.
-        caption: what is said about it.
+        caption: the figure's texts.
         axes: the two axes.
-        looks: how to draw each model, in drawing order; those without a row are left out.
+        looks: how to draw each model, in drawing order; models without a row are left out.
         tooltip: field of a row to its name in the tooltip.
-        height: of the plot, in pixels.
-        width: likewise.
-        panel: number among figures joined into one, which have one legend, the scales of all of `looks` and marks
-            without words; None for a figure alone.
+        height: height of the plot in pixels.
+        width: width of the plot in pixels.
+        panel: the plot's number among small multiples, None for a single plot. Small multiples share a legend and the
+            scales of all `looks`, and their training lengths have no labels.
     """
     drawn = {row["setting"] for row in rows}
     order = [label for label in looks if label in drawn or panel is not None]
     units = [] if axes.x_values else lengths.units_shown({label: looks[label] for label in order})
-    shown = [
-        {**row, "dashed": looks[row["setting"]].dashed, **lengths.places(looks[row["setting"]], row["x"], units)}
-        for row in rows
-    ]
+    points = []
+    for row in rows:
+        look = looks[row["setting"]]
+        points.append({**row, "dashed": look.dashed, **lengths.places(look, row["x"], units)})
     direct = panel is None and len(order) <= DIRECT_LABELS_AT_MOST
     hover = "hover" if panel is None else f"hover{panel}"
-    ends = labels.end_labels(shown, order, axes.y_scale, height, axes.y_domain, units) if direct else []
+    ends = labels.end_labels(points, order, axes.y_scale, height, axes.y_domain, units) if direct else []
     color = {
         "field": "setting",
         "type": "nominal",
@@ -100,9 +100,9 @@ def line_figure(
     layers = [
         *labels.vertical_marks(marks, x, units, worded=panel is None),
         *labels.level_lines(axes.levels, y),
-        _between(shown, "low", "high", _BAND, x, y, color),
+        _between(points, "low", "high", _BAND, x, y, color),
         _line(x, y, color),
-        _between(shown, "seed_low", "seed_high", _SEEDS, x, y, color, {"filter": "isValid(datum.seed_low)"}),
+        _between(points, "seed_low", "seed_high", _SEEDS, x, y, color, {"filter": "isValid(datum.seed_low)"}),
         _points(x, y, color, looks, order, hover),
         _pointer_targets(x, y, tooltip, hover),
         *labels.line_names(ends, x, y, color),
@@ -114,8 +114,8 @@ def line_figure(
         "padding": {"left": 6, "top": 6, "bottom": 6, "right": 12},
         "params": [{"name": "hidden", "value": []}],
         **({"datasets": {"ends": ends}} if ends else {}),
-        "usermeta": {"axes": lengths.unit_channels(shown, axes.x_title, axes.x_octaves, units)},
-        "data": {"values": shown},
+        "usermeta": {"axes": lengths.unit_channels(points, axes.x_title, axes.x_octaves, units)},
+        "data": {"values": points},
         "layer": [layer for layer in layers if layer],
     }
 
@@ -133,7 +133,7 @@ def _y(axes: Axes) -> dict[str, Any]:
         scale["constant"] = labels.SYMLOG_CONSTANT
     if axes.y_domain:
         scale |= {"domain": list(axes.y_domain), "nice": False}
-    # Vega leaves out every other one of the values if there are more than its count of ticks
+    # with labelOverlap, Vega drops every second value where there are more values than ticks it would choose
     axis: dict[str, Any] = {"values": list(axes.y_values), "labelOverlap": False} if axes.y_values else {"tickCount": 6}
     if axes.y_format:
         axis["format"] = axes.y_format
@@ -141,7 +141,7 @@ def _y(axes: Axes) -> dict[str, Any]:
 
 
 def _between(rows: Sequence[Row], low: str, high: str, mark: Row, x: Row, y: Row, color: Row, *filters: Row) -> Row:
-    """What reaches from one field of a row to another, nothing where no row has them."""
+    """Returns a layer whose mark reaches from field `low` to field `high`; empty where no row has these fields."""
     if all(row.get(low) is None for row in rows):
         return {}
     encoding = {"x": x, "y": {**y, "field": low}, "y2": {"field": high}, "color": color}
@@ -177,18 +177,21 @@ def _pointer_targets(x: Row, y: Row, tooltip: Mapping[str, str], hover: str) -> 
     }
 
 
-def training_marks(looks: Mapping[str, Look], shown: Iterable[str]) -> list[int]:
-    """Returns where the vertical marks of the models shown stand."""
-    return sorted({mark for label in shown if (mark := looks[label].training_length_tokens)})
+def training_marks(looks: Mapping[str, Look], shown_labels: Iterable[str]) -> list[int]:
+    """Returns the training lengths, in tokens, of the models shown."""
+    return sorted({mark for label in shown_labels if (mark := looks[label].training_length_tokens)})
 
 
 def small_multiples(
     panels: Mapping[str, tuple[Sequence[Row], Axes]], caption: Caption, *, columns: int, **shared: Any
 ) -> dict[str, Any]:
-    """Returns figures with the same models, marks and colours.
+    """Returns the Vega-Lite specification of small multiples: line plots with the same models and colours.
 
-    `panels` holds the rows and axes under each heading, and `shared` the size and whatever else all of them have, as
-    `line_figure` takes them.
+    Args:
+        panels: heading of each plot to its rows and axes.
+        caption: the whole figure's texts.
+        columns: plots in a row.
+        shared: further arguments of `line_figure`, the same for every plot.
     """
     drawn = []
     channels: dict[str, dict[str, Any]] = {}
@@ -197,8 +200,8 @@ def small_multiples(
         for unit, channel in lengths.axes_of(spec).items():
             ends = [*channel["scale"]["domain"], *channels.get(unit, channel)["scale"]["domain"]]
             channels[unit] = lengths.length_channel(axes.x_title, (min(ends), max(ends)), axes.x_octaves, unit)
-        kept = {key: spec[key] for key in ("width", "height", "data", "layer")}
-        drawn.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **kept})
+        plot = {key: spec[key] for key in ("width", "height", "data", "layer")}
+        drawn.append({"title": {"text": name, "fontSize": 12, "offset": 6}, **plot})
     return {
         **caption.vega,
         "usermeta": {"axes": channels},
@@ -221,10 +224,16 @@ def length_figure(
     x_title: str = "context length (tokens, log scale)",
     **y_axis: Any,
 ) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of numbers against context length.
+    """Returns the Vega-Lite specification of a measured quantity against context length, one line for each model.
 
-    The table has columns setting, context_length_tokens, value, ci95_low, ci95_high and, where known, tokens and
-    clusters; models that are not in it are left out. `y_axis` holds fields of `Axes` for the measured quantity.
+    Args:
+        table: columns setting, context_length_tokens, value, ci95_low, ci95_high and, where known, tokens and clusters.
+        caption: the figure's texts.
+        looks: how to draw each model; models that are not in the table are left out.
+        number_format: Python format of the numbers in the tooltip.
+        tooltip: field of a row to its name in the tooltip.
+        x_title: title of the x axis.
+        y_axis: fields of `Axes` for the y axis.
     """
     rows = length_rows(table, looks, number_format)
     axes = Axes(x_title=x_title, x_domain=length_domain(table, looks), **y_axis)
@@ -232,12 +241,15 @@ def length_figure(
 
 
 def with_seeds(tooltip: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns the tooltip's fields, with the spread over seeds only where a line stands for several."""
+    """Returns the tooltip's fields, and the range over training seeds where a line is the mean of several."""
     return {**tooltip, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}
 
 
 def length_domain(table: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[int, int]:
-    """Returns the ends of the length axis: those of the measurements, and marks up to a doubling beyond them."""
+    """Returns the ends of the length axis, in tokens.
+
+    They hold all measured lengths, and training lengths within a factor of two of these.
+    """
     lengths = column_values(table)
     low, high = lengths[0], lengths[-1]
     near = [mark for mark in training_marks(looks, table["setting"]) if low <= 2 * mark <= 4 * high]
@@ -246,10 +258,15 @@ def length_domain(table: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[int, 
 
 
 def length_rows(table: pd.DataFrame, order: Iterable[str], number_format: str, column: str = LENGTH) -> list[Row]:
-    """Returns one row a model and length, or count of another column, with its number as text.
+    """Returns the rows of `line_figure`: one for each model and context length.
 
-    A length that only others have becomes a None, so that the line breaks there. Columns tokens and clusters may be
-    missing.
+    Where a model lacks a length that other models have, `y` is None, so that its line breaks there.
+
+    Args:
+        table: columns setting, value, ci95_low, ci95_high and `column`; tokens and clusters may be missing.
+        order: labels of the models to draw, in drawing order.
+        number_format: Python format of the numbers in the tooltip.
+        column: the column along the x axis, such as training steps in place of context lengths.
     """
     every_length = column_values(table, column)
     rows: list[dict[str, Any]] = []
@@ -287,5 +304,5 @@ def _row(label: str, length: int, number: Mapping[str, Any], number_format: str)
 
 
 def count_text(value: float) -> str:
-    """Writes a count, or that there is none."""
+    """Returns a count as text, "not recorded" for NaN."""
     return "not recorded" if math.isnan(value) else f"{int(value):,}"

@@ -1,4 +1,8 @@
-"""Colours, shapes and type of every figure, for light and dark pages, told apart without colour too."""
+"""Colours, marker shapes and fonts of every figure, for light and dark pages.
+
+Models differ in marker shape as well as in colour, so that colour-blind readers and black-and-white prints tell them
+apart.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -44,10 +48,10 @@ class Look:
     Attributes:
         light: colour on light pages.
         dark: colour on dark pages.
-        shape: Vega's name of it.
-        dashed: so is a model before its extension.
-        training_length_tokens: where its vertical mark stands, None for none.
-        units: lengths in tokens that an axis may count in (`lengths.UNITS`), where known.
+        shape: Vega's name of the marker shape.
+        dashed: whether its line is dashed, as that of a model from which another one was extended.
+        training_length_tokens: where the vertical line for its training length stands; None for no line.
+        units: key of `lengths.UNITS` to that length of the model in tokens, None where unknown.
     """
 
     light: str
@@ -59,10 +63,10 @@ class Look:
 
 
 def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
-    """Gives every model a look by its label; one that another was extended from is dashed.
+    """Chooses how each model is drawn, and returns the looks by model label.
 
-    The first model of a position scheme takes the scheme's own colour, so stick-breaking is blue and RoPE vermillion
-    in every report.
+    The first model of each position scheme takes the scheme's fixed colour: stick-breaking is blue and RoPE vermillion
+    in every report. A model from which another one was extended is dashed.
     """
     parents = {model.parent for model in models if model.parent}
     hues: dict[str, str] = {}
@@ -85,7 +89,7 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
 
 
 def series_looks(labels: Sequence[str]) -> dict[str, Look]:
-    """Returns looks of lines that are not models, such as context lengths, in the order of the hues."""
+    """Returns looks for lines that stand for something other than models, such as context lengths."""
     hues = list(_HUES.values())
     return {label: _look(index, hues[index % len(hues)]) for index, label in enumerate(labels)}
 
@@ -95,13 +99,16 @@ def _look(index: int, hue: tuple[str, str], **facts: Any) -> Look:
 
 
 def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[str, str]) -> dict[str, Look]:
-    """Returns the looks of the models shown; a parent (the value in `parents`) is dashed only beside its extension."""
+    """Returns the looks of the models in one figure.
+
+    `parents` maps an extended model to the model it was extended from. The parent is dashed only where both are shown.
+    """
     dashed = {parents[label] for label in labels if label in parents}
     return {label: dataclasses.replace(looks[label], dashed=label in dashed) for label in looks if label in labels}
 
 
 def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
-    """Returns the Vega-Lite configuration of a page in these colours."""
+    """Returns Vega-Lite's `config` with these colours (`LIGHT` or `DARK`)."""
     text = {"labelColor": colours["muted"], "titleColor": colours["ink"], "labelFont": font, "titleFont": font}
     muted = {"stroke": colours["muted"], "color": colours["muted"]}
     return {
@@ -148,5 +155,5 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
 
 
 def dark_colours() -> dict[str, str]:
-    """Maps every hue for light pages to its partner for dark ones."""
+    """Returns a map from each colour on light pages to its counterpart on dark pages."""
     return dict(_HUES.values())

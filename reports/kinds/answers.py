@@ -1,4 +1,4 @@
-"""Single samples: what documents lost or gained, and what was asked, expected and answered."""
+"""The section on single samples: documents whose NLL changed most, and prompts with expected and generated answers."""
 
 import itertools
 import operator
@@ -23,21 +23,23 @@ from sbeval.results.records import metric_key
 
 SAMPLES_READ = 3
 _LONGEST_LINE_BYTES = 64 * 2**20
-_QUESTION_LETTERS, _ANSWER_LETTERS = 140, 160
+_QUESTION_LETTERS = 140
+_ANSWER_LETTERS = 160
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 _MODELS_AT_MOST = 6
 _DOCUMENTS_AT_EITHER_END = 4
 
 
 class Answer(NamedTuple):
-    """What a model wrote for one sample at one context length.
+    """A model's answer to one sample at one context length.
 
     Attributes:
-        sample: number of the sample in its task.
+        sample: number of the sample in its task (`doc_id`).
         context_length_tokens: None for a task without context lengths.
         question: the end of the prompt, on one line.
-        text: the beginning of the answer, on one line.
-        score: None where the file holds none by that name.
+        expected: the expected answers, joined by commas and cut to one line.
+        text: the beginning of the generated answer, on one line.
+        score: the sample's score at this length; None where the samples file holds none.
     """
 
     sample: int
@@ -49,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def _read(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, tuple[Answer, ...]]:
-    """Reads the first samples of every task that generates; of several runs the one whose numbers count."""
+    """Reads the first samples of every task with generated answers, from the run whose numbers the report shows."""
     by_task: dict[TaskKey, tuple[Answer, ...]] = {}
     for model in models:
         for _, task in model.task_runs():
@@ -63,7 +65,7 @@ def _read(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, tuple
 
 
 def _first_samples(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yields the first samples of a file; what cannot be read is noted by those who read the whole file."""
+    """Yields the first samples of a file. Unreadable lines end it silently: readers of the whole file note them."""
     try:
         with path.open("rb") as file:
             for line in itertools.islice(iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""), SAMPLES_READ):
@@ -90,7 +92,7 @@ def _answers(sample: Mapping[str, Any]) -> Iterator[Answer]:
         prompt = arguments.get("arg_0")
         settings = arguments.get("arg_1")
         known = length is None or (type(length) is int and is_length(length))
-        # what is generated comes with the settings of its generation; scored text with the text
+        # a request for generation has a dictionary of settings as second argument; a scored one has a text
         if not isinstance(prompt, str) or not isinstance(settings, dict) or not isinstance(answer, str) or not known:
             return
         yield Answer(
@@ -113,12 +115,12 @@ def _end(text: str) -> str:
     return line if len(line) <= _QUESTION_LETTERS else _ELLIPSIS + line[-_QUESTION_LETTERS:].lstrip()
 
 
-# the answers of one seed of each group are shown
+# of several training seeds, the answers of the first are shown
 ANSWERS = Reader(read=_read, pool=averaging(operator.itemgetter(0)))
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no samples were logged that can be shown."""
+    """Builds the section "Samples"; None where no samples were logged that can be shown."""
     tables = [*_document_tables(material), *_answer_tables(material)]
     if not tables:
         return None
@@ -134,7 +136,7 @@ SAMPLES = Kind(section=_section, readers=(ANSWERS,))
 
 
 def _document_tables(material: Material) -> Iterator[Table]:
-    """Yields, for every text with identical targets, the documents whose NLL falls and rises most."""
+    """Yields, for every text with identical targets, a table of the documents whose NLL falls most and rises most."""
     for corpus in dict.fromkeys(key[1] for key in material.claims if key[2] == "fixed_target"):
         changes = {label: documents for label in material.looks if (documents := _changes(material, label, corpus))}
         if not changes:
@@ -143,24 +145,34 @@ def _document_tables(material: Material) -> Iterator[Table]:
         shared = set.intersection(*(set(changes[label]) for label in labels))
         order = sorted(shared, key=lambda name: (float(np.mean([changes[label][name][0] for label in labels])), name))
         ends = list(dict.fromkeys(order[:_DOCUMENTS_AT_EITHER_END] + order[-_DOCUMENTS_AT_EITHER_END:]))
-        words = f"{CORPUS_WORDS.get(corpus, corpus)}, single documents"
+        title = f"{CORPUS_WORDS.get(corpus, corpus)}, single documents"
         helps = on_identical_targets("fixed_target", "below zero, the longer context helps.")
         yield Table.of(
             ("document", *(Cell(name=label) for label in labels)),
             [(Cell(name=name), *(_change_cell(*changes[label][name]) for label in labels)) for name in ends],
             stem=f"documents-{safe_stem(corpus)}",
-            caption=f"{words}: NLL at the longest context minus NLL at the longest within the training length",
+            caption=f"{title}: NLL at the longest context minus NLL at the longest within the training length",
             explanation=(
                 f"Nats per token on the same targets; {helps} Small print: NLL at both lengths. "
                 f"{len(ends)} of {len(order)} documents, from the lowest change to the highest"
                 + (" by the mean over the models." if len(labels) > 1 else ".")
             ),
-            folded=words,
+            folded=title,
         )
 
 
 def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[float, str]]:
-    """Returns a model's documents with the difference, and both NLLs as text; nothing without a training length."""
+    """Returns each document's change of NLL from within the training length to the longest context.
+
+    Args:
+        material: the report's data.
+        label: label of the model.
+        corpus: name of the text.
+
+    Returns:
+        Document to (change in nats per token, a text with the NLL at both lengths). Only documents with the same number
+        of targets at both lengths are there; empty for a model without a known training length.
+    """
     claim = material.claims.get((label, corpus, "fixed_target"))
     if claim is None or claim.reference_tokens is None or not claim.beyond_reference:
         return {}
@@ -177,13 +189,13 @@ def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[flo
         if tokens[0] == tokens[1] > 0:
             before, after = sums.nll_nats[place, columns] / tokens
             digits = decimals(after - before, least=2)
-            words = f"{before:.{digits}f} at {lengths[0]}, {after:.{digits}f} at {lengths[1]}"
-            changes[shown_name(name)] = (float(after - before), words)
+            both_nll = f"{before:.{digits}f} at {lengths[0]}, {after:.{digits}f} at {lengths[1]}"
+            changes[shown_name(name)] = (float(after - before), both_nll)
     return changes
 
 
-def _change_cell(change: float, words: str) -> Cell:
-    return Cell(change_text(change)[0], small=(words,))
+def _change_cell(change: float, both_nll: str) -> Cell:
+    return Cell(change_text(change)[0], small=(both_nll,))
 
 
 def _answer_tables(material: Material) -> Iterator[Table]:
@@ -202,15 +214,16 @@ def _answer_tables(material: Material) -> Iterator[Table]:
 
 
 def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[list[Cell]]:
-    """Yields a row for each sample at its shortest and its longest context."""
+    """Yields two rows for each sample: its answers at the shortest and at the longest context length."""
     by_place = [{(each.sample, each.context_length_tokens or 0): each for each in answers} for answers in by_model]
     places = sorted({place for answers in by_place for place in answers})
     for sample, group in itertools.groupby(places, key=lambda place: place[0]):
         lengths = [length for _, length in group]
         for length in dict.fromkeys((lengths[0], lengths[-1])):
-            shown = [answers.get((sample, length)) for answers in by_place]
-            first = next(answer for answer in shown if answer is not None)
-            cells = [Cell(length_text(length) if length else "whole"), Cell(first.expected), *map(_answer_cell, shown)]
+            of_models = [answers.get((sample, length)) for answers in by_place]
+            first = next(answer for answer in of_models if answer is not None)
+            context = Cell(length_text(length) if length else "whole")
+            cells = [context, Cell(first.expected), *map(_answer_cell, of_models)]
             heading = first.question if length == lengths[0] else "the same, in a longer text"
             yield [Cell(heading, quiet=True), *cells]
 

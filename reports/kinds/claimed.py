@@ -1,7 +1,7 @@
 """Two sections: one number for each curve, and the claimed and effective context lengths of each model.
 
-The number is the mean change of NLL beyond the training length, a mean score or an effective length; each length has
-its rule and interval.
+A curve's number is its mean change of NLL beyond the training length, its mean score, or its effective length. Every
+effective length is shown with its rule and interval.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _TABLES_AT_ONCE = 2
 
 
 def _numbers_section(material: Material) -> Section | None:
-    """Returns None where no curve has two lengths to take an area between."""
+    """Builds the section "One number a curve"; None where no curve has two context lengths."""
     nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
     scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
     if not material.numbers:
@@ -93,13 +93,13 @@ def _lengths(number: CurveNumber, trained_at: int | None) -> Cell:
 
 
 def _times(lengths: Sequence[int | None], trained_at: int | None) -> tuple[str, ...]:
-    """Returns lengths in multiples of the training length as small print, nothing where one is unknown."""
+    """Returns lengths in multiples of the training length, as small print; empty where that is unknown."""
     known = [f"{length / trained_at:g}\N{MULTIPLICATION SIGN}" for length in lengths if length and trained_at]
     return (" to ".join(known),) if known else ()
 
 
 class _Length(NamedTuple):
-    """One line of a model's table."""
+    """One row of a model's table: a context length, and the rule that gave it."""
 
     name: str
     cell: Cell
@@ -107,7 +107,7 @@ class _Length(NamedTuple):
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no model has an effective length."""
+    """Builds the section "Claimed and effective lengths"; None where no model has an effective length."""
     forced = recall_scores(material.results.measurements)
     forced = forced[(forced["metric"] == "exact_match") & forced["task"].map(_is_forced_needle)]
     averages = {
@@ -167,8 +167,8 @@ def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFra
     for (model, corpus, protocol), claim in material.claims.items():
         if model == label and protocol in IDENTICAL_TARGETS and (effective := effective_nll_length(claim)) is not None:
             name = f"effective, perplexity ({text_name(corpus, protocol)})"
-            lowers = "the last length with a measurably lower NLL than the next shorter one, before any loss"
-            rule = on_identical_targets(protocol, f"{lowers}; same targets, {claim.clusters} documents")
+            nll_rule = "the last length with a measurably lower NLL than the next shorter one, before any loss"
+            rule = on_identical_targets(protocol, f"{nll_rule}; same targets, {claim.clusters} documents")
             yield _Length(name, Cell(effective.shown, interval=effective.shown_interval), rule)
     for name, means in averages.items():
         if len(of_model := means[means["setting"] == label]):
@@ -183,7 +183,10 @@ def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFra
 
 
 def _passing(means: pd.DataFrame, label: str) -> Cell:
-    """Returns the longest length that passes, with what passes by the ends of every score's interval."""
+    """Returns the longest length at which a model's mean scores still reach the absolute threshold.
+
+    The interval's ends are the same rule on the lower and on the upper ends of the scores' intervals.
+    """
     value, low, high = (by_length(means, label, numbers=end) for end in ("value", "ci95_low", "ci95_high"))
     passing = passing_length(value, ABSOLUTE_THRESHOLD, (low, high))
     return Cell(passing.shown, interval=passing.shown_interval)

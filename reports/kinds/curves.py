@@ -1,6 +1,7 @@
-"""Perplexity against context length: panels, and the numbers behind them as tables.
+"""Two sections: perplexity against context length, and NLL of one training's checkpoints against the training step.
 
-Checkpoints of one training: NLL at each context length against the training step.
+The first has a panel for each text and protocol, with the numbers behind its curves as tables. The second has one line
+for each context length.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ _METRICS = {
     "token_perplexity": ("perplexity per token (log scale)", "log", ",.2f"),
     "bits_per_byte": ("bits per byte", "linear", ".3f"),
 }
-"""A metric's axis, its scale and the digits of its numbers."""
+"""Metric to (title of its y axis, the axis' scale, format of its numbers)."""
 _TOOLTIP = SCORE_TOOLTIP | COUNTED
 _SIDE_BY_SIDE_LINES = 6
 _CHECKPOINT = re.compile(r"(?P<training>.+)/checkpoint-(?P<step>[0-9]{1,12})/?")
@@ -50,7 +51,7 @@ _NAMED_STEPS = 8
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no perplexity was measured against context length."""
+    """Builds the section "Perplexity against context length"; None where no perplexity task was run."""
     panels = perplexity_panels(material.results.measurements, material.results.models)
     if not panels:
         return None
@@ -86,11 +87,11 @@ CURVES = Kind(section=_section)
 
 
 def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *, wide: bool) -> Figure:
-    words = curve_words(panel.protocol)
-    explanation = " ".join([words, *panel.remarks]).strip()
+    how_to_read = curve_words(panel.protocol)
+    explanation = " ".join([how_to_read, *panel.remarks]).strip()
     lengths = material.training_lengths
     findings = {metric: panel_finding(panel, lengths, metric) for metric in panel.tables}
-    of_panel = Caption(title=panel.title, finding="", explanation=explanation, subtitle=words)
+    of_panel = Caption(title=panel.title, finding="", explanation=explanation, subtitle=how_to_read)
     captions = {metric: dataclasses.replace(of_panel, finding=finding) for metric, finding in findings.items()}
     variants = {metric: curve_figure(panel, metric, caption, looks) for metric, caption in captions.items()}
     first = next(iter(variants))
@@ -101,7 +102,7 @@ def _curve_figure(material: Material, panel: Panel, looks: Mapping[str, Look], *
 
 
 def curve_figure(panel: Panel, metric: str, caption: Caption, looks: Mapping[str, Look]) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one of a panel's metrics."""
+    """Returns the Vega-Lite specification of a panel's curves in one metric, a key of `_METRICS`."""
     axis_title, scale, number_format = _METRICS[metric]
     return length_figure(
         panel.tables[metric],
@@ -116,7 +117,7 @@ def curve_figure(panel: Panel, metric: str, caption: Caption, looks: Mapping[str
 
 
 def _legend(looks: Mapping[str, Look], drawn: Sequence[Mapping[str, Look]]) -> dict[str, Look]:
-    """Shows a model dashed where every figure does."""
+    """Returns the section's legend: a model is dashed there if it is dashed in every figure that shows it."""
     dashed = {label: [figure[label].dashed for figure in drawn if label in figure] for label in looks}
     return {label: dataclasses.replace(looks[label], dashed=all(each)) for label, each in dashed.items() if each}
 
@@ -128,14 +129,14 @@ def _lead(panels: Sequence[Panel]) -> str:
         if any(rows["ci95_low"].notna().any() for rows in tables)
         else f"No bands: intervals need {MINIMUM_CLUSTERS} documents."
     )
-    words = f"Lower is better. {bands} Dotted line: training length."
+    lead = f"Lower is better. {bands} Dotted line: training length."
     several = any("seed_low" in rows and rows["seed_low"].notna().any() for rows in tables)
     bars = " A line over several training seeds is their mean; bars reach from the lowest seed to the highest."
-    return words + bars if several else words
+    return lead + bars if several else lead
 
 
 def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str) -> str:
-    """States in one sentence what a metric's lines do beyond the training length."""
+    """Returns one sentence with each model's value at its training length and at the longest context."""
     sentences = []
     digits = ",.1f" if metric == "token_perplexity" else ".2f"
     for label in panel.labels:
@@ -147,15 +148,16 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
         within = curve[curve[LENGTH] <= trained] if trained else curve.iloc[:1]
         start, end = (within if len(within) else curve).iloc[-1], curve.iloc[-1]
         places = [f"{point['value']:{digits}} at {length_text(int(point[LENGTH]))}" for point in (start, end)]
-        words = f"is {places[0]}" if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
-        sentences.append(f"{in_words(label)} {words}")
+        range_text = f"is {places[0]}" if places[0] == places[1] else f"goes from {places[0]} to {places[1]}"
+        sentences.append(f"{in_words(label)} {range_text}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 
 def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
-    """Returns the panel's numbers, one row a model.
+    """Returns the table of a panel's numbers, one row for each model.
 
-    On the page a model's differences stand below its numbers; in the files they are a table of their own.
+    On the page a second row below a model's numbers shows its differences. The exported files have a table of their own
+    for the differences (`difference_table`).
     """
     metric, measured = next(iter(panel.tables.items()))
     digits = _METRICS[metric][2]
@@ -197,7 +199,7 @@ def _cell(number: Mapping[str, Any], digits: str, mark: str) -> Cell:
 
 
 def _steps_section(material: Material) -> Section | None:
-    """Returns None where no two checkpoints are of one training and measured alike."""
+    """Builds the section "Over training steps"; None where no task was run on two checkpoints of one training."""
     figures: list[Figure] = []
     tables: list[Table] = []
     measured = material.results.measurements
@@ -231,23 +233,30 @@ STEPS = Kind(section=_steps_section)
 
 
 def _begins_figure(material: Material, rows: pd.DataFrame, caption: Caption, stem: str) -> Figure:
-    """Returns the map that marks when each length begins to lower NLL, which identical targets alone show."""
+    """Returns the heat map that marks the first checkpoint at which each context length lowers NLL.
+
+    Only protocols with identical targets can show this.
+    """
     gains = _first_gains(material, rows)
     begins = [f"{length_text(length)} at step {step:,}" for length, step in sorted(gains.items())]
-    lowers = "NLL there is measurably lower than at the next shorter length"
+    is_lower = "NLL there is measurably lower than at the next shorter length"
     finding = "First step at which NLL at a length is measurably lower than at the next shorter length: {}."
     of_map = dataclasses.replace(
         caption,
         title=f"{caption.title}: when each length begins to work",
         finding=on_identical_targets(str(rows["protocol"].iloc[0]), finding.format(", ".join(begins) or "none")),
-        explanation=f"{BEGINS}: the first checkpoint of a length at which {lowers}.",
-        subtitle=f"NLL in nats per token; {BEGINS} first checkpoint at which {lowers}",
+        explanation=f"{BEGINS}: the first checkpoint of a length at which {is_lower}.",
+        subtitle=f"NLL in nats per token; {BEGINS} first checkpoint at which {is_lower}",
     )
     return material.figure({"nll": training_map(rows, gains, of_map)}, f"{stem}-map", of_map)
 
 
 def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
-    """Returns folder of a training to its checkpoints: label to step, which counts from 1."""
+    """Returns the checkpoints of each training, from models whose path ends in checkpoint-STEP.
+
+    Returns:
+        Folder of the training to (model label to training step, at least 1).
+    """
     trainings: dict[str, dict[str, int]] = defaultdict(dict)
     for model in models:
         match = _CHECKPOINT.fullmatch(argument(model.runs[0].model_args, "pretrained") or "")
@@ -257,7 +266,7 @@ def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
 
 
 def _first_gains(material: Material, rows: pd.DataFrame) -> dict[int, int]:
-    """Returns context length to the first step at which NLL there is measurably lower than at the next shorter one."""
+    """Returns the first training step at which each context length has a measurably lower NLL than the next shorter."""
     gains: dict[int, int] = {}
     for row in records(rows.drop_duplicates("step")):
         claim = material.claims.get((row["setting"], row["corpus"], row["protocol"]), LengthClaims())

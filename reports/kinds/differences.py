@@ -1,7 +1,11 @@
-"""Differences of NLL in pairs, on the same targets.
+"""Paired differences of NLL on the same targets.
 
-Between a context length and the training length: a figure, a table and a table's rows for the section of curves.
-Between two conditions: what a context is worth, and what it costs to find it among others.
+Differences between each context length and the training length become a figure and table rows in the section of curves,
+and a table in the exported files. Differences between two conditions, such as with and without context, are a section
+of their own ("gains").
+
+Where one model's differences are much larger than another's, the y axis is symlog. On a linear axis a gain of 0.1 nats
+beside a loss of 3 would be a flat line.
 """
 
 import math
@@ -32,7 +36,7 @@ _TOOLTIP = {
     "clusters_text": "documents",
 }
 _UNEQUAL = 8.0
-"""Largest differences of two models whose ratio is above this share no linear axis: the smaller would be flat."""
+"""The y axis is symlog where the models' largest differences differ by at least this factor."""
 _NO_LENGTH = Cell(missing=True)
 _SYMLOG_TICKS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _GAIN = "gain_over_"
@@ -40,26 +44,36 @@ _CONDITIONS = {
     "without": ("what the context is worth", "NLL of the same targets without any context, minus NLL with it."),
     "blocks": (
         "cost of riffled documents",
-        "NLL behind each document in one block, minus NLL behind the same tokens riffled: below zero, riffling costs.",
+        "NLL after each document in one block, minus NLL after the same tokens riffled: below zero, riffling costs.",
     ),
     "replaced": (
         "finding the own document again",
         "NLL with another document in place of the target's own, minus NLL with it, both riffled: above zero, found.",
     ),
 }
-"""Condition to a title and what is subtracted from what."""
+"""Condition in a metric's name to (title of its figure, which NLL is subtracted from which)."""
 
 
 def differences_figure(
     material: Material, panel: Panel, claims: Mapping[str, LengthClaims], *, wide: bool, folded: bool
 ) -> Figure:
-    """Returns the figure of a panel's differences; `claims` holds the models that have some."""
+    """Returns the figure of NLL differences to the training length.
+
+    Args:
+        material: the report's data.
+        panel: the panel of curves that the differences belong to.
+        claims: label of each model that has differences to its claims.
+        wide: whether the figure takes the page's whole width.
+        folded: whether the page shows it only on request.
+    """
     reference, lacking = _references(material, claims)
-    words = _reading(panel.protocol, claims)
+    how_to_read = _reading(panel.protocol, claims)
     caption = Caption(
         title=f"{panel.title}: difference",
         finding=listed([_finding(label, claim) for label, claim in claims.items()]),
-        explanation=f"NLL at a length minus NLL at {reference}, on the same targets.{lacking} {words} {_bands(claims)}",
+        explanation=(
+            f"NLL at a length minus NLL at {reference}, on the same targets.{lacking} {how_to_read} {_bands(claims)}"
+        ),
         subtitle=f"NLL minus NLL at {reference} on the same targets. {difference_words(panel.protocol).brief}",
     )
     looks = material.looks_of(panel.labels)
@@ -78,31 +92,37 @@ def differences_figure(
 
 
 def _references(material: Material, claims: Mapping[str, LengthClaims]) -> tuple[str, str]:
-    """Returns the length that differences are taken to, and a sentence on models where it is not the training length.
+    """Returns which length is subtracted, in words, and a sentence on models for which it is not the training length.
 
-    On an axis in multiples of the training length these models have their zero beside one.
+    A model that was not run at its training length is compared with the longest shorter length. On an axis in multiples
+    of the training length its zero does not stand at one, so the sentence names where it stands.
     """
     origins = {label: material.results.model(label).origin_length_tokens for label in claims}
-    others = [label for label, claim in claims.items() if claim.reference_tokens != origins[label]]
-    if not others:
+    at_other_length = [label for label, claim in claims.items() if claim.reference_tokens != origins[label]]
+    if not at_other_length:
         return "the model's own training length", ""
     if len(lengths := {claim.reference_tokens or 0 for claim in claims.values()}) == 1:
         return length_text(lengths.pop()), ""
-    places = [f"at {length_text(claims[label].reference_tokens or 0)} for {in_words(label)}" for label in others]
+    places = [
+        f"at {length_text(claims[label].reference_tokens or 0)} for {in_words(label)}" for label in at_other_length
+    ]
     reason = "the longest length compared that is within the training length"
     return "the training length, or a shorter one", f" Zero stands {first_listed(places).rstrip('.')}: {reason}."
 
 
 def _reading(protocol: str, claims: Mapping[str, LengthClaims]) -> str:
-    """Says how to read the lengths that are there, longer or shorter than what they are compared with."""
-    words = difference_words(protocol)
+    """Returns how to read differences at lengths longer and shorter than the reference, for those in the figure."""
+    by_side = difference_words(protocol)
     sides = {
         item.context_length_tokens > (claim.reference_tokens or 0)
         for claim in claims.values()
         for item in claim.differences
     }
-    said = [words.longer if True in sides else "", words.shorter if False in sides else ""]
-    return " ".join(filter(None, said))
+    sentences = [
+        by_side.longer if True in sides else "",
+        by_side.shorter if False in sides else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _bands(claims: Mapping[str, LengthClaims]) -> str:
@@ -142,7 +162,7 @@ def _points(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
 
 
 def _y_scale(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the axis of a scale that is logarithmic away from zero, where one model's differences dwarf another's."""
+    """Returns fields of `Axes` for a symlog y axis if differences of the models differ much in size, else nothing."""
     labels = {row["setting"] for row in rows}
     largest = [max(abs(row["y"]) for row in rows if row["setting"] == label) for label in labels]
     if max(largest) < _UNEQUAL * max(min(largest), SYMLOG_CONSTANT):
@@ -155,14 +175,14 @@ def _y_scale(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def difference_row(claim: LengthClaims, lengths: Sequence[int]) -> Row:
-    """Returns one model's differences as a second line below its numbers."""
+    """Returns the row that the page shows below a model's numbers: its differences, by context length."""
     heading = Cell(f"difference to {length_text(claim.reference_tokens or 0)}", quiet=True)
     cells = _cells(claim)
     return Row((heading, *(cells.get(length, _NO_LENGTH) for length in lengths)), page_only=True)
 
 
 def difference_table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
-    """Returns the differences of all models as a table of the files."""
+    """Returns the differences of all models as a table that only the exported files show."""
     references = {label: length_text(claim.reference_tokens or 0) for label, claim in claims.items()}
     return Table.by_length(
         [(Cell(f" (to {references[label]})", name=label), _cells(claim)) for label, claim in claims.items()],
@@ -188,7 +208,7 @@ def _cells(claim: LengthClaims) -> dict[int, Cell]:
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no targets were scored under two conditions."""
+    """Builds the section "The same targets under other conditions"; None where no task scored a second condition."""
     measured = material.results.measurements
     rows = measured[measured["metric"].isin([_GAIN + condition for condition in _CONDITIONS])]
     rows = rows[rows["protocol"].isin(IDENTICAL_TARGETS)]
@@ -197,11 +217,11 @@ def _section(material: Material) -> Section | None:
     figures: list[Figure] = []
     tables: list[Table] = []
     for (task, metric), of_task in rows.groupby(["task", "metric"], sort=False):
-        words, explanation = _CONDITIONS[str(metric).removeprefix(_GAIN)]
+        condition_title, explanation = _CONDITIONS[str(metric).removeprefix(_GAIN)]
         looks = material.looks_of(of_task["setting"])
         corpus = str(of_task["corpus"].iloc[0])
         caption = Caption(
-            title=f"{CORPUS_WORDS.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {words}",
+            title=f"{CORPUS_WORDS.get(corpus, corpus)}, {of_task['protocol'].iloc[0]}: {condition_title}",
             finding=_gain_finding(of_task, looks),
             explanation=explanation,
         )

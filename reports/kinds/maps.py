@@ -1,6 +1,7 @@
-"""Maps of NLL: by position and context length, by document and context length, by checkpoint and context length.
+"""Heat maps of NLL against context length: by position in the window, by document, and by training checkpoint.
 
-Each is drawn a second time as the difference to the baseline, cell by cell on the same targets.
+Maps by position and by document are drawn a second time as differences to the baseline, cell by cell on the same
+targets.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ BEGINS = "\N{LOZENGE}"
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no model has NLL at two lengths by position or by document."""
+    """Builds the section "Maps of NLL"; None where no NLL by position or document is known at two context lengths."""
     figures: list[Figure] = []
     for kind, rows_are, cells, explanation in (
         ("position", "position in the window (octaves, from)", _by_position(material), "One pass at each length."),
@@ -57,7 +58,10 @@ MAPS = Kind(section=_section)
 
 
 def _by_position(material: Material) -> pd.DataFrame:
-    """Returns one row an octave of positions and length of a pass, without an octave that the window cuts short."""
+    """Returns one row for each octave of positions and each context length.
+
+    An octave that the window's end cuts to less than half is left out.
+    """
     bins = comparable(material.results[BINS].dropna(subset=[LENGTH]), material.baseline)
     octaves = np.floor(np.log2(bins["first"].clip(lower=1)))
     bins = bins.assign(row=octaves, sums=bins["nll"] * bins["tokens"], width=bins["last"] - bins["first"] + 1)
@@ -69,7 +73,7 @@ def _by_position(material: Material) -> pd.DataFrame:
 
 
 def _by_document(material: Material) -> pd.DataFrame:
-    """Returns one row a document and context length on identical targets, of the documents with most targets."""
+    """Returns NLL by document and context length on identical targets, for the documents with most targets."""
     measured = material.results.measurements
     measured = comparable(measured[measured["protocol"].isin(IDENTICAL_TARGETS)], material.baseline)
     rows = []
@@ -86,24 +90,24 @@ def _by_document(material: Material) -> pd.DataFrame:
 
 
 def _figures(material: Material, cells: pd.DataFrame, caption: Caption, stem: str, rows_are: str) -> list[Figure]:
-    """Returns the map of NLL and, where another model was scored on the baseline's targets, that of differences."""
+    """Returns the map of NLL and, where another model was scored on the baseline's targets, the map of differences."""
     levels = dataclasses.replace(caption, finding=_finding(cells, ".2f"))
     spec = _maps(material, cells, levels, heatmaps.nll_shades(cells["value"].tolist()), rows_are)
     figures = [material.figure({"nll": spec}, stem, levels, wide=True)]
     base = cells[cells["setting"] == material.baseline].set_index([LENGTH, "row", "tokens"])["value"]
-    others = cells[cells["setting"] != material.baseline]
-    same = pd.MultiIndex.from_frame(others[[LENGTH, "row", "tokens"]])
-    others = others.assign(value=others["value"].to_numpy() - base.reindex(same).to_numpy()).dropna(subset=["value"])
-    if len(others):
+    compared = cells[cells["setting"] != material.baseline]
+    base_nll = base.reindex(pd.MultiIndex.from_frame(compared[[LENGTH, "row", "tokens"]])).to_numpy()
+    compared = compared.assign(value=compared["value"].to_numpy() - base_nll).dropna(subset=["value"])
+    if len(compared):
         difference = dataclasses.replace(
             caption,
             title=f"{caption.title}, difference to {material.baseline}",
-            finding=_finding(others, "+.2f"),
+            finding=_finding(compared, "+.2f"),
             explanation=f"{caption.explanation} Below zero, blue, is better than the baseline.",
             subtitle="difference in NLL (nats per token)",
         )
-        shades = heatmaps.difference_shades(others["value"].tolist(), "difference in NLL")
-        spec = _maps(material, others, difference, shades, rows_are)
+        shades = heatmaps.difference_shades(compared["value"].tolist(), "difference in NLL")
+        spec = _maps(material, compared, difference, shades, rows_are)
         figures.append(material.figure({"nll": spec}, f"{stem}-difference", difference, wide=True))
     return figures
 
@@ -127,12 +131,13 @@ def _maps(
     order = list(dict.fromkeys(cells["row"]))
     labels = [label for label in material.looks if (cells["setting"] == label).any()]
     tooltip = {"length": "context", "row": rows_are, "value_text": shades.title, "tokens_text": "targets"}
-    panels = {}
     numbers = len(labels) <= heatmaps.NUMBERED_AT_MOST
+    panels = {}
     for label in labels:
         drawn = [_cell(cell, shades) for cell in records(cells[cells["setting"] == label])]
-        shown: dict[str, Any] = {"shades": shades, "tooltip": tooltip, "numbers": numbers}
-        panels[label] = heatmaps.grid(drawn, x, rows=order, y_title=rows_are, **shown)
+        panels[label] = heatmaps.grid(
+            drawn, x, rows=order, y_title=rows_are, shades=shades, tooltip=tooltip, numbers=numbers
+        )
     return heatmaps.heatmaps(panels, caption)
 
 
@@ -148,10 +153,12 @@ def _cell(cell: Mapping[str, Any], shades: heatmaps.Shades) -> dict[str, Any]:
 
 
 def training_map(rows: pd.DataFrame, gains: Mapping[int, int], caption: Caption) -> dict[str, Any]:
-    """Returns the map of one training: checkpoints from first to last, one column a context length.
+    """Returns the Vega-Lite specification of a training's heat map: one row a checkpoint, one column a context length.
 
-    `rows` have columns `step`, context length and value; `gains` is a length to the first step at which it measurably
-    lowers NLL, whose cell is marked.
+    Args:
+        rows: columns `step`, `context_length_tokens`, `value` (NLL) and `tokens`.
+        gains: context length to the first step at which it measurably lowers NLL; that cell is marked.
+        caption: the figure's texts.
     """
     shades = heatmaps.nll_shades(rows["value"].tolist())
     cells = []

@@ -1,4 +1,10 @@
-"""How much context is needed: the shortest length whose NLL is as good as the longest one's, on the same targets."""
+"""How much context targets need: the shortest length whose NLL is about as low as at the longest context length.
+
+A length suffices where NLL is at most a tolerance above NLL at the longest context. The rule is one-sided: where NLL
+must not differ in either direction, every target of a model that breaks at long contexts would seem to need long
+context. Shares are weighted by targets. Their band is over documents, with two observations added as for graded scores
+(`graded_errors`).
+"""
 
 import dataclasses
 import functools
@@ -24,7 +30,7 @@ WITHIN_NATS = 0.01
 _UNITS = {"stretch": "Stretches of targets", "document": "Documents"}
 _TEXT = ["task", "corpus", "protocol", "corpus_sha256"]
 STRETCH_SUMS = Reader(read=functools.partial(read_documents, by_stretch=True), pool=averaging(SumsByDocument.averaged))
-"""Sums of every run of targets on identical targets, where there are several in a document."""
+"""Sums of NLL for each contiguous stretch of targets, for protocols with identical targets."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +38,14 @@ class Needed:
     """How much context one model's targets need.
 
     Attributes:
-        shares: one row a length, with the share of targets that need at most that much; the band is simultaneous.
-        within_tokens: the longest length within the training length, None where there is none or no longer one.
-        beyond: share of targets that need more than `within_tokens`, with its band; None where that is None.
-        without: why there is no such share; empty where there is one.
-        units: stretches or documents.
+        shares: one row a context length, with the share of targets that need at most that length and its simultaneous
+            95% band.
+        within_tokens: the longest measured length within the training length; None where no length is within it, or
+            none beyond it.
+        beyond: share of targets that need more than `within_tokens`, and the ends of its band; None where
+            `within_tokens` is None.
+        without: why `beyond` is None; empty where it is not.
+        units: number of stretches or documents that the shares count.
     """
 
     shares: pd.DataFrame
@@ -47,9 +56,18 @@ class Needed:
 
 
 def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats: float = WITHIN_NATS) -> Needed | None:
-    """Finds the shortest length of every unit whose NLL is no more than `within_nats` above the longest length's.
+    """Computes the share of targets that need at most each context length.
 
-    A target counts with its unit's length; the band is over documents. None where fewer than two lengths share targets.
+    A unit (document or stretch of targets) needs the shortest length at which its NLL is at most `within_nats` above
+    its NLL at the longest length. All targets of a unit count with the unit's length.
+
+    Args:
+        sums: sums of NLL and tokens by unit and context length.
+        trained_at: the model's training length in tokens, None where unknown.
+        within_nats: tolerance in nats per token.
+
+    Returns:
+        None where fewer than two lengths were measured, or no unit has the same targets at all of them.
     """
     same_S = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
     if len(sums.lengths) < 2 or not same_S.any():
@@ -67,9 +85,9 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
     shares = pd.DataFrame({LENGTH: sums.lengths, "value": band.estimates, "tokens": tokens_S.sum()})
     shares["ci95_low"], shares["ci95_high"] = np.clip(band.lows, 0, 1), np.clip(band.highs, 0, 1)
     shares["clusters"] = len(documents)
-    shares.loc[len(shares) - 1, ["ci95_low", "ci95_high"]] = math.nan  # by what is asked, every target
+    shares.loc[len(shares) - 1, ["ci95_low", "ci95_high"]] = math.nan  # the longest length suffices by definition
     within = shares[shares[LENGTH] <= (trained_at or 0)]
-    if not 0 < len(within) < len(shares):  # of targets that may need more than the longest length nothing is known
+    if not 0 < len(within) < len(shares):  # no measured length within the training length, or none beyond it
         without = not_compared(sums.lengths, trained_at)
         return Needed(shares=shares, within_tokens=None, beyond=None, units=int(same_S.sum()), without=without)
     ends = (1 - within[["value", "ci95_high", "ci95_low"]].to_numpy(float)).tolist()
@@ -78,7 +96,7 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no model was scored on the same targets at two lengths."""
+    """Builds the section "How much context is needed"; None where no targets were scored at two context lengths."""
     measured = material.results.measurements
     rows = measured[measured["protocol"].isin(IDENTICAL_TARGETS) & (measured["metric"] == "nll")]
     rows = rows[rows.groupby(["setting", *_TEXT], dropna=False)[LENGTH].transform("nunique") > 1]
@@ -129,32 +147,38 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
         shares = [needed.shares.assign(setting=label) for label, needed in of_models.items()]
         findings[unit] = listed([_finding(material, label, needed) for label, needed in of_models.items()])
         table = pd.concat(shares, ignore_index=True)
-        words = "Bands: 95% over documents, simultaneous over a line." if table["ci95_low"].notna().any() else ""
+        bands = "Bands: 95% over documents, simultaneous over a line." if table["ci95_low"].notna().any() else ""
         subtitle = f"{_UNITS[unit].lower()} within {material.within_nats:g} nats per token of the longest context"
-        captions.append(Caption(title=title, finding=findings[unit], explanation=words, subtitle=subtitle))
-        shown: dict[str, Any] = {"y_title": "share of targets that need at most this", "number_format": ".1%", **SHARES}
-        shown["tooltip"] = SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
-        variants[unit] = length_figure(table, captions[-1], looks=material.looks_of(of_models), **shown)
+        captions.append(Caption(title=title, finding=findings[unit], explanation=bands, subtitle=subtitle))
+        options: dict[str, Any] = {
+            "y_title": "share of targets that need at most this",
+            "number_format": ".1%",
+            **SHARES,
+        }
+        options["tooltip"] = SCORE_TOOLTIP | COUNTED | {"value_text": "share of targets"}
+        variants[unit] = length_figure(table, captions[-1], looks=material.looks_of(of_models), **options)
     return material.figure(variants, stem, captions[0], findings=findings, wide=len(by_unit["stretch"]) > 6)
 
 
 def _finding(material: Material, label: str, needed: Needed) -> str:
     half = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0]
     longest = needed.shares[LENGTH].iloc[-1]
-    words = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
+    sentence = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
     if half == longest:
-        words = (
+        sentence = (
             f"{in_words(label)}: more than half of the targets need the longest context, {length_text(int(longest))}"
         )
     if needed.beyond is None or needed.within_tokens is None:
-        return words
+        return sentence
     share, low, high = needed.beyond
     band = "" if math.isnan(low) else f" [{low:.0%}, {high:.0%}]"
-    return f"{words}, {share:.0%}{band} more than {_within(needed, material.results.model(label).origin_length_tokens)}"
+    return (
+        f"{sentence}, {share:.0%}{band} more than {_within(needed, material.results.model(label).origin_length_tokens)}"
+    )
 
 
 def _within(needed: Needed, trained: int | None) -> str:
-    """Names the longest length within the training length, which may be shorter than that."""
+    """Returns the longest measured length within the training length, in words; it may be shorter than the latter."""
     within = length_text(needed.within_tokens or 0)
     if needed.within_tokens == trained:
         return f"the training length of {within}"

@@ -1,4 +1,4 @@
-"""Needles: scores by depth and context length, from the samples of needle tasks, as heatmaps with the mean on top."""
+"""Scores of needle tasks by depth and context length: a heat map for each model, with the mean over depths on top."""
 
 import itertools
 from collections import defaultdict
@@ -34,7 +34,7 @@ _TOOLTIP = {
 
 
 def _section(material: Material) -> Section | None:
-    """Builds one figure a task, one small image a model; None where no samples record depths."""
+    """Builds the section "Needles by depth and length", one figure a task; None where no samples record depths."""
     cells = needle_cells(material.results[SAMPLE_SCORES])
     if cells.empty:
         return None
@@ -67,9 +67,9 @@ NEEDLES = Kind(section=_section, needs=SAMPLE_SCORES)
 
 
 def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
-    """Returns one row a cell of every heatmap; a cell counts the samples of all seeds.
+    """Returns one row for each heat map cell: mean score and its interval by model, task, context length and depth.
 
-    Where a sample asks for several needles its depth is their mean.
+    A cell counts the samples of all training seeds. The depth of a sample with several needles is their mean depth.
     """
     rows = []
     for (label, task), scores in samples.items():
@@ -86,7 +86,10 @@ def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
 
 
 def _cells(scores: SampleScores) -> Iterable[tuple[int, float, list[float]]]:
-    """Yields (context length, depth in percent, scores of the samples)."""
+    """Yields each cell of one task's heat map: (context length in tokens, depth in percent, scores of its samples).
+
+    Depths that form an even grid are kept as they are; others are rounded to the nearest 10 percent.
+    """
     for (metric, _), values in scores.scores.items():
         parsed = context_metric(metric)
         if parsed is None or parsed[0] != "score" or parsed[1] not in scores.depths_percent:
@@ -110,21 +113,22 @@ def _finding(label: str, cells: pd.DataFrame) -> str:
 
 
 def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
-    """Returns context length to the mean score of its samples and their number, ascending."""
+    """Returns context length to (mean score of its samples, number of samples), in ascending order of length."""
     sums = cells.assign(score=cells["score"] * cells["samples"]).groupby(LENGTH)[["score", "samples"]].sum()
     return {int(str(length)): (score / count, count) for length, score, count in sums.itertuples(name=None)}
 
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one task: a heatmap a model, the mean over depths on top."""
+    """Returns the Vega-Lite specification of one task: a heat map for each model, with the mean over depths on top."""
     x = length_bands(column_values(cells))
     panels = {}
     for label in models:
         of_model = cells[cells["setting"] == label]
         drawn = [_cell(cell) for cell in records(of_model)]
         depths = sorted({cell["row"] for cell in drawn})
-        shown: dict[str, Any] = {"shades": SCORES, "tooltip": _TOOLTIP, "numbers": len(models) <= NUMBERED_AT_MOST}
-        panel = grid(drawn, x, rows=depths, y_title="needle depth (% from the start)", **shown)
+        numbers = len(models) <= NUMBERED_AT_MOST
+        y_title = "needle depth (% from the start)"
+        panel = grid(drawn, x, rows=depths, y_title=y_title, shades=SCORES, tooltip=_TOOLTIP, numbers=numbers)
         panels[label] = above(panel, _means(of_model, x))
     return heatmaps(panels, caption)
 

@@ -1,4 +1,4 @@
-"""NLL by position in one long window: a row a bin of positions, sums by source document, and paired bands over both."""
+"""Data on NLL by position in a long window: a table of position bins, sums by source document, and paired bands."""
 
 import dataclasses
 import math
@@ -24,14 +24,18 @@ _OF_THE_RUN = dict.fromkeys(("setting", "task", "corpus", "corpus_sha256"), TEXT
 _OF_THE_BIN = dict.fromkeys(("first", "last", "nll", "ci95_low", "ci95_high", "tokens", "clusters"), DECIMAL)
 _COLUMNS = _OF_THE_RUN | _OF_THE_BIN | {"tokenizer_sha256": TEXT}
 _NUMBERS = {"nll": "mean", "ci95_low": "mean", "ci95_high": "mean", "tokens": "min", "clusters": "min"}
-"""Columns that differ between training seeds, and how these become one."""
-_NOT_BY_DOCUMENT = "hold no sums by position and document that give the results file's numbers"
+"""Columns that differ between training seeds, and pandas' aggregation that makes one number of several seeds."""
+_NOT_BY_DOCUMENT = "hold no sums by position and document that add up to the results file's numbers"
 Bin = tuple[int, int]
-"""First and last position."""
+"""First and last position of a bin of positions in the window."""
 
 
 def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns one row a position bin, of the run that counts at each length; the one that counts first comes first."""
+    """Returns one row for each position bin of each model, task, text and context length.
+
+    Where several runs have the same context length, the first in `EvaluatedModel.task_runs` counts. Rows keep that
+    order.
+    """
     rows: list[dict[str, Any]] = []
     for model in models:
         for run, task in model.task_runs():
@@ -55,7 +59,7 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
 
 
 def first_pass(bins: pd.DataFrame) -> pd.DataFrame:
-    """Leaves each model's pass that counts first."""
+    """Keeps, for each model, task and text, the bins of one context length: the one that comes first."""
     lengths = bins["context_length_tokens"].fillna(0)
     keys = [bins[key] for key in ("setting", "task", "corpus_sha256")]
     return bins[lengths == lengths.groupby(keys, dropna=False).transform("first")].reset_index(drop=True)
@@ -77,7 +81,7 @@ def _bin_rows(bins: Sequence[Any], metrics: Mapping[str, Any], filter_name: str)
 
 
 def _pool(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
-    """Averages seeds bin by bin, where every seed has the bin."""
+    """Averages training seeds bin by bin; a bin that some seed lacks is left out."""
     inside = rows["setting"].isin(pooled_label.keys())
     seeds = rows[inside].assign(original=rows["setting"])
     seeds["setting"] = seeds["setting"].map(pooled_label)
@@ -94,11 +98,11 @@ BINS = Reader(read=_tabulate, pool=_pool)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SumsByPosition:
-    """Sums of one run by bin of positions and source document.
+    """Sums of NLL in one run, by position bin and source document.
 
     Attributes:
-        sums: bin to (document to [NLL in nats, tokens]).
-        obstacle: why there are none; empty where there are.
+        sums: bin to (document to float64 [NLL in nats, tokens]).
+        obstacle: why there are no sums, as the end of a sentence about samples; empty where there are sums.
     """
 
     sums: Mapping[Bin, Mapping[str, NDArray[np.float64]]] = dataclasses.field(default_factory=dict)
@@ -106,7 +110,7 @@ class SumsByPosition:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the intervals by position are doubtful in some bin."""
+        """Whether documents of some bin are so uneven in size that its interval is doubtful."""
         return any(uneven(list(_scored_targets(documents).values())) for documents in self.sums.values())
 
 
@@ -114,7 +118,7 @@ UNLOGGED = SumsByPosition(obstacle="were not logged (--log_samples)")
 
 
 def _read_sums(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SumsByPosition]:
-    """Reads the sums of the runs that count (`EvaluatedModel.task_runs`)."""
+    """Reads sums by position from the samples files, of the run that `EvaluatedModel.task_runs` has first."""
     sums: dict[TaskKey, SumsByPosition] = {}
     for model in models:
         for _, task in model.task_runs():
@@ -130,9 +134,10 @@ def _read_sums(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, 
 
 
 def _sums_in(path: Path, bins: Sequence[Any], notes: Notes, samples: float | None) -> SumsByPosition:
-    """Adds up the rows [document, NLL in nats, tokens] of every sample, bin by bin; a row not finite is left out.
+    """Adds up the rows [document, NLL in nats, tokens] of every sample, bin by bin.
 
-    So are bins in which all samples are there and do not add up to what the results file says.
+    Rows with a sum that is not finite are left out. If the file holds all samples, bins whose sums do not give the
+    results file's NLL and tokens are left out too. Both become notes.
     """
     sums: dict[Bin, dict[str, NDArray[np.float64]]] = {}
     places = [_place(item) for item in bins]
@@ -163,7 +168,7 @@ def _sums_in(path: Path, bins: Sequence[Any], notes: Notes, samples: float | Non
 
 
 def _averaged(seeds: Sequence[SumsByPosition]) -> SumsByPosition:
-    """Averages NLL over models scored on the same text; a bin stays where all have the same targets in it."""
+    """Averages the sums of several training seeds; a bin is kept where all seeds have the same targets in it."""
     if obstacle := next((seed.obstacle for seed in seeds if seed.obstacle), ""):
         return SumsByPosition(obstacle=obstacle)
     sums = {}
@@ -192,9 +197,10 @@ def _place(item: object) -> Bin | None:
 
 
 class PositionBand(NamedTuple):
-    """One model minus another on identical targets in one bin; the band is simultaneous over the bins.
+    """95% band of one model's NLL minus another's on identical targets in one bin; simultaneous over all bins.
 
-    It is doubtful where documents differ so much in size that it covers less often than it says.
+    `doubtful` is True where documents differ so much in size that the band covers the true value in fewer than 95% of
+    cases. The ends are NaN where there is no band.
     """
 
     low: float = math.nan
@@ -205,16 +211,16 @@ class PositionBand(NamedTuple):
 def position_bands(candidate: SumsByPosition, base: SumsByPosition) -> tuple[dict[Bin, PositionBand], str]:
     """Compares two models bin by bin.
 
-    A bin counts where both scored the same number of targets in every document, and in at least `MINIMUM_CLUSTERS`
-    documents; the band is simultaneous over the bins that count.
+    A bin gets a band where both models scored the same number of targets in every document, and at least
+    `MINIMUM_CLUSTERS` documents. The band is simultaneous over these bins.
 
     Returns:
-        Bin to its band, and what stood in the way elsewhere (empty where nothing did).
+        Bin to the band of `candidate` minus `base`, and why bins have none, as a clause; empty where all have one.
     """
-    mine, theirs = candidate.sums, base.sums
-    shared = [place for place in mine if place in theirs]
-    same = [place for place in shared if _scored_targets(mine[place]) == _scored_targets(theirs[place])]
-    enough = [place for place in same if len(mine[place]) >= MINIMUM_CLUSTERS]
+    sums, base_sums = candidate.sums, base.sums
+    shared = [place for place in sums if place in base_sums]
+    same = [place for place in shared if _scored_targets(sums[place]) == _scored_targets(base_sums[place])]
+    enough = [place for place in same if len(sums[place]) >= MINIMUM_CLUSTERS]
     obstacle = ""
     if not same:
         obstacle = "the two were not scored on the same targets"
@@ -226,13 +232,13 @@ def position_bands(candidate: SumsByPosition, base: SumsByPosition) -> tuple[dic
         obstacle = f"some ranges of positions have targets in fewer than {MINIMUM_CLUSTERS} documents"
     if not enough:
         return {}, obstacle
-    documents = sorted({document for place in enough for document in mine[place]})
+    documents = sorted({document for place in enough for document in sums[place]})
     differences_CK, tokens_CK = np.zeros((2, len(documents), len(enough)))
     for column, place in enumerate(enough):
         for row, document in enumerate(documents):
-            if document in mine[place]:
-                nll, tokens_CK[row, column] = mine[place][document]
-                differences_CK[row, column] = nll - theirs[place][document][0]
+            if document in sums[place]:
+                nll, tokens_CK[row, column] = sums[place][document]
+                differences_CK[row, column] = nll - base_sums[place][document][0]
     band = simultaneous_band(differences_CK, tokens_CK)
     return {
         place: PositionBand(low=float(low), high=float(high), doubtful=band.doubtful)

@@ -1,4 +1,4 @@
-"""NLL by position in one long window, and its difference to a baseline: the figures, and what they show."""
+"""The section on NLL by position in one long window: figures of NLL, and of its difference to a baseline."""
 
 import dataclasses
 import math
@@ -27,12 +27,11 @@ from sbeval.reports.read.results import by_model, records
 from sbeval.reports.section import Figure, Kind, Material, Section
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 
-# kinds of RoPE scaling whose frequencies depend on the length of the request
 _TOOLTIP = {"setting": "model", "range_text": "positions", "value_text": "", "interval_text": "95% interval"} | COUNTED
 
 
 def _section(material: Material) -> Section:
-    """Models with different tokenizers are not drawn on one axis: only those that share the baseline's stay."""
+    """Builds the section "NLL by position". Models whose tokenizer differs from the baseline's are left out."""
     positions = first_pass(material.results[BINS])
     baseline = material.baseline
     looks = material.looks_of(positions["setting"])
@@ -47,9 +46,9 @@ def _section(material: Material) -> Section:
         stem = "-".join([safe_stem(corpus), "position", *([digest[:6]] if several else [])])
         figures.append(_levels(material, table, name, stem, [_doubt(material, table), bases]))
         bands, without_bands = _bands(material, table)
-        others = difference_to_baseline(table, baseline, bands)
-        if not others.empty:
-            figures.append(_differences(material, others, name, stem, [_band_words(bands), without_bands, bases]))
+        differences = difference_to_baseline(table, baseline, bands)
+        if not differences.empty:
+            figures.append(_differences(material, differences, name, stem, [_band_words(bands), without_bands, bases]))
     bands_words = (
         "Bands: 95% intervals over source documents, point by point."
         if positions["ci95_low"].notna().any()
@@ -71,22 +70,33 @@ POSITIONS = Kind(section=_section, readers=(BINS, POSITION_SUMS), needs=BINS)
 def difference_to_baseline(
     table: pd.DataFrame, baseline: str, bands: Mapping[str, Mapping[Bin, PositionBand]]
 ) -> pd.DataFrame:
-    """Subtracts the baseline's NLL in every bin both have; the baseline itself is left out.
+    """Subtracts the baseline's NLL from each other model's, in every bin that both have.
 
-    Without a band a difference has no interval: those of the two levels say nothing about it.
+    Args:
+        table: columns setting, first, last and nll, one row for each model and bin.
+        baseline: label of the baseline, whose own rows are left out of the result.
+        bands: model label to (bin to its paired band).
+
+    Returns:
+        The table with differences in `nll`. Its intervals are those of `bands`, NaN where there is none: the intervals
+        of the two models' NLL say nothing about the difference.
     """
     base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
-    others = table[table["setting"] != baseline].copy()
-    bins = pd.MultiIndex.from_frame(others[["first", "last"]])
-    others["nll"] = others["nll"].to_numpy() - base.reindex(bins).to_numpy()
-    none = PositionBand()
-    shown = [bands.get(row["setting"], {}).get((int(row["first"]), int(row["last"])), none) for row in records(others)]
-    others["ci95_low"], others["ci95_high"] = [band.low for band in shown], [band.high for band in shown]
-    return others.dropna(subset=["nll"]).reset_index(drop=True)
+    differences = table[table["setting"] != baseline].copy()
+    bins = pd.MultiIndex.from_frame(differences[["first", "last"]])
+    differences["nll"] = differences["nll"].to_numpy() - base.reindex(bins).to_numpy()
+    no_band = PositionBand()
+    row_bands = [
+        bands.get(row["setting"], {}).get((int(row["first"]), int(row["last"])), no_band)
+        for row in records(differences)
+    ]
+    differences["ci95_low"] = [band.low for band in row_bands]
+    differences["ci95_high"] = [band.high for band in row_bands]
+    return differences.dropna(subset=["nll"]).reset_index(drop=True)
 
 
 def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
-    """Returns each model's bands against the baseline, and a sentence on those that have none."""
+    """Returns model label to its paired bands against the baseline, and a sentence on models and bins without one."""
     results, baseline = material.results, material.baseline
     facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
     bands: dict[str, dict[Bin, PositionBand]] = {}
@@ -95,14 +105,14 @@ def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin,
         if label == baseline or baseline not in facts:
             continue
         base = facts[baseline]
-        mine, theirs = (results.behind(POSITION_SUMS, side) or UNLOGGED for side in (row, base))
-        if mine.obstacle or theirs.obstacle:
-            who = label if mine.obstacle else baseline
-            reason = f"samples of {in_words(who)} {mine.obstacle or theirs.obstacle}"
+        sums, base_sums = (results.behind(POSITION_SUMS, side) or UNLOGGED for side in (row, base))
+        if sums.obstacle or base_sums.obstacle:
+            who = label if sums.obstacle else baseline
+            reason = f"samples of {in_words(who)} {sums.obstacle or base_sums.obstacle}"
         elif row["context_length_tokens"] != base["context_length_tokens"]:
             reason = "the passes have different lengths"
         else:
-            bands[label], reason = position_bands(mine, theirs)
+            bands[label], reason = position_bands(sums, base_sums)
         if reason:
             lacking.setdefault(reason, []).append(label)
     sentences = []
@@ -115,13 +125,16 @@ def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin,
 def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
     if not any(bands.values()):
         return ""
-    words = "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
+    bands_text = "Bands: 95%, paired by document on identical targets, simultaneous over the positions."
     doubtful = any(band.doubtful for of_model in bands.values() for band in of_model.values())
-    return f"{words} {DOUBTFUL}: {DOUBTFUL_WORDS}." if doubtful else words
+    return f"{bands_text} {DOUBTFUL}: {DOUBTFUL_WORDS}." if doubtful else bands_text
 
 
 def _doubt(material: Material, table: pd.DataFrame) -> str:
-    """Says whether intervals are doubtful, by the sums by position or, without samples, by what the run recorded."""
+    """Returns a warning where documents of some model are too uneven in size for sure intervals, else an empty text.
+
+    The sizes are read from the samples. Without samples, the run's own record (`uneven_documents`) decides.
+    """
     for row in records(table.drop_duplicates("setting")):
         sums = material.results.behind(POSITION_SUMS, row) or UNLOGGED
         recorded = material.results.model(row["setting"]).uneven_documents(row["task"])
@@ -131,22 +144,22 @@ def _doubt(material: Material, table: pd.DataFrame) -> str:
 
 
 def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:
-    """Leaves out a last bin of fewer positions than the one before: the window's end cut it short."""
-    kept = []
+    """Leaves out a last bin that is narrower than the one before it: the window's end cut it short."""
+    whole = []
     for _, bins in table.groupby(["setting", "task"], sort=False):
         widths = (bins["last"] - bins["first"]).tolist()
-        kept.append(bins.iloc[:-1] if len(bins) > 1 and widths[-1] < widths[-2] else bins)
-    return pd.concat(kept, ignore_index=True)
+        whole.append(bins.iloc[:-1] if len(bins) > 1 and widths[-1] < widths[-2] else bins)
+    return pd.concat(whole, ignore_index=True)
 
 
 def _passes(table: pd.DataFrame) -> str:
-    """Names the context lengths of the passes shown."""
+    """Returns the context lengths of the passes shown, in words."""
     lengths = sorted({int(length) for length in table["context_length_tokens"].dropna()})
     return ", ".join(map(length_text, lengths)) if lengths else "a length that was not recorded"
 
 
 def _bases(material: Material, table: pd.DataFrame) -> str:
-    """Says which length set the frequencies of scaled RoPE, where they follow a request's length; else nothing."""
+    """Returns which request length set the RoPE frequencies, for models whose scaling depends on it; else nothing."""
     sentences = []
     for label in dict.fromkeys(table["setting"]):
         scalings = rope_entries(material.results.model(label).record.rope_scaling).values()
@@ -168,7 +181,7 @@ def _levels(material: Material, table: pd.DataFrame, name: str, stem: str, remar
 
 
 def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
-    def shown(nll: float) -> str:
+    def number_text(nll: float) -> str:
         return f"{nll:.2f}" if metric == "nll" else f"{math.exp(min(nll, LARGEST_NATS)):,.1f}"
 
     sentences = []
@@ -181,9 +194,9 @@ def _level_finding(material: Material, table: pd.DataFrame, metric: str) -> str:
         inside = [row for row in bins if trained is not None and row["last"] <= trained]
         start = inside[-1] if inside else bins[0]
         last = bins[-1]
-        ends = [f"{shown(row['nll'])} around position {length_text(int(row['last']))}" for row in (start, last)]
-        words = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
-        sentences.append(f"{in_words(label)} {words}")
+        ends = [f"{number_text(row['nll'])} around position {length_text(int(row['last']))}" for row in (start, last)]
+        range_text = f"is {ends[0]}" if ends[0] == ends[1] else f"goes from {ends[0]} to {ends[1]}"
+        sentences.append(f"{in_words(label)} {range_text}")
     return f"{METRIC_WORDS[metric]}: {listed(sentences)}"
 
 
@@ -195,10 +208,10 @@ def _differences(material: Material, table: pd.DataFrame, name: str, stem: str, 
         band = "" if math.isnan(last["ci95_low"]) else f" ({signed(last['ci95_low'])} to {signed(last['ci95_high'])})"
         size = signed(abs(last["nll"]))[1:]
         sentences.append(f"{in_words(label)} ends {size} nats {side} {in_words(material.baseline)}{band}")
-    words = "Below zero is better than the baseline"
-    explanation = " ".join([f"{words}.", *filter(None, remarks)])
+    how_to_read = "Below zero is better than the baseline"
+    explanation = " ".join([f"{how_to_read}.", *filter(None, remarks)])
     title = f"{name}: difference to {material.baseline}"
-    caption = Caption(title=title, finding=listed(sentences), explanation=explanation, subtitle=words)
+    caption = Caption(title=title, finding=listed(sentences), explanation=explanation, subtitle=how_to_read)
     spec = _figure(material, table, caption, difference=True)
     return material.figure({"nll": spec}, f"{stem}-difference", caption)
 
@@ -206,13 +219,13 @@ def _differences(material: Material, table: pd.DataFrame, name: str, stem: str, 
 def _figure(
     material: Material, table: pd.DataFrame, caption: Caption, *, perplexity: bool = False, difference: bool = False
 ) -> dict[str, Any]:
-    """Draws NLL against position, or exp(NLL) on a log axis, or differences to a baseline."""
+    """Returns the Vega-Lite specification of NLL, perplexity (log axis) or differences in NLL against position."""
     looks = material.looks_of(material.results[BINS]["setting"])
     order = list(looks)
     rows = [_row(row, perplexity, end_digits=".3f" if difference else ",.2f") for row in records(table)]
     positions = [row["x"] for row in rows]
-    words = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
-    quantity = "difference in NLL (nats per token)" if difference else words
+    level_title = "perplexity per token (log scale)" if perplexity else "NLL (nats per token)"
+    quantity = "difference in NLL (nats per token)" if difference else level_title
     return line_figure(
         sorted(rows, key=lambda row: (order.index(row["setting"]), row["x"])),
         caption,

@@ -1,4 +1,4 @@
-"""Recall probes: share of exact answers by number of pairs, by distance and by context length."""
+"""The section on recall probes: share of exact answers by number of pairs, by distance or by context length."""
 
 import itertools
 import re
@@ -40,7 +40,7 @@ _TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "in
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no recall task was run."""
+    """Builds the section "Recall"; None where no recall task was run."""
     scores = recall_scores(material.results.measurements)
     if scores.empty:
         return None
@@ -48,9 +48,9 @@ def _section(material: Material) -> Section | None:
     looks = {label: look for label, look in recalling.items() if (scores["setting"] == label).any()}
     figures, tables = [], []
     for task in sorted(set(scores["task"]), key=lambda task: ranked(task, list(_TASKS))):
-        for rows, words, counted in _panels(scores[scores["task"] == task]):
-            figures.append(_figure(material, looks, task, rows, words, counted))
-            tables.append(_table(task, rows, words, counted, list(looks)))
+        for rows, fixed, counted in _panels(scores[scores["task"] == task]):
+            figures.append(_figure(material, looks, task, rows, fixed, counted))
+            tables.append(_table(task, rows, fixed, counted, list(looks)))
     return Section(
         identifier="recall",
         title="Recall",
@@ -69,15 +69,16 @@ RECALL = Kind(section=_section)
 
 
 def is_drawn(metric: str) -> bool:
-    """Whether a metric of a recall task has a place in this section."""
+    """Whether the section on recall shows this metric of a recall task."""
     return _METRIC.fullmatch(metric) is not None
 
 
 def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of recall tasks, with columns `pairs` and `unit`.
+    """Returns the tidy table's rows of recall tasks, with two more columns, `pairs` and `unit`.
 
-    `pairs` counts what `unit` says: pairs of a sequence, or tokens since an answer was read; both are NA where a metric
-    names neither. Intervals of shares are those of `share_interval`.
+    `pairs` is the number in a metric's name. `unit` says whether it counts key-value pairs in a sequence, or tokens
+    since the answer was shown. Both are NA for a metric without such a number. Intervals of shares are Wilson's
+    (`share_interval`).
     """
     rows = measurements[measurements["family"] == "recall"].copy()
     names = rows["metric"].str.extract(f"^{_METRIC.pattern}$")
@@ -92,18 +93,29 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
 
 
 def solved_up_to(scores: Mapping[int, float]) -> int | None:
-    """Returns the largest number such that every one up to it is solved, None where the smallest is not."""
+    """Returns the largest key such that it and all smaller keys score at least 99%; None where the smallest does not.
+
+    `scores` maps a number of pairs, a distance or a context length to a score.
+    """
     solved = itertools.takewhile(lambda count: scores[count] >= _SOLVED, sorted(scores))
     return max(solved, default=None)
 
 
-def _title(task: str, words: str) -> str:
+def _title(task: str, fixed: str) -> str:
     many_shot = f"Many-shot classification, {task.removeprefix(_MANY_SHOT)}" if task.startswith(_MANY_SHOT) else task
-    return _TASKS.get(task, (many_shot, ""))[0] + words
+    return _TASKS.get(task, (many_shot, ""))[0] + fixed
 
 
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
-    """Returns (rows, what is held fixed, what the axis counts or None for lengths); the axis takes more values."""
+    """Splits a task's scores into figures.
+
+    Of number of pairs and context length, the one with more values becomes the x axis. The other one is fixed in a
+    figure.
+
+    Returns:
+        For each figure: its rows; the fixed value, as the end of its title; and what the x axis counts, None for
+        context lengths.
+    """
     pairs = column_values(scores, "pairs")
     lengths = column_values(scores)
     if not pairs:
@@ -120,7 +132,7 @@ def _column(counted: str | None) -> str:
 
 
 def _figure(
-    material: Material, looks: Mapping[str, Look], task: str, scores: pd.DataFrame, words: str, counted: str | None
+    material: Material, looks: Mapping[str, Look], task: str, scores: pd.DataFrame, fixed: str, counted: str | None
 ) -> Figure:
     exact = scores[scores["metric"] == "exact_match"]
     order = [label for label in looks if (exact["setting"] == label).any()]
@@ -134,7 +146,7 @@ def _figure(
         levels[float(guesses.max())] = "chance"
     finding = _finding(exact, order, counted)
     explanation = _TASKS.get(task, ("", ""))[1]
-    caption = Caption(title=_title(task, words), finding=finding, explanation=explanation)
+    caption = Caption(title=_title(task, fixed), finding=finding, explanation=explanation)
     axes = Axes(
         x_title=f"{counted} (log scale)" if counted else "context length (tokens, log scale)",
         x_domain=(counts[0], max(counts[-1], counts[0] + 1)) if counted else length_domain(exact, looks),
@@ -145,7 +157,7 @@ def _figure(
     )
     tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows)
     spec = line_figure(rows, caption, axes=axes, looks=looks, tooltip=tooltip)
-    return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{words}"), caption)
+    return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{fixed}"), caption)
 
 
 def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> str:
@@ -156,12 +168,12 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
         first = min(scores)
         last = max(scores)
         if solved is None:
-            words = f"is below {_SOLVED:.0%} even at {_count(first, counted)} ({scores[first]:.1%})"
+            range_text = f"is below {_SOLVED:.0%} even at {_count(first, counted)} ({scores[first]:.1%})"
         elif solved == last:
-            words = f"solves all, up to {_count(last, counted)}"
+            range_text = f"solves all, up to {_count(last, counted)}"
         else:
-            words = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
-        sentences.append(f"{in_words(label)} {words}")
+            range_text = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
+        sentences.append(f"{in_words(label)} {range_text}")
     return first_listed(sentences)
 
 
@@ -169,7 +181,7 @@ def _count(number: int, counted: str | None) -> str:
     return f"{number:,} {counted}" if counted else length_text(number)
 
 
-def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, labels: Sequence[str]) -> Table:
+def _table(task: str, scores: pd.DataFrame, fixed: str, counted: str | None, labels: Sequence[str]) -> Table:
     column = _column(counted)
     exact = scores[scores["metric"] == "exact_match"]
     best = exact.groupby(column)["value"].max().to_dict() if exact["setting"].nunique() > 1 else {}
@@ -188,12 +200,12 @@ def _table(task: str, scores: pd.DataFrame, words: str, counted: str | None, lab
         }
         if cells:
             rows.append((Cell(name=label), cells))
-    title = _title(task, words)
+    title = _title(task, fixed)
     return Table.by_length(
         rows,
         lengths=column_values(exact, column),
-        words=lambda count: _count(count, counted),
-        stem=safe_stem(f"recall-{task}{words}"),
+        column_name=lambda count: _count(count, counted),
+        stem=safe_stem(f"recall-{task}{fixed}"),
         caption=f"{title}: exact answers by {counted or 'context length'}",
         explanation="Best in bold. Small print: 95% interval, Wilson's; negative log-likelihood of an answer.",
         interval="95% interval",

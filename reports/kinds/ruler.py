@@ -1,4 +1,4 @@
-"""RULER: averages against length, the grid of tasks, effective lengths, differences, every score."""
+"""The section on RULER: average scores against context length, every task, effective lengths, paired differences."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,10 @@ from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, S
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no RULER task was run, and no other that counts how often thinking was cut."""
+    """Builds the section "RULER"; None where no RULER task was run.
+
+    Where other tasks only count how often a model's thinking was cut, the section shows that table alone.
+    """
     scores = material.ruler.scores
     cut = analysis.ruler_scores(material.results.measurements, analysis.THINKING_CUT)
     thinking = _thinking_tables(cut, [*dict.fromkeys(cut["setting"])])
@@ -37,12 +40,13 @@ def _section(material: Material) -> Section | None:
     looks = material.looks_of(scores["setting"])
     figures = []
     drawn = set()
-    for words, tasks in analysis.AVERAGED_TASKS.items():
+    for average_name, tasks in analysis.AVERAGED_TASKS.items():
         for alike in analysis.averaged_alike(scores, tasks):
             if alike.tasks not in drawn and not (means := analysis.average(alike.scores, alike.tasks)).empty:
                 drawn.add(alike.tasks)
-                explanation = f"{alike.explanation} {analysis.without_mean(alike.scores, alike.tasks)}".strip()
-                figures.append(_average_figure(material, looks, alike.words or words, means, explanation))
+                lacking = analysis.without_mean(alike.scores, alike.tasks)
+                explanation = f"{alike.explanation} {lacking}".strip()
+                figures.append(_average_figure(material, looks, alike.name or average_name, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
     alone = "No average over tasks sets the models side by side, since no task was run with all."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
@@ -70,7 +74,7 @@ RULER = Kind(section=_section)
 
 
 def _average_figure(
-    material: Material, looks: Mapping[str, Look], words: str, means: pd.DataFrame, explanation: str
+    material: Material, looks: Mapping[str, Look], average_name: str, means: pd.DataFrame, explanation: str
 ) -> Figure:
     sentences = []
     for label in looks:
@@ -78,10 +82,10 @@ def _average_figure(
             lengths = dict.fromkeys((min(values), max(values)))
             ends = [f"{values[length]:.0%} at {length_text(length)}" for length in lengths]
             sentences.append(f"{in_words(label)} {', '.join(ends)}")
-    caption = Caption(title=f"RULER, {words}", finding=listed(sentences), explanation=explanation)
+    caption = Caption(title=f"RULER, {average_name}", finding=listed(sentences), explanation=explanation)
     axis = {"tooltip": SCORE_TOOLTIP, "y_title": "score", **SHARES}
     spec = length_figure(means, caption, looks=looks, number_format=".3f", **axis)
-    return material.figure({"score": spec}, safe_stem(f"ruler-{words.replace(' ', '-')}"), caption)
+    return material.figure({"score": spec}, safe_stem(f"ruler-{average_name.replace(' ', '-')}"), caption)
 
 
 def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[str, pd.DataFrame]) -> Figure:
@@ -92,10 +96,10 @@ def _grid_figure(material: Material, looks: Mapping[str, Look], grid: Mapping[st
         subtitle="score against context length (tokens, log scale)",
     )
     everything = pd.concat(list(grid.values()), ignore_index=True)
-    shown = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
+    drawn_looks = {label: look for label, look in looks.items() if (everything["setting"] == label).any()}
     axes = Axes(x_title=None, x_octaves=3, x_domain=length_domain(everything, looks), y_title=None, **SHARES)
-    panels = {task: (length_rows(scores, shown, ".3f"), axes) for task, scores in grid.items()}
-    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, looks=shown)
+    panels = {task: (length_rows(scores, drawn_looks, ".3f"), axes) for task, scores in grid.items()}
+    spec = small_multiples(panels, caption, columns=4, height=130, width=200, tooltip=SCORE_TOOLTIP, looks=drawn_looks)
     return material.figure({"score": spec}, "ruler-tasks", caption, wide=True)
 
 
@@ -112,7 +116,7 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
 
 
 def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
-    """Returns the mean score at every length; the page draws it."""
+    """Returns the table of mean scores at every length for the exported files; the page draws them as a figure."""
     lengths = column_values(ruler.overall)
     rows: list[list[Cell | str]] = []
     for label in labels:
@@ -166,7 +170,7 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
 
 
 def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence[str], baseline: str) -> list[Table]:
-    """Returns the differences to the baseline by length, or nothing where no two models share samples."""
+    """Returns the table of paired differences to the baseline by length; empty where no model shares its samples."""
     by_task = {label: {task: scores for (model, task), scores in samples.items() if model == label} for label in labels}
     base = by_task.get(baseline, {})
     pairs = {label: ruler_differences(by_task[label], base) for label in labels if label != baseline}
@@ -222,7 +226,7 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
 
 
 def _thinking_tables(cut: pd.DataFrame, labels: Sequence[str]) -> list[Table]:
-    """Returns how often thinking was cut, or nothing where no model thought."""
+    """Returns the table of how often thinking was cut by its token budget; empty where no model thinks."""
     rows = []
     for label, task in itertools.product(labels, dict.fromkeys(cut["ruler_task"])):
         of_task = cut[cut["ruler_task"] == task]

@@ -1,4 +1,4 @@
-"""What each run cost, and where every number comes from: model, arguments, versions, machine, date and file."""
+"""Three sections: speed and memory of each run, provenance of every number, and notes on what was left out."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ _NOT_RECORDED = "not recorded"
 
 
 def _speed(material: Material) -> Section:
-    """Builds the section on tokens a second, peak memory and time."""
+    """Builds the section "Speed and memory"."""
     table = Table.of(
         ("model", *_SPEED),
         (_speed_row(model, run) for model in material.results.models for run in model.runs),
@@ -52,7 +52,7 @@ def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> list[Cell]:
     heading = Cell(name=model.label, small=(size + _tasks(run),), in_files=model.label)
     record = run.record
     lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
-    words = [
+    texts = [
         f"{record.tokens_per_second:,.0f}" if record.tokens_per_second else _NOT_RECORDED,
         f"{record.peak_memory_bytes / 2**30:.2f} GiB" if record.peak_memory_bytes else _NOT_RECORDED,
         _minutes(run),
@@ -61,7 +61,7 @@ def _speed_row(model: EvaluatedModel, run: EvaluationRun) -> list[Cell]:
         record.dtype or _NOT_RECORDED,
         record.gpu or ("CPU" if run.described else _NOT_RECORDED),
     ]
-    return [heading, *(Cell(cell, missing=cell == _NOT_RECORDED) for cell in words)]
+    return [heading, *(Cell(cell, missing=cell == _NOT_RECORDED) for cell in texts)]
 
 
 def _minutes(run: EvaluationRun) -> str:
@@ -72,7 +72,7 @@ def _minutes(run: EvaluationRun) -> str:
 
 
 def _provenance(material: Material) -> Section:
-    """Builds the section with one fold a run."""
+    """Builds the section "Provenance": facts about each run, shown on request."""
     folds = [_fold(model, run, material.folder) for model in material.results.models for run in model.runs]
     return Section(
         identifier="provenance",
@@ -83,23 +83,25 @@ def _provenance(material: Material) -> Section:
 
 
 def _left_out(material: Material) -> Section | None:
-    """Builds the section on what was left out, None where nothing was."""
+    """Builds the section "Notes" on what was left out; None where there are no notes."""
     if not (notes := material.results.notes):
         return None
     links = [_link(note.path, material.folder) if note.path else None for note in notes]
     return Section(
         identifier="left-out",
         title="Notes",
-        lead="What was found but is not shown, or shown although something differs, and why.",
+        lead="Results that were found and are not shown, or are shown although something about them differs, and why.",
         remarks=tuple(Fact(text=note.reason, link=link) for note, link in zip(notes, links, strict=True)),
     )
 
 
-SPEED, PROVENANCE, LEFT_OUT = Kind(section=_speed), Kind(section=_provenance), Kind(section=_left_out)
+SPEED = Kind(section=_speed)
+PROVENANCE = Kind(section=_provenance)
+LEFT_OUT = Kind(section=_left_out)
 
 
 def run_facts(run: EvaluationRun) -> dict[str, str]:
-    """Returns the facts of a run in reading order; a fact that was not recorded is left out."""
+    """Returns the facts about a run, by name, in the order shown; facts that were not recorded are left out."""
     record = run.record
     facts: dict[str, Any] = {
         "date": f"{run.date:%Y-%m-%d %H:%M} UTC",
@@ -138,7 +140,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
 
 
 def _longest_input(run: EvaluationRun) -> str | None:
-    """Names the longest context scored, and what bounded the tasks that ask for no context length."""
+    """Returns the longest context scored and, for tasks without context lengths, the model's `max_length`."""
     lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
     longest = f"{max(lengths):,} tokens" if lengths else ""
     bounded = run.record.max_length if any(not (task.record and task.record.lengths) for task in run.tasks) else None
@@ -147,7 +149,7 @@ def _longest_input(run: EvaluationRun) -> str | None:
 
 
 def rebuilt_command(run: EvaluationRun) -> str:
-    """Returns a command line with the model, its arguments, the tasks and the limit that the results file names."""
+    """Rebuilds lm-eval's command line from the model, arguments, tasks and limit that the results file records."""
     parts = ["lm_eval", "--model", run.model_source]
     if run.model_args:
         parts += ["--model_args", run.model_args]
@@ -158,7 +160,7 @@ def rebuilt_command(run: EvaluationRun) -> str:
 
 
 def task_facts(task: TaskResult) -> str:
-    """Returns the facts of a task in one line."""
+    """Returns the facts about a task in one line."""
     record = task.record
     if record is None:
         shots = "" if task.few_shot is None else f"{task.few_shot}-shot"
@@ -185,12 +187,12 @@ def _fold(model: EvaluatedModel, run: EvaluationRun, folder: Path) -> Fold:
     for task in run.tasks:
         link = None if task.samples is None else _link(task.samples, folder, "samples")
         facts.append(Fact(name=task.name, text=task_facts(task), link=link))
-    return Fold(name=model.label, words=f", {run.date:%Y-%m-%d %H:%M}", facts=tuple(facts))
+    return Fold(name=model.label, suffix=f", {run.date:%Y-%m-%d %H:%M}", facts=tuple(facts))
 
 
-def _link(path: Path, folder: Path, words: str | None = None) -> Link:
-    target = quote(os.fsencode(os.path.relpath(path, folder)))  # which need not be UTF-8
-    return Link(target=target, words=words or visible(path.name))
+def _link(path: Path, folder: Path, text: str | None = None) -> Link:
+    target = quote(os.fsencode(os.path.relpath(path, folder)))  # bytes: a file name need not be UTF-8
+    return Link(target=target, text=text or visible(path.name))
 
 
 def _versions(run: EvaluationRun) -> str:

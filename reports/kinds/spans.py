@@ -1,4 +1,4 @@
-"""Effective attention spans: their means against context length, and grids of every layer and head."""
+"""The section on effective attention spans: means over heads against context length, and a grid of all heads."""
 
 import math
 from collections import defaultdict
@@ -29,7 +29,7 @@ _MEASURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "entropy": ("entropy of the weights (nats)", ".2f", {}),
     "remainder": ("remaining stick", ".3f", SHARES),
 }
-"""Column to its words, the format of its numbers and its axis."""
+"""Column to (title of its plot, format of its numbers, fields of `Axes` for its y axis)."""
 _MEANS = {
     "span50": ("half of the weight", ",.1f"),
     "span90": ("90% of the weight", ",.1f"),
@@ -52,9 +52,9 @@ _CELL_PIXELS = 16
 
 
 def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns one row a layer, head and context length; spans in keys, NaN where there is none.
+    """Returns one row for each layer, head and context length; spans are in keys, NaN where missing.
 
-    Of several runs of one model the first of `EvaluatedModel.task_runs` counts, length by length.
+    Where several runs have the same context length, the first in `EvaluatedModel.task_runs` counts.
     """
     rows: list[list[Any]] = []
     for model in models:
@@ -70,7 +70,7 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
 
 
 def _head(written: object) -> list[float]:
-    # results of earlier versions end with the remaining stick
+    # [layer, head, three spans, remainder, first token's weight, entropy]; older versions wrote only the first six
     if not isinstance(written, list) or len(written) not in (6, 8):
         return []
     if any(type(place) is not int for place in written[:2]):
@@ -80,12 +80,12 @@ def _head(written: object) -> list[float]:
 
 
 def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
-    """Keeps one seed of each group: heads of different seeds have nothing to do with each other."""
+    """Keeps one training seed of each group: the same head in two seeds is not comparable, so none are averaged."""
     labels = rows["setting"].map(lambda label: pooled_label.get(label, label))
-    kept = rows["setting"] == rows["setting"].groupby(labels).transform("first")
-    for label in dict.fromkeys(labels[~kept]):
+    is_first_seed = rows["setting"] == rows["setting"].groupby(labels).transform("first")
+    for label in dict.fromkeys(labels[~is_first_seed]):
         notes.add(None, f"{label}: attention spans are shown for one of its seeds, since heads cannot be averaged.")
-    return rows.assign(setting=labels)[kept].reset_index(drop=True)
+    return rows.assign(setting=labels)[is_first_seed].reset_index(drop=True)
 
 
 HEADS = Reader(read=_tabulate, pool=_one_seed)
@@ -93,7 +93,7 @@ HEADS = Reader(read=_tabulate, pool=_one_seed)
 
 def _section(material: Material) -> Section:
     spans = material.results[HEADS]
-    # a softmax head gives all its weight to keys: it has no stick of which nothing remains
+    # a softmax head gives all its weight to keys, so it has no remaining stick to show
     sticks = spans.groupby("setting")["remainder"].transform("max") > 0
     spans = spans.assign(remainder=spans["remainder"].where(sticks))
     looks = material.looks_of(spans["setting"])
@@ -120,7 +120,7 @@ SPANS = Kind(section=_section, readers=(HEADS,), needs=HEADS)
 
 
 def _value_of(means: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Returns the means of one column, where it is known, as the numbers of lines without a band."""
+    """Returns the rows where a column is known, with that column as `value` and without intervals, for a line plot."""
     known = means.dropna(subset=[column])
     return known.assign(value=known[column], ci95_low=math.nan, ci95_high=math.nan)
 
@@ -137,7 +137,7 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
             entropy = " to ".join(f"{mean['entropy']:.2f}" for mean in means_at_ends)
             sink = " to ".join(f"{mean['first_token']:.1%}" for mean in means_at_ends)
             sentences.append(f"{in_words(label)} {places}: entropy {entropy} nats, first token's weight {sink}")
-    nothing = "Entropies were not measured: spans and sticks alone."
+    nothing = "Entropies were not measured, only spans and remaining sticks."
     caption = Caption(
         title="Where the weight goes",
         finding="; ".join(sentences[:4]) + "." if sentences else nothing,
@@ -147,11 +147,11 @@ def _why_figure(material: Material, means: pd.DataFrame, looks: Mapping[str, Loo
     )
     domain = length_domain(means, looks)
     panels = {}
-    for column, (words, number_format, axis) in _MEASURES.items():
+    for column, (title, number_format, axis) in _MEASURES.items():
         known = _value_of(means, column)
         if len(known):
             axes = Axes(x_title=None, x_octaves=2, x_domain=domain, y_title=None, **axis)
-            panels[words] = (length_rows(known, looks, number_format), axes)
+            panels[title] = (length_rows(known, looks, number_format), axes)
     tooltip = {"setting": "model", "length_text": "context", "value_text": "mean over heads"}
     spec = small_multiples(panels, caption, columns=2, height=180, width=300, tooltip=tooltip, looks=looks)
     return material.figure({"attention": spec}, "attention", caption, wide=True)
@@ -200,7 +200,7 @@ def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded
 
 
 def _shown_lengths(lengths: Sequence[int], heads: int) -> list[int]:
-    """Returns as many lengths as stay readable, both ends first."""
+    """Returns evenly spaced lengths, both ends among them, as many as stay readable; at least the longest."""
     count = max(1, min(len(lengths), _MOST_CELLS // (4 * max(1, heads))))
     if count == 1:
         return [lengths[-1]]
@@ -223,18 +223,26 @@ def _finding(label: str, heads: pd.DataFrame) -> str:
 def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
     rows = []
     for label in labels:
-        for column, (words, number_format) in _MEANS.items():
+        for column, (name, number_format) in _MEANS.items():
             known = by_length(means.dropna(subset=[column]), label, numbers=column)
             cells = {length: format(mean, number_format) for length, mean in known.items()}
             if cells:
-                rows.append((Cell(f", {words}", name=label), cells))
+                rows.append((Cell(f", {name}", name=label), cells))
     caption = "Attention: keys, weights, entropy and remaining stick, mean over heads"
     named: dict[str, Any] = {"caption": caption, "folded": f"Numbers: {caption}"}
     return Table.by_length(rows, lengths=column_values(means), stem="spans", **named)
 
 
 def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one model's spans, one row a length; a head without weight stays empty."""
+    """Returns the Vega-Lite specification of one model's spans: a grid of layers and heads for each length and share.
+
+    A head that gives no key any weight has an empty cell.
+
+    Args:
+        heads: rows of one model, with layer, head, spans in keys and remainder.
+        lengths: context lengths in tokens, one row of grids each.
+        caption: the figure's texts.
+    """
     sticks = bool((heads["remainder"].fillna(0) > 0).any())
     fields = {**_SHARES, "remainder": _REMAINDER} if sticks else _SHARES
     width, height = (_side(int(heads[name].nunique())) for name in ("head", "layer"))
@@ -242,18 +250,18 @@ def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) ->
     for length in lengths:
         rows = [_row(row) for row in records(heads[heads["context_length_tokens"] == length])]
         last = length == lengths[-1]
-        for place, (field, words) in enumerate(fields.items()):
+        for place, (field, share_name) in enumerate(fields.items()):
             ends = {"domain": [0, 1]} if field == "remainder" else {"type": "log", "domain": [1, max(lengths)]}
             scale = {"scheme": "cividis", **ends}
             legend = _legend(field) if last and field in ("span50", "remainder") else None
             encoding = {
                 "x": _axis("head", named=last),
-                # every second image names its layers, so that rows of four and of two both begin with names
+                # label the layers of every second grid: then each row begins with labels, be it of four grids or two
                 "y": _axis("layer", named=place % 2 == 0),
                 "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
                 "tooltip": tooltip_fields(_TOOLTIP),
             }
-            grids.append(_grid(rows, f"{length_text(length)}: {words}", (width, height), field, encoding))
+            grids.append(_grid(rows, f"{length_text(length)}: {share_name}", (width, height), field, encoding))
     return {
         **caption.vega,
         "usermeta": {"partPixels": width + 62},
@@ -292,8 +300,8 @@ def _legend(field: str) -> dict[str, Any]:
 
 def _axis(field: str, *, named: bool) -> dict[str, Any]:
     axis = {"domain": False, "ticks": False, "labelOverlap": True, "labelAngle": 0}
-    shown = axis if named else {**axis, "labels": False}
-    return {"field": field, "type": "ordinal", "title": field if named else None, "axis": shown}
+    layout = axis if named else {**axis, "labels": False}
+    return {"field": field, "type": "ordinal", "title": field if named else None, "axis": layout}
 
 
 def _grid(

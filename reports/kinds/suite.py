@@ -1,4 +1,4 @@
-"""Ordinary tasks side by side and by the length of their inputs, and the paper's tables with this report's numbers."""
+"""Ordinary lm-eval tasks, as tables and by input length, and the paper's tables beside this report's numbers."""
 
 import itertools
 import math
@@ -24,16 +24,19 @@ from sbeval.results.records import parse_metric_key
 _SHOWN = 4
 _TOOLTIP = {"setting": "model", "length_text": "input", "value_text": "value", "interval_text": "95% interval"}
 _COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"]
-_AVERAGE, _NOT_AVERAGED = "Avg.", "Wikitext"
+_AVERAGE = "Avg."
+_NOT_AVERAGED = "Wikitext"
+"""Column of the paper's tables that is a perplexity, so that it is not part of their average."""
 
 
 class PublishedTable(NamedTuple):
-    """One of the paper's tables.
+    """One of the paper's tables, with the numbers that this report measured for it.
 
     Attributes:
-        columns: its columns of which something was measured.
+        number: the table's number in the paper.
+        columns: the table's columns for which the report has a number.
         published: row of the paper to (column to value).
-        measured: model to (column to value, in the column's own unit).
+        measured: model label to (column to value in the column's unit).
     """
 
     number: int
@@ -43,7 +46,12 @@ class PublishedTable(NamedTuple):
 
 
 def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> list[PublishedTable]:
-    """Returns the paper's tables of which a column was measured and a published value is held."""
+    """Returns the paper's tables that have a published value in a column that was measured.
+
+    Args:
+        measurements: the tidy table.
+        paper: provides the columns and values of the paper; `sbeval.paper` by default.
+    """
     tables = []
     columns = paper.measured_columns()
     for number in sorted({column.table for column in columns}):
@@ -70,7 +78,10 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
 
 
 def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
-    """Returns model to the measured number of a column, in the column's unit; the mean where it takes several tasks."""
+    """Returns each model's measured number in a column of the paper, in the column's unit.
+
+    A column over several tasks ("a+b") has the mean of their numbers, for models that ran all of them.
+    """
     if len(tasks := column.task.split("+")) > 1:
         each = [_numbers(measurements, column._replace(task=task)) for task in tasks]
         both = set.intersection(*(set(numbers) for numbers in each))
@@ -84,13 +95,13 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     if column.shots is not None:
         rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
     numbers: dict[str, float] = {}
-    for number in records(rows):  # the newest first, where a task was run with several bounds on its inputs
+    for number in records(rows):  # newest first, where a task was run with several values of max_length
         numbers.setdefault(number["setting"], float(number["value"]) * column.scale)
     return numbers
 
 
 def _section(material: Material) -> Section | None:
-    """Returns None where no such task was run."""
+    """Builds the section "Tables"; None where it would hold no table."""
     measurements = material.results.measurements
     ordinary = suite_rows(material.results)
     labels = [model.label for model in material.results.models]
@@ -111,10 +122,10 @@ TABLES = Kind(section=_section)
 
 
 def _ordinary_table(ordinary: Sequence[SuiteRow], labels: Sequence[str], baseline: str) -> Table:
-    shown = [label for label in labels if any(label in task.cells for task in ordinary)]
+    shown_labels = [label for label in labels if any(label in task.cells for task in ordinary)]
     return Table.of(
-        ("task", *[Cell(name=label) for label in shown]),
-        [(task.name, *(_ordinary_cell(task, label, baseline) for label in shown)) for task in ordinary],
+        ("task", *[Cell(name=label) for label in shown_labels]),
+        [(task.name, *(_ordinary_cell(task, label, baseline) for label in shown_labels)) for task in ordinary],
         stem="tasks",
         caption="Ordinary tasks",
         explanation=(
@@ -173,7 +184,7 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
         [(Cell(f" {name[1]}", name=name[0]), values[name]) for name in names if name in values],
         lengths=column_values(measured) or [0],
         heading="model and metric",
-        words=lambda length: f"{length:,}" if length else "value",
+        column_name=lambda length: f"{length:,}" if length else "value",
         stem=f"beside-{safe_stem(task)}",
         caption=f"Beside the score: {task}",
         explanation=f"{measures}; each column is one length.",
@@ -181,18 +192,18 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
 
 
 def _by_length(material: Material) -> Section | None:
-    """Returns None where no task was run at several lengths."""
+    """Builds the section "Ordinary tasks by input length"; None where no task was run at several lengths."""
     ordinary = suite_rows(material.results)
     limited = [task for task in ordinary if any(task.limit)]
     groups = grouped(((task.task, task.metric, task.filter_name), task) for task in limited)
     looks = material.looks_of(label for task in ordinary for label in task.cells)
     figures: list[Figure] = []
-    shown: set[str] = set()
+    drawn_labels: set[str] = set()
     for names, rows in groups.items():
         table, by_text = input_table(rows)
         if table["context_length_tokens"].nunique() < 2:
             continue
-        shown |= set(table["setting"])
+        drawn_labels |= set(table["setting"])
         title = shown_name(", ".join(name for name in names if name != "none"))
         length_words = "text length" if by_text else "longest input, max_length"
         finding = listed([_ends(label, table) for label in looks if (table["setting"] == label).any()])
@@ -221,7 +232,7 @@ def _by_length(material: Material) -> Section | None:
             "between 0 and 1, else 1.96 standard errors; a score of 0 or 1 without its number of samples has none."
         ),
         figures=tuple(figures),
-        legend={label: look for label, look in looks.items() if label in shown},
+        legend={label: look for label, look in looks.items() if label in drawn_labels},
     )
 
 
@@ -229,15 +240,16 @@ INPUTS = Kind(section=_by_length)
 
 
 def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
-    """Returns one row a model and length, and whether the length is the texts' rather than `max_length`.
+    """Returns an ordinary task's values by model and length, and whether the lengths are text lengths.
 
-    Of several values of `max_length` on texts of one length the largest counts.
+    Lengths are the texts' lengths where the task has some (`max_seq_lengths`), and the run's `max_length` otherwise.
+    Where texts of one length were run with several values of `max_length`, the largest counts.
     """
     by_text = any(task.limit.text_length_tokens is not None for task in rows)
     numbers: dict[tuple[str, int], list[object]] = {}
     for task in sorted(rows, key=lambda task: task.limit.max_length_tokens or 0):
         length = task.limit.text_length_tokens if by_text else task.limit.max_length_tokens
-        if not length:  # texts of no length ("0k") have no place on a logarithmic axis
+        if not length:  # a length of zero ("0k") has no place on a logarithmic axis
             continue
         shares = all(0 <= cell.value <= 1 for cell in task.cells.values())
         for label, cell in task.cells.items():

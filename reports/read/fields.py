@@ -1,7 +1,7 @@
-"""Reads results files field by field: one of another kind than expected counts as missing, the rest stays.
+"""Checks and formats single fields of results files.
 
-Numbers must be such that one can count with them, metric keys name a context length, and text is made safe to show: no
-control characters, no marks that turn the writing direction.
+A field of the wrong type counts as missing, and the rest of the record stays. Numbers must be finite. A metric key may
+hold a context length. Text is made safe to show: it loses control characters and Unicode direction marks.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ _POSITIVE = (
 
 
 def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[RecordT | None, list[str]]:
-    """Builds a record from the fields that have the right types.
+    """Builds a record from those fields of a JSON object that have the right types.
 
     Returns:
-        The record, None where a field that it cannot do without is missing or has another type; and the names of the
-        fields left out.
+        The record, None where a required field is missing or has the wrong type; and the names of the fields left out,
+        or of the required fields that lack.
     """
     hints = typing.get_type_hints(kind)
-    kept = {}
+    usable = {}
     left_out = []
     for field in dataclasses.fields(kind):
         if field.name not in written:
@@ -49,45 +49,56 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
         number = usable_number(value)
         positive = field.name not in _POSITIVE or value is None or (number is not None and number > 0)
         if fits(value, hints[field.name]) and positive:
-            kept[field.name] = value
+            usable[field.name] = value
         else:
             left_out.append(field.name)
     unset = dataclasses.MISSING
-    needed = [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory is unset]
-    if lacking := [name for name in needed if name not in kept]:
-        return None, lacking
-    return kind.from_json(kept), left_out
+    required = [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory is unset]
+    missing = [name for name in required if name not in usable]
+    if missing:
+        return None, missing
+    return kind.from_json(usable), left_out
 
 
 def agrees(recorded: object, computed: float) -> bool:
-    """Whether samples give the number of a results file, or one of the two is none; some tasks add up in fp32."""
+    """Whether a number computed from samples equals the results file's; also True where one of them is missing.
+
+    The relative tolerance is 1e-6, since some tasks add up in fp32.
+    """
     number = usable_number(recorded)
     return number is None or math.isnan(computed) or math.isclose(number, computed, rel_tol=1e-6, abs_tol=1e-12)
 
 
 LARGEST_NATS = 700.0
-"""NLL beyond which a perplexity is no number a computer holds."""
+"""Largest NLL in nats whose perplexity, exp(NLL), fits a float64."""
 _LONGEST_TOKENS = 1 << 40
 
 
 def context_metric(key: str) -> tuple[str, int] | None:
-    """Splits a metric key into metric and context length; None where it names no length of 1 token to 2^40."""
+    """Splits a metric key into (metric, context length in tokens); None where it names no valid context length."""
     parsed = parse_metric_key(key)
     return parsed if parsed is not None and is_length(parsed[1]) else None
 
 
 def is_length(tokens: int) -> bool:
-    """Whether a number can be a context length."""
+    """Whether a number can be a context length: from 1 to 2^40 tokens."""
     return 1 <= tokens <= _LONGEST_TOKENS
 
 
-# folders that say what lies in them, not which model it is
+# names of folders that say what is in them and not which model it is
 _PLAIN_FOLDER = re.compile(r"(checkpoint|model|run|output|final|last|latest|best|hf)s?", re.IGNORECASE)
 _NUMBERED_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+", re.IGNORECASE)
 
 
 def telling_name(name: str, pretrained: str) -> str:
-    """Returns a checkpoint's name; where that is `checkpoint` or the like, that of a folder above that says more."""
+    """Returns a checkpoint's name, replaced by that of a parent folder where it says nothing, such as `checkpoint`.
+
+    A numbered name such as `step-1000` gets the parent's name in front: `parent/step-1000`.
+
+    Args:
+        name: the checkpoint's recorded name.
+        pretrained: the model argument `pretrained`, a path or a hub name.
+    """
     parts = [part for part in pretrained.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     numbered = _NUMBERED_FOLDER.fullmatch(name) is not None
     if not parts or parts[-1] != name or not (numbered or _PLAIN_FOLDER.fullmatch(name)):
@@ -99,12 +110,12 @@ def telling_name(name: str, pretrained: str) -> str:
 
 
 def shown_name(value: str) -> str:
-    """Returns a name on one line without control characters and direction marks; letters of every script stay."""
+    """Returns a name on one line, without control characters and Unicode direction marks; "unnamed" if none is left."""
     return "".join(letter for letter in " ".join(value.split()) if not unseen(letter)).strip() or "unnamed"
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Returns each first member with the second members that come with it, in their order."""
+    """Groups (key, value) pairs by key, in the order they come."""
     groups: dict[K, list[V]] = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)
@@ -112,18 +123,24 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def ranked(name: str, order: Sequence[str]) -> tuple[int, str]:
-    """Returns what sorts names by an order, those that are not in it behind the others and by themselves."""
+    """Returns a sort key: names in `order` come first, in that order; all other names follow alphabetically."""
     return (order.index(name) if name in order else len(order), name)
 
 
 def unique_name(name: str, taken: Collection[str], numbered: str) -> str:
-    """Returns a name, or where it is taken the first that is not of those that `numbered` makes of it and 2, 3, 4."""
+    """Returns a name that is not taken: the name itself, else the first free one with a number from 2 on.
+
+    Args:
+        name: the wanted name.
+        taken: names that are in use.
+        numbered: format of a numbered name, such as "{} ({})".
+    """
     names = itertools.chain([name], (numbered.format(name, number) for number in itertools.count(2)))
     return next(candidate for candidate in names if candidate not in taken)
 
 
 def length_text(tokens: int) -> str:
-    """Writes a context length as people say it: 512, 1K, 64K, 1M."""
+    """Returns a context length in tokens as text, such as 512, 1K, 64K or 1M; 1K is 1,024."""
     for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens // unit}{name}"
@@ -134,14 +151,14 @@ _UNCLEAR = re.compile(r"[,;]|: | and ")
 
 
 def in_words(label: str) -> str:
-    """Returns a name as it stands in a sentence: one with a comma in quotes, so that lists of names stay lists."""
+    """Returns a name for use in a sentence: in quotes if it holds a comma or "and", to keep lists clear."""
     if not _UNCLEAR.search(label):
         return label
     return f"\N{LEFT DOUBLE QUOTATION MARK}{label}\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
 def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
-    """Joins names; of more than `at_most` the last are counted."""
+    """Joins names to "a, b and c"; with more than `at_most` names the last ones become "N others"."""
     names = [in_words(label) for label in labels]
     if at_most is not None and len(names) > at_most:
         names = [*names[: at_most - 1], f"{len(names) - at_most + 1} others"]
@@ -151,10 +168,10 @@ def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
 
 
 def listed(sentences: Sequence[str]) -> str:
-    """Joins what is said about each line to one sentence; of more than four lines the last are counted."""
+    """Joins clauses about each line of a figure to a sentence: all of up to four, else the first three and a count."""
     return "; ".join(sentences if len(sentences) <= 4 else [*sentences[:3], f"{len(sentences) - 3} more lines"]) + "."
 
 
 def first_listed(sentences: Sequence[str]) -> str:
-    """Joins the first four of what is said about each line; the others are counted behind them."""
+    """Joins clauses about each line of a figure to a sentence: the first four, and a count of the rest."""
     return "; ".join(sentences[:4]) + (f"; {len(sentences) - 4} more lines." if len(sentences) > 4 else ".")

@@ -1,6 +1,6 @@
-"""Finds the files of lm-eval runs below the given paths, streams samples files, and notes what is left out, and why.
+"""Finds result files of lm-eval below given paths, streams samples files, and collects notes on what is left out.
 
-Says when result files appear or change, for pages that follow them.
+`watch` polls for result files that appear or change, for pages that are rebuilt while runs go on.
 """
 
 import contextlib
@@ -19,32 +19,32 @@ from sbeval.keeping.writing import is_set_aside, is_unfinished
 Place = Path | str
 Paths = Iterable[Place]
 Labels = Mapping[str, str] | None
-"""Names to show in place of others."""
+"""Name of a model or text to the name shown in its place."""
 Build = Callable[[], Path | None]
 _Fingerprint = dict[Path, tuple[int, int]]
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
 _PROMPTS_START, _PROMPTS_STOP = b', "arguments": ', b', "filter": "'
-_MOST_LINE_BYTES = 2**27  # of a samples file; without prompts, `MOST_BYTES`
+_MOST_LINE_BYTES = 2**27  # a line of a samples file with its prompts; without them the limit is `MOST_BYTES`
 _TOO_LONG = f"longer than {_MOST_LINE_BYTES >> 20} MiB ({MOST_BYTES >> 20} MiB without its prompts)"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 
 class Note(NamedTuple):
-    """One thing left out of a report, for a reason in one sentence; `path` is None where it is about no single file."""
+    """Something that the report leaves out, and why, in one sentence. `path` is None if it concerns no single file."""
 
     path: Path | None
     reason: str
 
 
 class Notes(list[Note]):
-    """Notes in the order they were met."""
+    """Notes on what a report leaves out, without duplicates, in the order they were added."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known: set[Note] = set()
 
     def add(self, path: Path | None, reason: str) -> None:
-        """Appends a note unless the same one is there already."""
+        """Appends a note unless it is there already."""
         note = Note(path=path, reason=reason)
         if note not in self._known:
             self._known.add(note)
@@ -55,40 +55,41 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
     """Returns the result files below `paths`, each once, in a stable order.
 
     lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` when the output path names a file. A
-    file given by name is taken whatever it is called; what a sweep has moved aside is not walked. Samples files whose
-    results are missing become notes.
+    path to a file is taken whatever its name. Folders that a sweep moved aside are skipped. Samples files without a
+    results file become notes.
 
     Raises:
         UserError: a path does not exist, or no result file was found.
     """
-    given = [local_path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    found: dict[Path, None] = {}
-    for path in given:
+    local_paths = [local_path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    result_files: dict[Path, None] = {}
+    for path in local_paths:
         if not path.exists():
-            raise UserError(f"Expected a folder of lm-eval results or a result file, but {path} does not exist.")
-        if not path.is_dir():  # a FIFO or a device is a note when it is read
-            found[Path(os.path.realpath(path))] = None
+            raise UserError(f"{path} does not exist: name a folder of lm-eval results or a result file.")
+        if not path.is_dir():  # a FIFO or a device becomes a note when it is read
+            result_files[Path(os.path.realpath(path))] = None
             continue
         for file in _walk(path):
             if file.name.startswith("results_") or _DATED_JSON.fullmatch(file.name):
-                found[Path(os.path.realpath(file))] = None  # unlike `resolve`, without an error for a link to itself
+                # `resolve` would raise an error for a link to itself
+                result_files[Path(os.path.realpath(file))] = None
         _note_orphaned_samples(path, notes)
-    if not found:
-        places = ", ".join(map(str, given)) or "the given paths"
+    if not result_files:
+        places = ", ".join(map(str, local_paths)) or "the given paths"
         remedy = "run an evaluation with --output_path first, or name the folder it wrote to"
-        raise UserError(f"Expected result files of lm-eval (results_*.json) below {places}, found none; {remedy}.")
-    return list(found)
+        raise UserError(f"There are no result files of lm-eval (results_*.json) below {places}: {remedy}.")
+    return list(result_files)
 
 
 def samples_file(results_path: Path, task: str, notes: Notes) -> Path | None:
-    """Returns the samples file lm-eval wrote with a result file for a task, None where there is no such file."""
+    """Returns the samples file that lm-eval wrote for a task beside a result file; None where there is none."""
     date = _DATE.search(results_path.name)
     if date is None or "/" in task or os.sep in task:
         return None
     name = f"samples_{task}_{date.group()}.jsonl"
     candidate = results_path.parent / name
     try:
-        if "\\" in task:  # as `visible` shows a control character; of no folder, whatever the system
+        if "\\" in task:  # `visible` wrote a control character of the task's name as an escape: compare names so
             files = sorted(results_path.parent.iterdir())
             return next((file for file in files if visible(file.name) == name and file.is_file()), None)
         if not candidate.is_file() and os.path.lexists(candidate):
@@ -101,7 +102,7 @@ def samples_file(results_path: Path, task: str, notes: Notes) -> Path | None:
 def _walk(folder: Path, ending: str = ".json") -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not (is_set_aside(name) or is_unfinished(name)))
-        # a folder of such a name is a note when it is read
+        # a folder with such a name becomes a note when it is read
         yield from (Path(parent, name) for name in sorted([*folders, *names]) if name.endswith(ending))
 
 
@@ -111,15 +112,18 @@ def _note_orphaned_samples(folder: Path, notes: Notes) -> None:
         if not file.name.startswith("samples_") or date is None:
             continue
         if not any(sibling.suffix == ".json" for sibling in file.parent.glob(f"*{date.group()}*.json")):
-            reason = "left out, since nothing says what they measured"
-            notes.add(file, f"samples without a result file beside them: {reason}.")
+            notes.add(file, "samples are left out: no result file beside them says what they measured.")
 
 
 def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the samples of a samples file, one line in memory at a time, each once and without prompts and answers.
+    """Yields the samples of a samples file, without prompts and answers; one line is in memory at a time.
 
-    Lines that cannot be read, samples given twice and missing ones become notes; `samples` is how many the results
-    file counts.
+    Unreadable lines, repeated samples (of which only the first is yielded) and missing samples become notes.
+
+    Args:
+        path: the samples file.
+        notes: where notes are added.
+        samples: number of samples that the results file counts, None where it counts none.
     """
     unreadable = repeated = 0
     seen: set[tuple[str, str]] = set()
@@ -132,7 +136,7 @@ def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Ite
                 if not isinstance(sample, dict):
                     unreadable += 1
                     continue
-                # several filters give a document several lines
+                # a task with several filters writes one line a filter for each document
                 name = (str(sample.get("doc_id")), str(sample.get("filter")))
                 if "doc_id" in sample and name in seen:
                     repeated += 1
@@ -143,17 +147,17 @@ def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Ite
         notes.add(path, f"could not be read to its end ({error.strerror or error}).")
     if unreadable:
         lines_text = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
-        reason = f"not complete JSON, or {_TOO_LONG}, left out; paired differences rest on the rest."
+        reason = f"not complete JSON, or {_TOO_LONG}, left out; paired differences use the other lines."
         notes.add(path, f"{lines_text} {reason}")
     if repeated:
-        notes.add(path, f"{repeated} samples stand there more than once: the first of each counts.")
+        notes.add(path, f"{repeated} samples are repeated: the first of each counts.")
     documents = len({document for document, _ in seen})
     if samples is not None and documents < samples:
-        notes.add(path, f"holds {documents} of {samples:.0f} samples: paired differences rest on these.")
+        notes.add(path, f"holds {documents} of {samples:.0f} samples: paired differences use only these.")
 
 
 def _beginnings(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields every line, of one beyond the limit its beginning, which is no JSON."""
+    """Yields every line; of a line longer than the limit only its beginning, which cannot be parsed as JSON."""
     at_start = True
     for piece in iter(lambda: stream.readline(_MOST_LINE_BYTES), b""):
         if at_start:
@@ -162,10 +166,11 @@ def _beginnings(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> object:
-    """Parses a line; prompts, which are nearly all of it, are skipped unread.
+    """Parses a line of a samples file, without its prompts and answers, which are nearly all of it; None for no JSON.
 
-    lm-eval writes `arguments`, `resps`, `filtered_resps`, `filter` one after another. A quote within a text is escaped,
-    so the markers found are keys; where they belong to another object, what is left is no JSON and all is parsed.
+    lm-eval writes the keys `arguments`, `resps`, `filtered_resps`, `filter` one after another, so the text from the
+    first to the last is cut out before parsing. Quotes within texts are escaped, so the markers can only match keys. If
+    they match keys of a nested object, the rest is not JSON, and the whole line is parsed instead.
     """
     start, stop = line.find(_PROMPTS_START), line.rfind(_PROMPTS_STOP)
     for text in (line[:start] + line[stop:] if 0 < start < stop else b"", line):
@@ -178,11 +183,18 @@ def _parsed(line: bytes) -> object:
 def watch(
     paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Path | None]:
-    """Yields what `build` returns, whenever a result file below `paths` appears or changes."""
-    given = [local_path(path) for path in paths]
+    """Calls `build` whenever a result file below `paths` appears or changes, and yields what it returns; never ends.
+
+    Args:
+        paths: folders and files to poll.
+        build: builds the report.
+        interval_seconds: time between two polls.
+        sleep: waits that long.
+    """
+    local_paths = [local_path(path) for path in paths]
     last: _Fingerprint = {}
     while True:
-        now = _fingerprint(given)
+        now = _fingerprint(local_paths)
         if now and now != last:
             last = now
             yield build()
@@ -190,7 +202,7 @@ def watch(
 
 
 def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
-    """Returns every result file below the paths with its size and time of change."""
+    """Returns every JSON file below the paths with (size in bytes, modification time in ns)."""
     sizes: _Fingerprint = {}
     for path in paths:
         # rglob of a path that is no folder yields nothing

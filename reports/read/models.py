@@ -1,4 +1,7 @@
-"""Names the lines of a figure: one model is one checkpoint evaluated in one way."""
+"""Groups runs into evaluated models and names them. A model here is one checkpoint evaluated in one way.
+
+It is one line in a figure and one row in a table; the tidy table names it in the column `setting`.
+"""
 
 import dataclasses
 import math
@@ -25,21 +28,24 @@ SCHEME_WORDS = {
     "fire": "softmax attention, FIRE",
     "forgetting": "forgetting attention",
 }
-"""Position schemes, in the order of a report."""
+"""Position scheme to its name, in the order in which a report lists models."""
 _TENSORS_NAMED = 8
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatedModel:
-    """One line in a figure, one row in a table.
+    """One checkpoint evaluated in one way: one line in a figure, one row in a table.
 
     Attributes:
-        record: facts of the newest run.
-        runs: newest first.
-        parent: label of the model this one was extended from, where that one is in the report too.
-        seeds: how many checkpoints it stands for, which differ in their training seed alone.
-        left_aside: task, hash of its text, and lengths of each run whose targets differ from the rest of its line.
+        key: checkpoint and settings that make two runs the same model.
+        label: name shown in the report, unique there.
+        record: model record of the newest run.
+        runs: results files, newest first.
+        parent: label of the model from which this one was extended; None where the report does not hold that one.
+        seeds: number of checkpoints it stands for; they differ only in their training seed.
+        left_aside: (task, hash of its text, lengths) of each run that is not shown because its targets differ from
+            those of the model's other runs of the task.
     """
 
     key: ModelKey
@@ -52,15 +58,18 @@ class EvaluatedModel:
 
     @property
     def origin_length_tokens(self) -> int | None:
-        """The training length, for an extended checkpoint its parent's: a pair is judged against one length."""
+        """The length in tokens that results are judged against.
+
+        It is the training length; for an extended checkpoint that of its parent, so that both share one reference.
+        """
         origin = self.record.extended_from or {}
         length = origin.get("length", origin.get("training_length_tokens"))
         return int(length) if isinstance(length, int) else self.record.training_length_tokens
 
     @property
     def declared_length_tokens(self) -> int | None:
-        """What its configuration and RoPE's scaling declare; for runs that recorded neither, the training length."""
-        # scalings of layers that do not see the whole text declare no length
+        """The context length in tokens that configuration and RoPE scaling declare; at least the training length."""
+        # only scalings of global layers declare a length: sliding-window layers do not see the whole text
         entries = rope_entries(self.record.rope_scaling)
         stated = self.record.declared_length_tokens
         scaling = entries.get(GLOBAL_LAYERS, entries.get("", {}))
@@ -70,16 +79,17 @@ class EvaluatedModel:
         return max(filter(None, (stated, scaled, self.record.training_length_tokens)), default=None)
 
     def task_runs(self) -> list[tuple[EvaluationRun, TaskResult]]:
-        """Returns every task of every run, those that count first at the front.
+        """Returns every task of every run, in the order in which runs of one task count.
 
-        Runs on more samples (`--limit`) come before runs on fewer, newer ones before older ones.
+        Runs on more samples (`--limit`) come before runs on fewer, and newer before older ones. Where two runs hold the
+        same number, readers take the first: a quick look with `--limit` must not replace a whole evaluation.
         """
-        found = [(run, task) for run in self.runs for task in run.tasks]
-        return sorted(found, key=lambda pair: (_samples_allowed(pair[1]), pair[0].date), reverse=True)
+        pairs = [(run, task) for run in self.runs for task in run.tasks]
+        return sorted(pairs, key=lambda pair: (_samples_allowed(pair[1]), pair[0].date), reverse=True)
 
     def uneven_documents(self, task: str) -> bool:
-        """Whether a run recorded that a task's documents are too uneven for sure intervals."""
-        records = [one.record for _, one in self.task_runs() if shown_name(one.name) == task]
+        """Whether a run recorded that a task's documents are too uneven in size for reliable intervals."""
+        records = [result.record for _, result in self.task_runs() if shown_name(result.name) == task]
         return any(record.uneven_documents for record in records if record is not None)
 
 
@@ -88,35 +98,39 @@ def _samples_allowed(task: TaskResult) -> float:
 
 
 def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None = None) -> list[EvaluatedModel]:
-    """Groups runs into models and names each shortly and uniquely.
+    """Groups runs into evaluated models and gives each a short, unique name.
 
-    A model's name is its checkpoint's, followed by the facts in which it differs from others of that name. A key of
-    `labels` may be the name computed here, the checkpoint's own, or the name of a text that no model has.
+    The name is the checkpoint's, followed in parentheses by the settings in which models of that name differ.
+
+    Args:
+        runs: the results files.
+        labels: name to the name shown in its place. A key may be a name computed here, a checkpoint's name, or, if no
+            model has it, the name of a text.
     """
     oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
     groups = grouped((_key(run), run) for run in reversed(_texts_by_one_name(oldest_first)))
     named = _unique_names({key: members[0] for key, members in groups.items()})
-    own_names = {key: shown_name(members[0].record.name) for key, members in groups.items()}
-    chosen = _rename(named, own_names, labels or {})
+    checkpoint_names = {key: shown_name(members[0].record.name) for key, members in groups.items()}
+    chosen = _rename(named, checkpoint_names, labels or {})
     models = [
         EvaluatedModel(key=key, label=chosen[key], record=members[0].record, runs=tuple(members))
         for key, members in groups.items()
     ]
     of_texts = {name: label for name, label in (labels or {}).items() if name in text_names(models)}
-    of_models = {*named.values(), *own_names.values()}
+    of_models = {*named.values(), *checkpoint_names.values()}
     models = _with_texts(models, {name: label for name, label in of_texts.items() if name not in of_models})
     models.sort(key=_order)
     return [dataclasses.replace(model, parent=_parent_label(model, models)) for model in models]
 
 
 def text_names(models: Sequence[EvaluatedModel]) -> set[str]:
-    """Returns what the texts of all models are called."""
+    """Returns the names of the texts that all models were scored on."""
     records = [task.record for model in models for run in model.runs for task in run.tasks]
     return {shown_name(record.corpus) for record in records if record is not None and record.corpus is not None}
 
 
 def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> list[EvaluatedModel]:
-    """Calls texts by their labels; two texts never get one name, since a name tells them apart."""
+    """Renames texts by `labels`. Two texts never get the same name: one of them is numbered."""
     if not labels:
         return list(models)
     chosen: dict[str, str] = {}
@@ -137,9 +151,10 @@ def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> 
 
 
 def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[EvaluationRun]:
-    """Calls a task's text what its newest run called it: files get other names, and releases named one differently.
+    """Gives each text one name in all runs: the one in its newest run.
 
-    Where one model ran a protocol on two texts of one name, the later one is numbered.
+    The same text, known by its hash, may have several names, since files are renamed and older versions named texts
+    differently. Where one model ran a protocol on two texts of the same name, the later text gets a number.
     """
     hashed = [
         (run, task.name, task.record)
@@ -156,7 +171,7 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
     numbered: dict[object, str] = {}
     for (task_name, digest), name in names.items():
         if name in doubled:
-            taken = {str(other) for other in names.values() if other != name} | {*numbered.values()}
+            taken = {str(used) for used in names.values() if used != name} | {*numbered.values()}
             free = unique_name(name or "text", taken, "{} ({})")
             names[task_name, digest] = numbered.setdefault((name, digest), free)
 
@@ -170,9 +185,9 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
 
 
 def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
-    """Notes self-tests that found something, changes to a model that were undone, and runs that differ.
+    """Adds notes on failed self-tests, changes to a model that were undone, cut answers and unread tensors.
 
-    Runs of one model differ where a part beside its weights does.
+    A model whose older runs have a different fingerprint than its newest one, apart from its weights, gets a note too.
     """
     for model in models:
         for run in model.runs:
@@ -187,12 +202,18 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
         for run in model.runs[1:]:
             recorded = run.record.inputs and model.record.inputs
             if recorded and (changed := changes(run.record.inputs, model.record.inputs)):
-                words = f"older runs count as the same model as its newest one, although {shown_name(changed)}."
-                notes.add(None, f"{model.label}: {words}")
+                difference = shown_name(changed)
+                notes.add(
+                    None,
+                    f"{model.label}: older runs count as the same model as its newest one, although {difference}.",
+                )
 
 
 def with_one_set_of_targets(models: Sequence[EvaluatedModel], notes: Notes) -> tuple[EvaluatedModel, ...]:
-    """Leaves aside, with notes, identical targets that are others: their difference is no context's."""
+    """Drops, with notes, runs of an identical-targets protocol that scored other targets than the model's other runs.
+
+    A difference between context lengths would then come from the targets and not from the context.
+    """
     return tuple(_with_one_set_of_targets(model, notes) for model in models)
 
 
@@ -202,17 +223,22 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
         for _, task in model.task_runs()
         if task.record is not None and task.record.protocol in IDENTICAL_TARGETS
     )
-    kept = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
-    aside = [task for tasks in by_text.values() for task in tasks if id(task) not in kept]
-    for task in aside:
-        words = "was scored on other targets than the rest of its line, as far as runs record them, and is not shown"
-        remedy = "all lengths run at once have the same, and so has a fixed_target run that continues another"
-        notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {words}; {remedy}.")
+    shown = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
+    dropped = [task for tasks in by_text.values() for task in tasks if id(task) not in shown]
+    for task in dropped:
+        reason = (
+            "is not shown: as far as runs record it, it scored other targets than the model's other runs of the task"
+        )
+        remedy = "to score the same targets, run all lengths at once, or continue a fixed_target run"
+        notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {reason}; {remedy}.")
     left_aside = tuple(
-        (task.name, task.record.corpus_sha256, _lengths(task)) for task in aside if task.record is not None
+        (task.name, task.record.corpus_sha256, _lengths(task)) for task in dropped if task.record is not None
     )
-    others = {id(task) for task in aside}
-    runs = [dataclasses.replace(run, tasks=tuple(t for t in run.tasks if id(t) not in others)) for run in model.runs]
+    dropped_ids = {id(task) for task in dropped}
+    runs = [
+        dataclasses.replace(run, tasks=tuple(task for task in run.tasks if id(task) not in dropped_ids))
+        for run in model.runs
+    ]
     return dataclasses.replace(model, runs=tuple(runs), left_aside=left_aside)
 
 
@@ -221,9 +247,9 @@ def _lengths(task: TaskResult) -> str:
 
 
 def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
-    """Keeps the runs of one task, first that counts first, whose targets were scored at most lengths.
+    """Returns the runs of one task whose targets were scored at the largest number of context lengths.
 
-    A set too small for an interval gives way to one that is not.
+    Targets with enough samples for an interval are preferred to targets with fewer.
     """
     lengths: dict[object, set[int]] = defaultdict(set)
     enough: dict[object, bool] = {}
@@ -235,7 +261,11 @@ def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
 
 
 def _targets(task: TaskResult) -> object:
-    """What tells a task's targets; releases that recorded no hash chose them by the longest length of a run."""
+    """Returns a key that identifies a task's targets.
+
+    Older versions recorded no hash of the targets. They chose targets by the run's longest length,
+    so that is used there.
+    """
     record = task.record
     if record is None:
         return None
@@ -244,23 +274,23 @@ def _targets(task: TaskResult) -> object:
 
 
 def _key(run: EvaluationRun) -> ModelKey:
-    """What makes two runs the same model: the checkpoint, and how it was evaluated."""
+    """Returns the key that runs of the same model share: the checkpoint, and the settings of its evaluation."""
     identity = run.record.checkpoint_sha256 or argument(run.model_args, "pretrained") or run.record.name
-    # the weights' hash settles these, and not every release of the adapter recorded them
-    settled = _OF_THE_WEIGHTS if run.record.checkpoint_sha256 else ()
-    fields = ("" if field in settled else describe(run) or "" for field, describe in _DISTINCTIONS.items())
+    # the checkpoint's hash covers these fields, and older versions of the adapter did not record them
+    covered_by_hash = _OF_THE_WEIGHTS if run.record.checkpoint_sha256 else ()
+    fields = ("" if field in covered_by_hash else describe(run) or "" for field, describe in _DISTINCTIONS.items())
     return (identity, *fields)
 
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
-    """Writes a rope scaling setting in a few words, with the types of layers that differ; None without scaling."""
-    words = []
+    """Returns a RoPE scaling as text, such as "yarn RoPE x4", for each type of layers; None without scaling."""
+    parts = []
     for layers, entry in rope_entries(scaling).items():
         if (kind := kind_of(entry)) != "default":
             factor = entry.get("factor")
             times = f" x{factor:g}" if isinstance(factor, int | float) else ""
-            words.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
-    return " and ".join(words) or None
+            parts.append(f"{kind} RoPE{times}" + (f" in {shown_name(layers)} layers" if layers else ""))
+    return " and ".join(parts) or None
 
 
 _METHODS = {
@@ -272,21 +302,21 @@ _METHODS = {
 
 
 def self_test_text(record: ModelRecord) -> str | None:
-    """Returns what the self-test of a model found, None where there was none."""
+    """Returns the result of a model's self-test as a sentence; None where it had none."""
     return sentence_text(record.self_test)
 
 
 def sentence_text(recorded: Mapping[str, Any] | None) -> str | None:
-    """Returns the `sentence` that a record's field holds, None where it holds none."""
+    """Returns the entry `sentence` of a record's field; None where it has none."""
     sentence = mapping(recorded).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
 
 
 def unread_text(unread: Mapping[str, object] | None) -> str | None:
-    """Writes which tensors of the checkpoint the model did not read, and why; None where it read all of them."""
-    words = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
+    """Returns the checkpoint's tensors that the model did not read, and why, as text; None where it read all."""
+    reasons = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
     parts = []
-    for name, reason in words.items():
+    for name, reason in reasons.items():
         names = mapping(unread).get(name)
         if isinstance(names, list) and names:
             listed = ", ".join(shown_name(str(tensor)) for tensor in names[:_TENSORS_NAMED])
@@ -296,28 +326,35 @@ def unread_text(unread: Mapping[str, object] | None) -> str | None:
 
 
 def switched_off_texts(record: ModelRecord) -> list[str]:
-    """Returns a sentence for each change to the loaded model that moved its logits and was undone."""
+    """Returns a sentence for each modification of the loaded model that changed its logits and was undone."""
     notes = mapping(record.prepared).get("notes")
     return [shown_name(note) for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def cut_texts(record: ModelRecord) -> list[str]:
-    """Returns what was cut of generated answers; those of base models have no end, and are cut as a rule."""
-    kept = mapping(record.generated)
-    words = {
+    """Returns a sentence for each way in which generated answers were cut.
+
+    Answers of base models do not end by themselves and are usually cut, so the token budget is mentioned only for chat
+    models and models that think.
+    """
+    generated = mapping(record.generated)
+    sentences = {
         "thinking_cut": "the model's thinking was cut before {}",
         "thinking_stopped": "the model ended its text without ending its thinking before {}",
     }
-    if kept.get("chat") is True or record.thinking_tokens is not None:
-        words["cut"] = "the budget of tokens cut {}"
-    of = f"of {kept.get('answers')} answers (its first process's)."
-    return [
-        text.format(f"{kept[name]} {of}") for name, text in words.items() if fits(kept.get(name), int) and kept[name]
-    ]
+    if generated.get("chat") is True or record.thinking_tokens is not None:
+        sentences["cut"] = "the budget of tokens cut {}"
+    answers = f"of {generated.get('answers')} answers (on rank 0)."
+    counts = {name: generated.get(name) for name in sentences}
+    return [text.format(f"{counts[name]} {answers}") for name, text in sentences.items() if _is_count(counts[name])]
+
+
+def _is_count(value: Any) -> bool:
+    return fits(value, int) and bool(value)
 
 
 def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None:
-    """Writes the method of attending beyond the training length in a few words, with its numbers; None without one."""
+    """Returns the method of attending beyond the training length as text, with its numbers; None without one."""
     method = (extrapolation or {}).get("method")
     if not extrapolation or not isinstance(method, str):
         return None
@@ -351,7 +388,7 @@ _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
 
 
 def describe_facts(model: EvaluatedModel) -> tuple[str, ...]:
-    """Returns everything by which models are told apart but the checkpoint, its label and its seed."""
+    """Returns the settings that distinguish models of one checkpoint name, except label and training seed."""
     newest = model.runs[0]
     return tuple(describe(newest) or "" for field, describe in _DISTINCTIONS.items() if field not in ("label", "seed"))
 
@@ -376,7 +413,10 @@ def _unique_names(newest: Mapping[ModelKey, EvaluationRun]) -> dict[ModelKey, st
 
 
 def _telling(key: ModelKey, keys: Sequence[ModelKey], newest: Mapping[ModelKey, EvaluationRun]) -> str:
-    """Returns the part nearest to the end in which all paths differ, else the beginning of the weights' hash."""
+    """Returns what distinguishes a model from others whose name and settings are the same.
+
+    It is the last path component in which all checkpoints' paths differ, else the beginning of the weights' hash.
+    """
     paths = {each: Path(argument(newest[each].model_args, "pretrained") or "").parts for each in keys}
     for place in range(1, 1 + min(map(len, paths.values()))):
         if len({path[-place] for path in paths.values()}) == len(keys):

@@ -1,6 +1,7 @@
-"""Everything a report is made from: the tidy table, one row a measured number, and what readers find beside it.
+"""All data of a report: the tidy table with one row for each measured number, and data that readers add.
 
-A reader brings one kind of data that runs hold beside single numbers, and says how training seeds become one.
+A reader adds one kind of data that is not a single number, such as sums by document, and says how the data of several
+training seeds become those of one model.
 """
 
 import dataclasses
@@ -21,18 +22,18 @@ from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 T = TypeVar("T")
 LENGTH = "context_length_tokens"
 TaskKey = tuple[str, ...]
-"""A model's label, a task's name and, of what was measured on a text, the text's hash, empty where not recorded."""
+"""(model label, task name) or, for perplexity, (model label, task name, hash of the text; empty where not recorded)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Reader(Generic[T]):
-    """Reads one kind of data that runs hold beside single numbers.
+    """Reads one kind of data that runs hold besides single numbers.
 
     Attributes:
         read: takes all models and the notes; returns a table with columns `setting` (the model's label) and `task`, or
             a mapping from `TaskKey`.
-        pool: shows training seeds as one model: takes what `read` returned, the label of each seed's model to its
-            group's label, and the notes.
+        pool: merges training seeds into one model; takes what `read` returned, a map from each seed's label to the
+            label of its group, and the notes.
     """
 
     read: Callable[[Sequence[EvaluatedModel], Notes], T]
@@ -41,15 +42,15 @@ class Reader(Generic[T]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """Everything a report draws and says; `results[READER]` is what a reader brought.
+    """All data of a report. `results[READER]` returns the data that a reader read.
 
     Attributes:
-        models: the lines of the figures, in the order shown.
-        measurements: one row a number, columns `COLUMNS`; NaN where missing.
-        by_reader: each reader to what it brought.
-        notes: what was left out and why.
-        files_left_out: how many results files hold nothing that can be used.
-        texts: names of the texts before any label.
+        models: the evaluated models, in the order shown.
+        measurements: the tidy table: one row for each number, columns `COLUMNS`; NaN where missing.
+        by_reader: reader to the data it read.
+        notes: what was left out, and why.
+        files_left_out: number of results files without usable content.
+        texts: names of the texts before labels replace them.
     """
 
     models: tuple[EvaluatedModel, ...]
@@ -61,43 +62,43 @@ class Results:
 
     @property
     def files_text(self) -> str:
-        """How many results files were read, and how many left out."""
+        """How many results files were read, and how many left out, as text."""
         read = len({run.path for model in self.models for run in model.runs})
         left_out = f", {self.files_left_out} left out (see Notes)" if self.files_left_out else ""
         return f"{read} {'file' if read == 1 else 'files'} read{left_out}"
 
     def __getitem__(self, reader: Reader[T]) -> T:
-        """Returns what a reader brought."""
-        brought: T = self.by_reader[reader]
-        return brought
+        """Returns the data that a reader read."""
+        data: T = self.by_reader[reader]
+        return data
 
     def behind(self, reader: Reader[Mapping[TaskKey, T]], row: Mapping[str, Any]) -> T | None:
-        """Returns what a reader brought of the model, the task and the text of a row of the table."""
+        """Returns a reader's data for the model, task and text of a row of the tidy table; None where it has none."""
         digest = row["corpus_sha256"]
         return self[reader].get((row["setting"], row["task"], digest if isinstance(digest, str) else ""))
 
     def model(self, label: str) -> EvaluatedModel:
-        """Returns the model of a label."""
+        """Returns the model with this label."""
         return next(model for model in self.models if model.label == label)
 
     @property
     def tasks(self) -> list[str]:
-        """Names of all tasks of which a number or a reader's data is there."""
+        """Names of all tasks for which there is a number or data of a reader."""
         names = self.measurements["task"].tolist()
-        for brought in self.by_reader.values():
-            names += brought["task"].tolist() if isinstance(brought, pd.DataFrame) else [key[1] for key in brought]
+        for data in self.by_reader.values():
+            names += data["task"].tolist() if isinstance(data, pd.DataFrame) else [key[1] for key in data]
         return list(dict.fromkeys(names))
 
 
 def restricted(rows: Any, labels: set[str], tasks: set[str]) -> Any:
-    """Returns the part of what a reader returned that is about these models and tasks."""
+    """Returns the part of a reader's data that belongs to these models and tasks."""
     if isinstance(rows, pd.DataFrame):
         return rows[rows["setting"].isin(labels) & rows["task"].isin(tasks)].reset_index(drop=True)
     return {key: value for key, value in rows.items() if key[0] in labels and key[1] in tasks}
 
 
 def averaging(average: Callable[[Sequence[T]], T]) -> Callable[..., dict[TaskKey, T]]:
-    """Returns the `Reader.pool` of a mapping whose values are averaged over seeds."""
+    """Returns a `Reader.pool` for a mapping from `TaskKey`: `average` makes one value of those of several seeds."""
 
     def pool(by_seed: Mapping[TaskKey, T], pooled_label: Mapping[str, str], notes: Notes) -> dict[TaskKey, T]:
         groups = grouped(((pooled_label.get(key[0], key[0]), *key[1:]), value) for key, value in by_seed.items())
@@ -107,7 +108,7 @@ def averaging(average: Callable[[Sequence[T]], T]) -> Callable[..., dict[TaskKey
 
 
 def column_values(frame: pd.DataFrame, column: str = LENGTH) -> list[int]:
-    """Returns the whole numbers that stand in a column, each once, ascending."""
+    """Returns the distinct integers in a column, in ascending order."""
     return sorted(int(value) for value in frame[column].dropna().unique())
 
 
@@ -118,23 +119,24 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def by_model(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Returns model label to its rows as dictionaries, in the table's order."""
+    """Returns each model's rows as dictionaries, by model label, in the table's order."""
     return grouped((row["setting"], row) for row in records(frame))
 
 
 TEXT = "object"
 DECIMAL = "float64"
 WHOLE = "Int64"
-"""What a column holds, as pandas calls it."""
+"""Types of columns: pandas' dtypes."""
 
 
 class Measurement(NamedTuple):
-    """One number, and where it stands.
+    """One number of a results file, with the model, run, task and metric that it belongs to.
 
     Attributes:
-        filter_name: lm-eval's filter before it, empty for none.
+        metric: the metric's name, without context length.
+        filter_name: lm-eval's filter, empty for none.
         length: context length in tokens, None for a metric without one.
-        name: the metric as the results file names it.
+        name: the metric's key in the results file, without the filter.
         interval: ends of its 95% interval, NaN without one.
     """
 
@@ -150,16 +152,16 @@ class Measurement(NamedTuple):
 
     @property
     def limit(self) -> InputLimit:
-        """What bounded the inputs, where the metric names no context length."""
+        """The bound on the input length, for a metric that names no context length."""
         return UNLIMITED if self.length is not None else input_limit(self.run, self.task)
 
     @property
     def stderr(self) -> float | None:
-        """Its standard error, where the task holds one."""
+        """Its standard error; None where the results file holds none."""
         return usable_number(self.task.metrics.get(f"{self.name}_stderr,{self.filter_name}"))
 
     def beside(self, name: str) -> float | None:
-        """Returns another number that the task holds at this length."""
+        """Returns another metric of the task at the same context length; None where there is none."""
         if self.length is None:
             return None
         key = metric_key(name, self.length)
@@ -167,7 +169,14 @@ class Measurement(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of the tidy table, its cells None where missing; a key is part of what names one number of a model."""
+    """A column of the tidy table.
+
+    Attributes:
+        name: the column's name.
+        read: returns the cell of a number, None where missing.
+        kind: pandas' dtype.
+        key: whether the column is part of what identifies a number of a model.
+    """
 
     name: str
     read: Callable[[Measurement], Any]
@@ -176,7 +185,7 @@ class Column(NamedTuple):
 
 
 def _recorded(field: str) -> Callable[[Measurement], Any]:
-    """Reads a field of the task's record."""
+    """Returns a function that reads a field of the task's record."""
     return lambda number: getattr(number.task.record, field, None)
 
 
@@ -186,7 +195,7 @@ def _corpus(number: Measurement) -> str | None:
 
 
 def _samples(number: Measurement) -> float | None:
-    """A perplexity task's numbers rest on tokens and documents: its samples are blocks of text."""
+    """Returns the number of samples behind a number; None for perplexity, which counts tokens and documents instead."""
     record = number.task.record
     return None if record and record.family == "perplexity" else number.task.samples_used
 
@@ -223,13 +232,13 @@ COLUMNS = (
     Column("limit_samples", lambda number: number.task.limit_samples, DECIMAL),
 )
 NUMBER_KEYS = [column.name for column in COLUMNS if column.key]
-"""What names one number of a model."""
+"""The columns that together identify one number of a model."""
 
 
 def tabulate_measurements(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns one row a number, `COLUMNS`; NaN where missing.
+    """Returns the tidy table: one row for each number, columns `COLUMNS`; NaN where missing.
 
-    Of several runs of one model the number from most samples counts (`--limit`), and of these the newest.
+    Where several runs of one model hold the same number, the one from most samples counts (`--limit`), then the newest.
     """
     results = [(model, run, task) for model in models for run, task in model.task_runs()]
     numbers = (number for result in results for number in _numbers(*result, notes))
@@ -240,15 +249,16 @@ def tabulate_measurements(models: Sequence[EvaluatedModel], notes: Notes) -> pd.
 
 
 def typed_frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """Returns the columns of rows as a table; `kinds` says what each holds."""
+    """Returns rows as a table with the columns and dtypes of `kinds`."""
     frame = pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in kinds})
     return frame.astype(dict(kinds))
 
 
 def _first(measurements: pd.DataFrame, notes: Notes) -> pd.DataFrame:
+    """Keeps the first row of each number, and notes which runs' numbers are not shown."""
     repeated = measurements.duplicated(["setting", *NUMBER_KEYS], keep="first")
-    kept = measurements[~repeated]
-    dates = {(row["setting"], row["task"]): row["run_date"] for row in records(kept.iloc[::-1])}
+    first = measurements[~repeated]
+    dates = {(row["setting"], row["task"]): row["run_date"] for row in records(first.iloc[::-1])}
     for (model, file, task), rows in measurements[repeated].groupby(["setting", "results_file", "task"], sort=True):
         lengths = rows["context_length_tokens"].dropna().nunique()
         where = f" at {lengths} context lengths" if lengths else ""
@@ -257,11 +267,11 @@ def _first(measurements: pd.DataFrame, notes: Notes) -> pd.DataFrame:
         else:
             notes.add(None, f"{model}: {task}{where} was run again later; the older numbers in {file} are not shown.")
     order = ["setting", "task", "metric", LENGTH]
-    return kept.sort_values(order, kind="stable", ignore_index=True)
+    return first.sort_values(order, kind="stable", ignore_index=True)
 
 
 def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes: Notes) -> Iterator[Measurement]:
-    """Yields the numbers of a task; one that is not finite becomes a note."""
+    """Yields the numbers of a task; values that are not finite numbers become notes."""
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
         parsed = _metric_and_length(name, task.record)
@@ -272,7 +282,7 @@ def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes:
             notes.add(run.path, f"{task.name}: {name} left out: {length} is no context length.")
             continue
         number = usable_number(value)
-        # lm-eval writes N/A where there is nothing to compute, and its own ruler -1 at a length that was not asked for
+        # lm-eval writes N/A where it computes nothing, and its own RULER tasks write -1 at lengths that were not run
         if number is None or (task.record is None and length is not None and number == -1 and metric == "score"):
             if number is None and (length or not isinstance(value, list)) and value not in (None, "N/A", "", " "):
                 notes.add(run.path, f"{task.name}: {name} is {shown(value)}; left as missing.")
@@ -290,13 +300,13 @@ def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int |
         return None if parsed[0].endswith("_ci95") or parsed[0] in ("tokens", "clusters") else parsed
     if name.startswith("position_"):
         return None
-    if name.isascii() and name.isdigit() and len(name) < 30:  # lm-eval's own ruler names its metrics by length alone
+    if name.isascii() and name.isdigit() and len(name) < 30:  # lm-eval's own RULER tasks name a metric by its length
         return "score", int(name)
     return name, None
 
 
 def interval_ends(value: Any) -> tuple[float, float]:
-    """Returns the ends of an interval as results files hold it, NaN where there is none."""
+    """Returns the ends of an interval, a list of two numbers in results files; NaN where it is not such a list."""
     if isinstance(value, list) and len(value) == 2:
         low, high = usable_number(value[0]), usable_number(value[1])
         if low is not None and high is not None:

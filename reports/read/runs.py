@@ -1,8 +1,7 @@
-"""Reads one lm-eval result file into typed records, keeping what it does not know.
+"""Reads one lm-eval result file into typed records, and keeps fields that it does not know.
 
-Tasks that come with lm-eval name no context length in their metrics. If a task was run at several values of
-`max_length`, or on texts of several lengths (`--metadata '{"max_seq_lengths": "16k"}'`, as BABILong takes it), each of
-them is a row of its own.
+Metrics of lm-eval's own tasks name no context length. If such a task was run at several values of `max_length`, or on
+texts of several lengths (BABILong takes `--metadata '{"max_seq_lengths": "16k"}'`), each length gets its own row.
 """
 
 import dataclasses
@@ -26,14 +25,16 @@ class TaskResult:
     """One task of one run.
 
     Attributes:
-        record: the task's own facts, None for a task that is not ours.
-        metrics: metric keys (with lm-eval's `,filter` ending) to what the file holds.
+        record: sbeval's record of the task, None for a task of another project.
+        metrics: metric key, with lm-eval's `,filter` suffix, to its value in the file.
         samples: the samples file, None where samples were not logged.
         few_shot: number of examples in the prompt, None where unknown.
-        higher_is_better: metric name to direction, as far as the file says.
-        samples_used: how many samples the task's numbers rest on, None where the file does not count them.
-        limit_samples: how many samples `--limit` left, None where every one was used.
-        dataset: data set or folder that lm-eval's settings of the task name, None where they name none.
+        version: the task's version, None where unknown.
+        higher_is_better: metric name to whether higher is better, where the file says so.
+        metadata: the task's `metadata` in lm-eval's configuration.
+        samples_used: number of samples behind the task's numbers, None where the file does not say.
+        limit_samples: number of samples that `--limit` left, None where all were used.
+        dataset: the task's `dataset_path` in lm-eval's configuration, None where it has none.
         means: those of `metrics` that are means over samples.
     """
 
@@ -57,10 +58,11 @@ class EvaluationRun:
 
     Attributes:
         date: when the run started, in UTC.
-        label: what the run called its model, None where it did not.
+        record: the model's record.
+        label: the run's label for its model, None where it has none.
         model_source: lm-eval's model name, such as "sb" or "hf".
         model_args: model arguments as the user wrote them.
-        described: False where the file holds no model record and `record` was filled from lm-eval's own fields.
+        described: False where the file holds no usable model record, so that `record` was filled from lm-eval's fields.
         limit: lm-eval's `--limit`, None where every document was used.
         raw: the file's other top-level fields, unknown ones included.
     """
@@ -78,9 +80,9 @@ class EvaluationRun:
 
 
 def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
-    """Reads a result file; None, with a note, where it holds no results.
+    """Reads a result file. A truncated, empty or foreign file becomes a note, and the function returns None.
 
-    NaN, Infinity and fields of a newer lm-eval are no obstacle; a truncated, empty or foreign file is a note.
+    NaN, Infinity and fields of a newer lm-eval are accepted.
     """
     try:
         raw = read_bytes(path, MOST_RESULTS_BYTES)
@@ -140,20 +142,20 @@ def _model_record(config: Fields, content: Fields, path: Path, notes: Notes) -> 
     )
 
 
-def _record(kind: type[RecordT], written: object, words: str, path: Path, notes: Notes) -> RecordT | None:
-    """Reads a record as far as it can be used; what cannot be becomes a note."""
+def _record(kind: type[RecordT], written: object, name: str, path: Path, notes: Notes) -> RecordT | None:
+    """Reads those fields of a record that have the right type; the others become notes."""
     if not isinstance(written, dict):
         return None
     record, fields = read_record(kind, written)
     if record is None:
-        notes.add(path, f"{words} was not used: {', '.join(fields)} missing, or not of the kind expected.")
+        notes.add(path, f"{name} was not used: {', '.join(fields)} missing or of the wrong type.")
     elif fields:
-        notes.add(path, f"{words} holds no usable value of {', '.join(fields)}: left as missing.")
+        notes.add(path, f"{name} holds no usable value of {', '.join(fields)}: left as missing.")
     return record
 
 
 def argument(model_args: str, name: str) -> str | None:
-    """Returns one of lm-eval's comma-separated model arguments."""
+    """Returns the value of one of lm-eval's comma-separated model arguments; None where it is not given."""
     for part in model_args.split(","):
         key, equals, value = part.partition("=")
         if equals and key.strip() == name:
@@ -196,7 +198,7 @@ def _is_mean(metric: str, record: TaskRecord | None, config: Mapping[str, Any]) 
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Returns a foreign value that is to be a mapping, an empty one where it is none."""
+    """Returns a value of a foreign file if it is a dictionary, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -218,11 +220,11 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 
 class InputLimit(NamedTuple):
-    """What bounded the inputs of a task in one run.
+    """The bounds on the input length of a task in one run.
 
     Attributes:
-        text_length_tokens: length of the texts asked for by `max_seq_lengths`, None where the task takes none.
-        max_length_tokens: longest input the run allowed, None where not recorded.
+        text_length_tokens: length of the texts, from the task's `max_seq_lengths`; None where it has none.
+        max_length_tokens: longest input that the run allowed, None where not recorded.
     """
 
     text_length_tokens: int | None
@@ -233,7 +235,7 @@ UNLIMITED = InputLimit(None, None)
 
 
 def input_limit(run: EvaluationRun, task: TaskResult) -> InputLimit:
-    """Returns the limit of an ordinary task; tasks that record their context lengths have none here."""
+    """Returns the bounds on the input length of an lm-eval task; `UNLIMITED` for tasks that record context lengths."""
     if task.record is not None:
         return UNLIMITED
     allowed = run.record.max_length
@@ -244,11 +246,11 @@ def input_limit(run: EvaluationRun, task: TaskResult) -> InputLimit:
 
 
 def text_length(metadata: Mapping[str, Any]) -> int | None:
-    """Returns the one length that a task's metadata asks its texts to have, in tokens: "16k" is 16,384."""
-    asked = metadata.get("max_seq_lengths")
-    if isinstance(asked, list) and len(asked) == 1:
-        asked = asked[0]
-    if isinstance(asked, int) and fits(asked, int):
-        return asked if asked >= 0 else None
-    match = _TEXT.fullmatch(asked.strip()) if isinstance(asked, str) else None
+    """Returns the text length in tokens that a task's metadata requests ("16k" is 16,384); None unless it is one."""
+    requested = metadata.get("max_seq_lengths")
+    if isinstance(requested, list) and len(requested) == 1:
+        requested = requested[0]
+    if isinstance(requested, int) and fits(requested, int):
+        return requested if requested >= 0 else None
+    match = _TEXT.fullmatch(requested.strip()) if isinstance(requested, str) else None
     return int(match["count"]) * _UNITS[match["unit"].lower()] if match else None

@@ -1,6 +1,6 @@
-"""What lm-eval's samples files say: sums by document, and scores of single samples.
+"""Reads lm-eval's samples files: sums of NLL by document, and scores of single samples.
 
-By these scores two models are compared on the same questions.
+With these, two models are compared on the same documents and the same questions.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from sbeval.reports.read.results import Reader, TaskKey, averaging
 from sbeval.reports.read.runs import InputLimit, TaskResult, input_limit
 from sbeval.results.records import IDENTICAL_TARGETS, metric_key
 
-NO_SAMPLES = "samples were not logged (--log_samples), or do not give their results file's numbers"
-NOT_ITS_NUMBERS = "do not give their results file's numbers and were left out"
+NO_SAMPLES = "samples were not logged (--log_samples), or do not add up to the results file's numbers"
+NOT_ITS_NUMBERS = "do not add up to the results file's numbers and were left out"
 _BEHIND_DOCUMENT = "\0"
 Blocks = Mapping[str, frozenset[tuple[int, int]]]
 
 
 class SumsByDocument:
-    """Sums of one task run for each source document ("cluster") and context length.
+    """Sums of NLL, tokens and bytes in one task, for each source document ("cluster") and context length.
 
     Attributes:
         lengths: context lengths in tokens, ascending.
@@ -36,9 +36,8 @@ class SumsByDocument:
         nll_nats: float64 [clusters, lengths].
         tokens: float64 [clusters, lengths]; 0 where a document has no target at that length.
         bytes: float64 [clusters, lengths]; NaN where unknown.
-        blocks: a document to the tokens of the text at which its targets begin and end, where they are identical.
-        byte_blocks: a document to the bytes of the document at which they do; without documents of which a sample does
-            not say.
+        blocks: document to the (start, stop) tokens in the text of its runs of targets, for identical targets.
+        byte_blocks: the same in bytes of the document; a document is missing if some sample lacks its bytes.
     """
 
     def __init__(
@@ -59,20 +58,20 @@ class SumsByDocument:
         self.nll_nats, self.tokens, self.bytes = self._table = table
 
     def documents(self, length: int) -> dict[str, NDArray[np.float64]]:
-        """Returns the documents that have targets at a length, each with its NLL, tokens and bytes."""
+        """Returns float64 [NLL in nats, tokens, bytes] of each document that has targets at a context length."""
         column = self.lengths.index(length)
         scored = self.tokens[:, column] > 0
         return {cluster: self._table[:, row, column] for row, cluster in enumerate(self.clusters) if scored[row]}
 
     @classmethod
     def merged(cls, runs: Sequence["SumsByDocument"]) -> "SumsByDocument":
-        """Joins sums of several runs of one model; where two hold a length, the first one counts."""
+        """Joins the sums of several runs of one model; where two hold a length, the first run counts."""
         sums = {length: run.documents(length) for run in reversed(runs) for length in run.lengths}
         return cls(sums, runs[0].blocks, runs[0].byte_blocks)
 
     @classmethod
     def averaged(cls, seeds: Sequence["SumsByDocument"]) -> "SumsByDocument":
-        """Averages NLL over models scored on the same text; a document counts where all have the same tokens."""
+        """Averages NLL over training seeds; a document counts where all seeds scored the same targets in it."""
         means = {}
         for length in seeds[0].lengths:
             if all(length in seed.lengths for seed in seeds):
@@ -87,18 +86,26 @@ class SumsByDocument:
 
 
 def document_of(unit: str) -> str:
-    """Returns the document of a stretch of targets."""
+    """Returns the document that a unit belongs to; a unit is a document or a run of targets in it (`by_stretch`)."""
     return unit.partition(_BEHIND_DOCUMENT)[0]
 
 
 def read_document_sums(
     path: Path, notes: Notes, task: TaskResult | None = None, *, by_stretch: bool = False
 ) -> SumsByDocument | None:
-    """Adds up the `ClusterSums` rows of every sample; None where the file holds none.
+    """Adds up the `ClusterSums` rows of every sample in a samples file.
 
-    A row with a non-finite sum is left out with a note: it would spoil every mean it enters. So is a length at which
-    all samples are there and do not add up to what the results file says of the task. With `by_stretch` each run of
-    targets of a document has sums of its own.
+    Rows with a sum that is not finite are left out with a note. If the file holds all samples, a context length whose
+    sums do not give the results file's numbers is left out with a note too.
+
+    Args:
+        path: the samples file.
+        notes: where notes are added.
+        task: the task's results, to compare the sums with; None to skip that check.
+        by_stretch: whether each contiguous run of targets has its own sums, in place of one sum for each document.
+
+    Returns:
+        The sums; None where the file holds none.
     """
     blocks_are_targets = task is not None and task.record is not None and task.record.protocol in IDENTICAL_TARGETS
     samples = task.samples_used if task else None
@@ -156,7 +163,7 @@ def _adds_up(documents: Mapping[str, NDArray[np.float64]], length: int, task: Ta
 
 
 def _block(document: object, *ends: str) -> set[tuple[int, int]]:
-    """Returns where in the text a sample begins and ends, nothing where it does not say."""
+    """Returns the bounds of a sample's targets as a set of one pair, read from two fields; empty where they lack."""
     bounds: Any = [document.get(name) for name in ends] if isinstance(document, Mapping) else []
     return {(bounds[0], bounds[1])} if fits(bounds, list[int]) and bounds else set()
 
@@ -164,11 +171,19 @@ def _block(document: object, *ends: str) -> set[tuple[int, int]]:
 def read_documents(
     models: Sequence[EvaluatedModel], notes: Notes, *, by_stretch: bool = False
 ) -> dict[TaskKey, SumsByDocument]:
-    """Returns (model label, task, text) to the sums of every source document.
+    """Reads the sums by source document of all perplexity tasks.
 
-    With `by_stretch` of every run of identical targets, without notes: those of documents say the same.
-    Runs of one model at different lengths are joined; where two hold a length, the one that
-    `EvaluatedModel.task_runs` has first counts.
+    Runs of one model at different lengths are joined. Where two hold the same length, the first in
+    `EvaluatedModel.task_runs` counts.
+
+    Args:
+        models: the evaluated models.
+        notes: where notes are added.
+        by_stretch: whether each contiguous run of identical targets has its own sums. Notes are then dropped, since
+            reading by document adds the same ones.
+
+    Returns:
+        (model label, task, hash of the text) to the sums.
     """
     joined: dict[TaskKey, SumsByDocument] = {}
     counting = grouped(
@@ -194,21 +209,21 @@ def read_documents(
 
 
 SampleKey = tuple[str, str]
-"""A sample's number and what tells its question: equal in two runs where the question is the same."""
+"""(sample number, identifier of its question); equal in two runs if the question is the same."""
 MetricKey = tuple[str, str]
-"""A metric as the samples file names it (`acc`, `score@0004096`), and the filter before it."""
+"""(metric as the samples file names it, such as `acc` or `score@0004096`; lm-eval's filter)."""
 Scores = Mapping[MetricKey, Mapping[SampleKey, float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SampleScores:
-    """What one model scored in one task.
+    """The scores of one model's samples in one task.
 
     Attributes:
-        scores: metric and filter to (sample to score).
+        scores: (metric, filter) to (sample to score).
         depths_percent: context length in tokens to (sample to the mean depth of its needles).
-        by_limit: what bounded a run's inputs to that run's scores; `scores` holds the first of them.
-        seeds: the scores of each training seed, where these are means over several.
+        by_limit: bounds on a run's input length to that run's scores; `scores` holds the first run's.
+        seeds: the scores of each training seed, where `scores` are means over several seeds.
     """
 
     scores: Scores
@@ -217,14 +232,17 @@ class SampleScores:
     seeds: tuple["SampleScores", ...] = ()
 
     def within(self, limit: InputLimit) -> "SampleScores":
-        """Returns the scores of the runs whose inputs had this bound."""
+        """Returns the scores of the runs whose inputs had these bounds."""
         return dataclasses.replace(self, scores=self.by_limit.get(limit, {}))
 
 
 def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SampleScores]:
-    """Returns (model label, task) to the scores of its samples, for all tasks but perplexity and spans.
+    """Reads the scores of single samples in all tasks except perplexity and attention spans.
 
-    Of several runs of one model the first of `EvaluatedModel.task_runs` with a metric counts.
+    Where several runs of one model hold a metric, the first in `EvaluatedModel.task_runs` counts.
+
+    Returns:
+        (model label, task) to the scores of its samples.
     """
     by_task: dict[TaskKey, list[SampleScores]] = defaultdict(list)
     for model in models:
@@ -238,7 +256,7 @@ def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[Task
 
 
 def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
-    """Reads the samples file of a task, without scores whose mean is not the results file's."""
+    """Reads the scores in a task's samples file, and leaves out metrics whose mean is not the results file's."""
     scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
     depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
     unusable = 0
@@ -259,7 +277,7 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
             score = usable_number(value := sample.get(metric))
             if score is not None:
                 scores[metric, str(chosen or "none")][key] = score
-            # what lm-eval adds up itself is a list of two or more
+            # a list of two or more is an intermediate value that lm-eval aggregates itself, and no score
             elif value is not None and (context_metric(metric) or not isinstance(value, list) or len(value) < 2):
                 unusable += 1
         try:
@@ -271,16 +289,16 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
         reason = "are not finite numbers, or have no sample's number, and were left out."
         notes.add(path, f"{unusable} scores or depths of samples {reason}")
     for (metric, chosen), by_sample in list(scores.items()):
-        whole = not unusable and filtered[str(chosen)] >= (task.samples_used or math.inf)
-        mean = sum(by_sample.values()) / len(by_sample)  # lm-eval's is over those that have a score, too
-        if whole and not agrees(task.means.get(f"{metric},{chosen}"), mean):
+        is_complete = not unusable and filtered[str(chosen)] >= (task.samples_used or math.inf)
+        mean = sum(by_sample.values()) / len(by_sample)  # like lm-eval, over the samples that have a score
+        if is_complete and not agrees(task.means.get(f"{metric},{chosen}"), mean):
             notes.add(path, f"samples {NOT_ITS_NUMBERS} ({metric}, {chosen}).")
             del scores[metric, chosen]
     return SampleScores(scores=dict(scores), depths_percent=dict(depths))
 
 
 def _averaged(seeds: Sequence[SampleScores]) -> SampleScores:
-    """Averages models over the samples all of them have."""
+    """Averages the scores of training seeds, over the samples that all of them have."""
     limits = [limit for limit in seeds[0].by_limit if all(limit in seed.by_limit for seed in seeds)]
     return SampleScores(
         scores=_means([seed.scores for seed in seeds]),
@@ -293,9 +311,9 @@ def _averaged(seeds: Sequence[SampleScores]) -> SampleScores:
 def _means(seeds: Sequence[Scores]) -> Scores:
     shared: dict[MetricKey, dict[SampleKey, float]] = {}
     for metric, first in seeds[0].items():
-        others = [seed.get(metric, {}) for seed in seeds[1:]]
-        keys = [key for key in first if all(key in other for other in others)]
-        shared[metric] = {key: (first[key] + sum(other[key] for other in others)) / len(seeds) for key in keys}
+        rest = [seed.get(metric, {}) for seed in seeds[1:]]
+        keys = [key for key in first if all(key in scores for scores in rest)]
+        shared[metric] = {key: (first[key] + sum(scores[key] for scores in rest)) / len(seeds) for key in keys}
     return shared
 
 
@@ -310,7 +328,10 @@ def _first_of(runs: Sequence[SampleScores]) -> SampleScores:
 
 
 def _question(sample: Mapping[str, object]) -> str:
-    """The expected answers, where the prompt around them depends on the tokenizer; else the document's hash."""
+    """Returns an identifier of a sample's question: its expected answers where it has some, else the document's hash.
+
+    The hash covers the prompt, and prompts of some tasks depend on the tokenizer.
+    """
     document = sample.get("doc")
     if isinstance(document, Mapping) and "references" in document:
         return str(document["references"])
@@ -318,7 +339,11 @@ def _question(sample: Mapping[str, object]) -> str:
 
 
 def _depths(document: object) -> dict[int, float]:
-    """Returns context lengths in tokens to the mean depth of the needles; raises a `ValueError` for other things."""
+    """Returns context length in tokens to the mean depth in percent of a sample's needles; empty without depths.
+
+    Raises:
+        ValueError: lengths and depths do not have the expected types, or not the same number of entries.
+    """
     if not isinstance(document, Mapping) or document.get("depths_percent") is None:
         return {}
     lengths: Any = document.get("lengths")

@@ -1,6 +1,6 @@
-"""What a report leaves on disk.
+"""Writes a report's files.
 
 - `html`: the page, from templates
 - `paper`: figures and tables for a paper
-- `exports`: Markdown, LaTeX and the tidy table, and which files did a report write?
+- `exports`: Markdown, LaTeX and CSV files, and the manifest of files that a report wrote
 """

@@ -1,6 +1,6 @@
-"""The files beside the page: the tidy table as CSV and Parquet, the summary as Markdown, tables as LaTeX (booktabs).
+"""Writes the files beside the page: the tidy table as CSV and Parquet, a Markdown summary, tables as LaTeX (booktabs).
 
-The manifest holds names and hashes of what a report wrote, so that a file of somebody else's is never replaced.
+The manifest holds name and hash of each file that a report wrote, so that a new report replaces no other files.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ _OTHER_TYPES: dict[str, ExtensionDtype] = {"higher_is_better": pd.BooleanDtype()
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
 _BREAKS = str.maketrans({"\n": r"\n", "\t": r"\t"})
 _FORMULA = re.compile("(^\\s*|[,;|'\"]\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
-"""Where a spreadsheet may begin a cell with a formula: OWASP's signs, full-width ones too, also behind what it may take
-for the end of a cell.
+"""Matches where a spreadsheet may read a formula: before OWASP's characters and their full-width forms, at the start of
+a text or behind a character that may end a cell.
 """
 _MARKDOWN_ESCAPES = str.maketrans(
     {letter: f"\\{letter}" for letter in "\\`*_{}[]#|!~$"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
@@ -44,7 +44,7 @@ _LATEX_ESCAPES = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
-    # after the end of a row these would be read as its arguments
+    # behind the `\\` of the row before, these would be read as its optional arguments
     "[": "{[}",
     "*": "{*}",
     "\N{MINUS SIGN}": "$-$",
@@ -59,16 +59,23 @@ _STACKED = r"\\begin{tabular}[t]{@{}r@{}}\1\\\\[-2pt]{\\scriptsize \2}\\end{tabu
 _WRAPPED = re.compile(r"(?=.{25})\S{1,16}( \S{1,16})+")
 _HEADING = r"\parbox[b]{1.1in}{\raggedleft %s}"
 _PROSE = 60
-"""An interval stands below its number, and long headings in lines, where a table is to fit a page."""
+"""In a table that is fitted to a page, long headings are broken into lines and intervals stand below their numbers.
+
+A column with a text longer than this is left-aligned.
+"""
 _FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
 _DASHES = re.compile("-(?=-)")
 
 
 def write_tables(every_seed: Results, report: Report, folder: Path, *, title: str) -> None:
-    """Writes `results.csv`, `results.parquet`, `numbers.csv`, `summary.md` and `latex/*.tex` into the folder.
+    """Writes `results.csv`, `results.parquet`, `numbers.csv`, `summary.md` and `latex/*.tex`.
 
-    The tidy table holds every training seed by itself; the title is the heading of the Markdown file.
+    Args:
+        every_seed: results with each training seed as its own model, for the tidy table.
+        report: the report.
+        folder: folder to write to; it must hold a folder `latex`.
+        title: heading of the Markdown file.
     """
     _spreadsheet_safe(every_seed.measurements).to_csv(folder / "results.csv", index=False)
     _typed(every_seed.measurements).to_parquet(folder / "results.parquet", index=False)
@@ -81,7 +88,7 @@ def write_tables(every_seed: Results, report: Report, folder: Path, *, title: st
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Gives columns that hold nothing their type too, so that the files of several reports can be joined."""
+    """Sets the type of all columns, even of empty ones, so that the Parquet files of several reports can be joined."""
     typed = table.copy()
     for column in typed.select_dtypes(include=["object", "string"]):
         typed[column] = typed[column].astype(_OTHER_TYPES.get(str(column), pd.StringDtype()))
@@ -89,7 +96,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
-    """Puts an apostrophe before texts that a spreadsheet would run as a formula; numbers stay numbers."""
+    """Puts an apostrophe before texts that a spreadsheet would run as a formula; numbers are unchanged."""
     safe = table.copy()
     for column in safe.select_dtypes(include=["object", "string"]):
         safe[column] = [csv_text(value) if isinstance(value, str) else value for value in safe[column]]
@@ -97,17 +104,17 @@ def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def csv_text(value: str) -> str:
-    """Returns a text as a cell of a CSV file: on one line, with an apostrophe wherever a formula could begin."""
+    """Returns a text for a CSV cell: on one line, with an apostrophe wherever a formula could begin."""
     return _FORMULA.sub(r"\1'", visible(value).translate(_BREAKS))
 
 
 def markdown_text(value: str) -> str:
-    """Escapes Markdown, HTML, GitHub's formulas and mentions, and keeps the text on one line."""
+    """Escapes Markdown, HTML, and GitHub's formulas and mentions, and joins the text to one line."""
     return visible(" ".join(value.split())).translate(_MARKDOWN_ESCAPES)
 
 
 def markdown_summary(title: str, report: Report) -> str:
-    """Returns the whole file: findings, caveats, figures, tables, what was left out."""
+    """Returns the content of `summary.md`: findings, caveats, figures, tables and notes."""
     lines = [f"# {markdown_text(title)}", "", f"{report.counts}.", "", "## Summary", ""]
     for sentence in report.overview:
         lines += [markdown_text(sentence), ""]
@@ -120,10 +127,10 @@ def markdown_summary(title: str, report: Report) -> str:
         for figure in section.figures:
             images = [link for link in figure.downloads if link.endswith((".png", ".svg"))]
             caption = figure.caption
-            title, *words = map(markdown_text, (caption.title, caption.finding, caption.explanation))
-            lines += [f"### {title}", "", " ".join(filter(None, words)), ""]
+            title, *texts = map(markdown_text, (caption.title, caption.finding, caption.explanation))
+            lines += [f"### {title}", "", " ".join(filter(None, texts)), ""]
             if images:
-                lines += [f"![{title}. {words[0]}]({images[0]})", ""]
+                lines += [f"![{title}. {texts[0]}]({images[0]})", ""]
     lines += ["## Tables", ""]
     for table in report.tables:
         lines += [*_markdown_table(table), ""]
@@ -148,9 +155,10 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def latex_text(value: str) -> str:
-    """Escapes LaTeX's special characters; control and direction marks are dropped.
+    """Escapes LaTeX's special characters and drops control characters and direction marks.
 
-    Letters that pdfLaTeX has no font for are shown by their number there, and as they are by XeLaTeX and LuaLaTeX.
+    pdfLaTeX has no fonts for letters beyond Latin and shows them as U+NUMBER; XeLaTeX and LuaLaTeX show them as they
+    are.
     """
     line = _NEGATIVE.sub("\N{MINUS SIGN}", "".join(letter for letter in value if letter.isprintable()))
     return _DASHES.sub("-{}", "".join(map(_latex_letter, line)))
@@ -165,10 +173,13 @@ def _latex_letter(letter: str) -> str:
 
 
 def latex_table(table: Table, *, fitted: bool = False) -> str:
-    """Returns a `table` environment; it needs the package booktabs, and graphicx where it is `fitted` to the page."""
+    """Returns a table as LaTeX, which needs the package booktabs.
+
+    A `fitted` table is a `table*` scaled down to the page's width, and also needs graphicx.
+    """
     texts = [[latex_text(cell.plain) for cell in row] for row in (table.header, *table.rows_in_files)]
     prose = [fitted and max(map(len, rest), default=0) > _PROSE for _, *rest in zip(*texts, strict=True)]
-    columns = "".join("l" if words or place == 0 else "r" for place, words in enumerate(prose))
+    columns = "".join("l" if is_prose or place == 0 else "r" for place, is_prose in enumerate(prose))
     lines = [
         "% needs \\usepackage{booktabs}",
         r"\begin{table*}[t]" if fitted else r"\begin{table}",
@@ -189,9 +200,10 @@ def latex_table(table: Table, *, fitted: bool = False) -> str:
 
 
 MANIFEST = "sbeval-report.sha256"
-"""Lines of a sha256 and a name. A name may have several: a kill leaves files of this report and of the one before.
+"""File name of the manifest: one line with SHA-256 and name for each file that a report wrote.
 
-The results files that a report was made from stand there too, by their path behind `_MADE_FROM`.
+A name may have several lines: after a kill, files of the new report and of the one before lie side by side. The results
+files that a report was made from have lines too; their name is the path behind `_MADE_FROM`.
 """
 _MADE_FROM = "made from: "
 _MOST_MANIFEST_BYTES = 2**24
@@ -199,21 +211,30 @@ _LINE = re.compile("([0-9a-f]{64})  (.+)")
 
 
 def refuse_others(folder: Path, names: Iterable[str]) -> None:
-    """Raises a `UserError` that names the first file or folder of these names which no report left as it is."""
+    """Checks that the report would replace no file or folder that no report wrote.
+
+    Raises:
+        UserError: such a file is in the way, or one that was changed after a report wrote it.
+    """
     for file in _others(folder, names):
-        expected = f"Expected a folder for the report without files of other origin, found {file}"
-        remedy = "name another folder, move that away, or have it moved aside with --replace"
-        raise UserError(f"{expected}, which no report wrote, or which was changed since: {remedy}.")
+        remedy = "name another folder, move it away, or pass --replace to move it aside"
+        raise UserError(f"{file} is in the way; no report wrote it, or it was changed since: {remedy}.")
 
 
 def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[Path]) -> None:
-    """Writes the manifest of a report's new files, which lie in `part` and belong in `folder`.
+    """Writes the manifest of a report's new files, and makes room for them.
 
-    What lies in their way and is somebody else's is refused, or with `replace` moved aside. A report that was made from
-    a results file which is not among the new one's `results` is moved aside, and the user is told where to.
+    Files in the way that no report wrote are refused, or with `replace` moved aside. An earlier report in the folder is
+    moved aside if it was made from results files that the new one does not read; a message says where it went.
+
+    Args:
+        part: temporary folder that holds the new files and gets the manifest.
+        folder: folder of the report.
+        replace: whether files in the way are moved aside.
+        results: the results files that the report was made from.
 
     Raises:
-        UserError: something lies in their way, or it cannot be moved.
+        UserError: a file is in the way, or cannot be moved.
     """
     files = {str(file.relative_to(part)): _sha256(file) for file in sorted(part.rglob("*")) if file.is_file()}
     written = _written(folder)
@@ -224,24 +245,25 @@ def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[P
     sources = {f"{_MADE_FROM}{visible(str(file))}": _sha256(file) for file in results}
     if written and not _made_from(sources, written):
         earlier = sorted(name for name, known in written.items() if _is_one_of(folder / name, known))
-        # the manifest last: what a kill leaves behind is still known as a report's
+        # the manifest goes last: after a kill, the files left behind are still known as a report's
         aside = set_files_aside(folder, [*earlier, MANIFEST])
         print(f"The report of other results that was in {folder} is now in {aside}", flush=True)
         written = {}
     lines = {f"{sha256}  {name}" for name, sha256 in (files | sources).items()}
-    kept = [name for name, known in written.items() if _is_one_of(folder / name, known)]
-    lines |= {f"{_sha256(folder / name)}  {name}" for name in kept}
+    unchanged = [name for name, known in written.items() if _is_one_of(folder / name, known)]
+    lines |= {f"{_sha256(folder / name)}  {name}" for name in unchanged}
     (part / MANIFEST).write_text("".join(f"{line}\n" for line in sorted(lines)), encoding="utf-8")
 
 
 def _made_from(sources: Mapping[str, str], written: Mapping[str, set[str]]) -> bool:
-    """Whether every results file of an earlier report is among these, by its path or by its content."""
+    """Whether every results file of the earlier report is among `sources`, by its path or by its content."""
     earlier = {name: known for name, known in written.items() if name.startswith(_MADE_FROM)}
     known_here = {*sources.values()}
     return bool(earlier) and all(name in sources or known & known_here for name, known in earlier.items())
 
 
 def _others(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Returns the files of these names in a folder that no report wrote, or that were changed since."""
     written = _written(folder)
     names = list(names) if written else [MANIFEST, *names]
     parents = {folder / parent for name in names for parent in Path(name).parents[:-1]}
@@ -257,17 +279,18 @@ def _is_one_of(file: Path, known: Set[str]) -> bool:
 
 
 def _written(folder: Path) -> Mapping[str, set[str]]:
-    """Returns the hashes of what reports wrote to a folder, by name; nothing where no report did."""
+    """Reads a folder's manifest: name to the hashes under which reports wrote it; empty where no report wrote there."""
     try:
         lines = read_bytes(folder / MANIFEST, _MOST_MANIFEST_BYTES).decode().splitlines()
     except ValueError:
         return {}
-    found: dict[str, set[str]] = {}
+    hashes: dict[str, set[str]] = {}
     for line in lines:
-        if (parts := _LINE.fullmatch(line)) is None:  # somebody else's file
+        match = _LINE.fullmatch(line)
+        if match is None:  # not a manifest, but a file of the same name
             return {}
-        found.setdefault(parts[2], set()).add(parts[1])
-    return found
+        hashes.setdefault(match[2], set()).add(match[1])
+    return hashes
 
 
 def _sha256(file: Path) -> str:

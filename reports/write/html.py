@@ -1,6 +1,7 @@
-"""The page: one file with its style, scripts, figures and tables, opening offline.
+"""Writes the page: one HTML file with style, scripts, figures and tables, which opens without a network.
 
-jinja2 fills the templates and escapes every text; only what is `Markup` here (style, scripts, shapes) is not escaped.
+jinja2 fills the templates and escapes every text, and no other code writes HTML. Only values of type `Markup` (style,
+scripts, marker shapes) are not escaped.
 """
 
 import base64
@@ -33,9 +34,18 @@ _SHAPES = {
 def write_page(
     report: Report, *, title: str, built: datetime.datetime, images: Mapping[str, str], axis: str = "tokens"
 ) -> str:
-    """Returns the whole page as text; `images` holds the figures' images as SVG, by name, with lengths on this axis."""
-    shown = [figure for section in report.sections for figure in section.figures]
-    keys = {id(figure): f"f{index}" for index, figure in enumerate(shown)}
+    """Returns the page's HTML.
+
+    Args:
+        report: the report.
+        title: heading of the page.
+        built: time shown on the page.
+        images: SVG text of each figure, by the figure's `image`.
+        axis: the length axis that `images` show, and the one that the page starts with: "tokens" or a key of
+            `lengths.UNITS`.
+    """
+    figures = [figure for section in report.sections for figure in section.figures]
+    keys = {id(figure): f"f{index}" for index, figure in enumerate(figures)}
     classes = {label: f"s{index}" for index, label in enumerate(report.looks)}
     colours = {look.light: look.dark for look in report.looks.values()} | dark_colours()
 
@@ -56,7 +66,7 @@ def write_page(
             shapes=_SHAPES,
             buttons_at_most=_BUTTONS_AT_MOST,
             style=Markup(_template("page.css")),
-            figures=Markup(script_json({keys[id(figure)]: _live(figure) for figure in shown})),
+            figures=Markup(script_json({keys[id(figure)]: _live(figure) for figure in figures})),
             themes=Markup(script_json({"light": vega_config(LIGHT), "dark": vega_config(DARK), "darkOf": colours})),
             vega=Markup(javascript().replace("</script", "<\\/script")),
             script=Markup(_template("page.js")),
@@ -69,7 +79,10 @@ def _live(figure: Figure) -> dict[str, Any]:
 
 
 def environment() -> Environment:
-    """Returns what fills the templates: every text is escaped, and cannot turn the writing direction around it."""
+    """Returns the jinja2 environment of the templates.
+
+    It escapes every text, and drops Unicode direction marks, which would change the direction of text around them.
+    """
     return Environment(
         loader=FunctionLoader(_template),
         autoescape=True,

@@ -1,4 +1,9 @@
-"""A report for a paper: figures as PDF of a column's or a page's width, captions and tables as LaTeX that compiles."""
+"""Writes a report for a paper: figures as PDF, one column or a page wide, and captions and tables as LaTeX.
+
+A figure is the page's figure, smaller. Its plots are widened until it is 1.75 times as wide as on paper, and the image
+is scaled by that factor, so that letters have 7 points in every figure. In tables an interval stands below its number:
+with seven lengths side by side, intervals in the same line would shrink the letters to 4 points.
+"""
 
 import dataclasses
 import fnmatch
@@ -13,13 +18,15 @@ from sbeval.reports.read.fields import unique_name
 from sbeval.reports.section import Figure, Report
 from sbeval.reports.write.exports import latex_table, latex_text
 
-COLUMN_INCHES, PAGE_INCHES = 3.25, 6.75
+COLUMN_INCHES = 3.25
+PAGE_INCHES = 6.75
 _POINTS_PER_INCH = 72
 _PIXELS_PER_POINT = 1.75
-"""Names of 12.5 and 13 pixels become letters of 7 points."""
+"""Letters of 12.5 and 13 pixels on the page become letters of about 7 points on paper."""
 _LEGEND = {"labelLimit": 190, "symbolLimit": 0, "symbolStrokeWidth": 2}
 _MOST_ROWS = 40
-FIGURES, TABLES = "figures.tex", "tables.tex"
+FIGURES = "figures.tex"
+TABLES = "tables.tex"
 _ALONE = r"""% Compiles alone; in a paper, \input{FILE} after \usepackage{booktabs,graphicx} stands for what follows.
 \ifcsname c@figure\endcsname\def\sbevalend{}\else
 \documentclass[10pt,twocolumn]{article}
@@ -36,14 +43,14 @@ _SENTENCE = re.compile(r"(?<=[.;]) ")
 
 
 def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str], digests: Sequence[str]) -> None:
-    """Writes `figures/*.pdf`, `figures.tex` and `tables.tex` into a folder that exists.
+    """Writes `figures/*.pdf`, `figures.tex` and `tables.tex`.
 
     Args:
-        report: what is written.
-        folder: where to.
-        axis: of lengths, as `build_report` takes it.
-        only: patterns of names of figures' files; the first metric of every figure if empty.
-        digests: beginnings of texts' hashes, which no name of a file or label keeps.
+        report: the report.
+        folder: folder to write to; it must exist.
+        axis: length axis of the figures, as in `build_report`.
+        only: patterns of figures' file names; if empty, the first metric of every figure is written.
+        digests: beginnings of texts' hashes, which are removed from file names and labels.
     """
     (folder / "figures").mkdir()
     lines = [_ALONE.replace("FILE", FIGURES)]
@@ -52,10 +59,10 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
             for place, (metric, spec) in enumerate(figure.variants.items()):
                 stem = _stem(figure, metric, digests)
                 if any(fnmatch.fnmatchcase(stem, pattern) for pattern in only) if only else place == 0:
-                    shown, wide = _for_print(on_axis(spec, axis))
+                    print_spec, wide = _for_print(on_axis(spec, axis))
                     inches = PAGE_INCHES if wide else COLUMN_INCHES
                     points = inches * _POINTS_PER_INCH
-                    name, _ = writer.publish(shown, stem, (points * _PIXELS_PER_POINT, points))
+                    name, _ = writer.publish(print_spec, stem, (points * _PIXELS_PER_POINT, points))
                     lines += [*_figure_lines(name, _caption(figure, metric, spec), inches, wide=wide), ""]
         writer.svgs()
     (folder / FIGURES).write_text("\n".join([*lines, _END]), encoding="utf-8")
@@ -69,7 +76,7 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
 
 
 def _stem(figure: Figure, metric: str, digests: Sequence[str]) -> str:
-    """Returns a name that says what is shown: without hashes of texts, the metric last where there are several."""
+    """Returns a figure's file name: without hashes of texts, and with the metric at the end if there are several."""
     stem = _without(figure.image, digests)
     if len(figure.variants) == 1:
         return stem
@@ -83,7 +90,10 @@ def _without(text: str, digests: Sequence[str]) -> str:
 
 
 def _for_print(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Returns a figure without its title, names in a legend below instead of beside lines; and whether it is wide."""
+    """Returns a specification for print and whether the figure is a page wide.
+
+    It has no title, since the caption is LaTeX's, and a legend below in place of names beside the lines.
+    """
     wide = len(spec.get("concat", ())) > 1 and spec["columns"] > 1
     legend = {"title": None, "orient": "bottom", "columns": 4 if wide else 2} | _LEGEND
 
@@ -97,8 +107,8 @@ def _for_print(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
             changed["legend"] = legend if len(value["scale"]["range"]) > 1 else None
         return changed
 
-    shown = printed({key: item for key, item in spec.items() if key not in ("title", "description", "datasets")})
-    return shown | {"padding": 2}, wide
+    print_spec = printed({key: item for key, item in spec.items() if key not in ("title", "description", "datasets")})
+    return print_spec | {"padding": 2}, wide
 
 
 def _names_lines(layer: Any) -> bool:
@@ -106,20 +116,20 @@ def _names_lines(layer: Any) -> bool:
 
 
 def _caption(figure: Figure, metric: str, spec: Mapping[str, Any]) -> str:
-    """Says what is shown and how to read it, with interval and number of documents where there are some."""
+    """Returns a figure's caption: finding, how to read it, kind of band, and number of documents where known."""
     caption = figure.caption
     finding = figure.findings.get(metric, caption.finding)
     sentences = [s for s in _SENTENCE.split(f"{finding} {caption.explanation}".strip()) if not s.startswith("No band")]
-    words = " ".join([f"{caption.title}.", *sentences])
+    caption_text = " ".join([f"{caption.title}.", *sentences])
     rows = list(_rows(spec))
-    if any(row.get("low") is not None for row in rows) and "Band" not in words:
-        words += " Bands: 95% intervals."
+    if any(row.get("low") is not None for row in rows) and "Band" not in caption_text:
+        caption_text += " Bands: 95% intervals."
     written = {str(row.get("clusters_text", "")).replace(",", "") for row in rows}
     counts = sorted(int(text) for text in written if text.isdigit())
     if counts:
         span = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-        words += f" {span} document{'s' * (counts[-1] > 1)}."
-    return words
+        caption_text += f" {span} document{'s' * (counts[-1] > 1)}."
+    return caption_text
 
 
 def _rows(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

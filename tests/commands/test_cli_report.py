@@ -109,9 +109,9 @@ def test_a_gate_s_code_is_its_verdict(results: Path, tmp_path: Path, corpus: str
     ("arguments", "words"),
     [
         (["--gate", "gate.yaml"], "--compare A B with --gate"),
-        (["--compare", "a", "b", "--gate", "gate.yaml", "--fail-if-worse"], "--gate alone"),
+        (["--compare", "a", "b", "--gate", "gate.yaml", "--fail-if-worse"], "exclude each other"),
         (["--least-effect", "0.1"], "--compare A B with --least-effect"),
-        (["--compare", "a", "b", "--least-effect", "-1"], "--least-effect of 0 or more"),
+        (["--compare", "a", "b", "--least-effect", "-1"], "--least-effect to be 0 or more"),
         (["--label", "one"], "--label OLD=NEW"),
         (["--hub-results", "hub", "--watch"], "found --watch or --compare"),
         (["--compare", "a", "b", "--wandb", "project"], "found --watch or --compare"),
@@ -154,7 +154,7 @@ def test_watching_outlives_a_cut_off_file(results: Path, tmp_path: Path, lines_o
     half = tmp_path / "results" / source.name
     half.parent.mkdir()
     half.write_text(source.read_text()[:300])
-    lines_of_watch("Expected a result file")
+    lines_of_watch("No result file of lm-eval can be used")
     for file in source.parent.iterdir():
         shutil.copy(file, half.parent)
     lines_of_watch("The page is")

@@ -77,7 +77,7 @@ def test_how_many_files_were_read_and_left_out_is_printed(
 def test_samples_without_results_are_named(tmp_path: Path) -> None:
     good(tmp_path / "a")
     (tmp_path / "samples_sb_stdlib_stream_2026-11-19T10-00-00.000001.jsonl").write_text("{}\n")
-    assert "samples without a result file" in reasons(tmp_path)
+    assert "no result file beside them" in reasons(tmp_path)
 
 
 def test_the_newest_of_two_runs_counts_and_the_other_is_listed(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_task_record_that_cannot_be_used_is_a_note(tmp_path: Path, field: str,
     content = json.loads(path.read_text())
     content["configs"]["sb_stdlib_stream"]["metadata"]["sbeval"][field] = value
     path.write_text(json.dumps(content))
-    words = f"the record of task sb_stdlib_stream was not used: {field} missing, or not of the kind expected."
+    words = f"the record of task sb_stdlib_stream was not used: {field} missing or of the wrong type."
     assert words in text_of(tmp_path / "r", "index.html")
 
 
@@ -251,8 +251,8 @@ def test_samples_of_any_shape_are_no_obstacle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda lines: lines[:3], "holds 3 of 4 samples: paired differences rest on these"),
-        (lambda lines: lines + lines, "4 samples stand there more than once: the first of each counts"),
+        (lambda lines: lines[:3], "holds 3 of 4 samples: paired differences use only these"),
+        (lambda lines: lines + lines, "4 samples are repeated: the first of each counts"),
         (lambda lines: [*lines[1:], lines[0].replace(b'"filter"', b'"fil\xffer"')], "1 line that is not complete JSON"),
         (lambda lines: None, "samples are left out: it is no regular file"),
     ],
@@ -337,7 +337,7 @@ def test_samples_that_contradict_their_results_are_left_out(task: int, damage: A
     damage(first)
     file.write_text("".join(json.dumps(sample) + "\n" for sample in (first, *others)))
     results = load_results([tmp_path])
-    words = words.format("do not give their results file's numbers and were left out")
+    words = words.format("do not add up to the results file's numbers and were left out")
     assert [(note.path, note.reason) for note in results.notes] == [(file, f"{words}.")]
     assert (sums_of(results, "demo-sb", tasks[0][0]).lengths == LENGTHS) == (task != 0)
     by_bin = next(iter(results[POSITION_SUMS].values())).sums
@@ -364,7 +364,11 @@ def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path
     kept = [*LENGTHS[:3], *(LENGTHS[4:5] if recorded else [])]
     assert sorted(results.measurements["context_length_tokens"].dropna().unique()) == kept
     assert sums_of(results, "demo-rope", "sb_stdlib_fixed_target").lengths == kept
-    assert [note.reason for note in results.notes if "2K was scored on other targets" in note.reason]
+    assert [
+        note.reason
+        for note in results.notes
+        if "at 2K is not shown: as far as runs record it, it scored other targets" in note.reason
+    ]
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert "demo-rope at 2K" in " ".join(panel.remarks)
 

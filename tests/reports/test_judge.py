@@ -67,7 +67,7 @@ def test_what_is_left_out_is_said_beside_a_comparison(tmp_path: Path, caplog: py
     first["nll@0002048"][0][1] = 2**63
     file.write_text("".join(json.dumps(sample) + "\n" for sample in (first, *others)))
     compare(*folders)
-    assert f"{file}: samples at 2K do not give their results file's numbers and were left out" in caplog.text
+    assert f"{file}: samples at 2K do not add up to the results file's numbers and were left out" in caplog.text
 
 
 def test_a_better_checkpoint_and_the_same_results_are_not_worse(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_too_few_documents_give_differences_without_intervals_or_verdicts(tmp_pa
     comparison = compare(*folders)
     assert [number.estimate for number in comparison.lengths[:-1]] == pytest.approx([0.4] * 9, abs=0.06)
     assert all(math.isnan(number.low) for number in comparison.lengths)
-    assert (comparison.judged, comparison.worse) == (False, False)
+    assert (comparison.can_be_judged, comparison.worse) == (False, False)
     text = comparison.text()
     assert f"{documents} document{'s' if documents > 1 else ''};" in text
     assert "no intervals and no verdicts: they take 20 documents" in text

@@ -162,7 +162,9 @@ def test_the_table_holds_every_measured_number_once(report: Path) -> None:
     assert (nll["value"] < nll["ci95_high"]).all()
 
 
-@pytest.mark.parametrize(("place", "words"), [(".", "Expected result files of lm-eval"), ("nowhere", "does not exist")])
+@pytest.mark.parametrize(
+    ("place", "words"), [(".", "There are no result files of lm-eval"), ("nowhere", "does not exist")]
+)
 def test_a_folder_without_results_is_one_clear_sentence(tmp_path: Path, place: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
         build_report([tmp_path / place], tmp_path / "report")

@@ -225,7 +225,7 @@ def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_
     (paper / "tables.tex").write_text("mine")
     with pytest.raises(UserError, match=r"tables\.tex"):
         build_report(*again, image_formats=(), paper=paper)
-    with pytest.raises(UserError, match="another folder for the paper"):
+    with pytest.raises(UserError, match="Page and paper cannot share the folder"):
         build_report(*again, image_formats=(), paper=tmp_path / "report")
 
 

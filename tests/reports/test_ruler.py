@@ -197,7 +197,7 @@ def test_how_often_thinking_was_cut_is_a_table_with_intervals_and_a_note(task, t
     table = summary[summary.index("Answers before which the model's thinking had to be cut") :]
     assert "20.0% [12.0%, 31.3%]" in table.replace("\\", "").split("\n\n")[1]
     assert "## Notes" in summary
-    assert "the model's thinking was cut before 66 of 165 answers (its first process's)." in summary
+    assert "the model's thinking was cut before 66 of 165 answers (on rank 0)." in summary
     assert "ended its text without ending its thinking before 2 of 165 answers" in summary
     assert "the budget of tokens cut 3 of 165 answers (" in summary
     assert "thinking\\_cut" not in summary

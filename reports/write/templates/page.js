@@ -19,7 +19,7 @@
     ]));
   };
 
-  // as figures/lengths.py does for still pictures: every row holds its place on every axis
+  // like on_axis in figures/lengths.py for image files: each row holds its place on every axis
   const onAxis = (value, channel) => {
     if (Array.isArray(value)) return value.map((item) => onAxis(item, channel));
     if (value === null || typeof value !== "object") return value;
@@ -72,12 +72,12 @@
     return (spec.datasets?.ends ?? []).map((end) => {
       const free = Math.min(0.95, Math.log(high / end.label_x) / Math.log(high / low));
       const beyond = Math.min(260, pen.measureText(end.setting).width) + 22 - free * width;
-      // Vega makes room for what is beyond the plot, but a narrower plot leaves less free
+      // Vega adds padding for names beyond the plot, and the plot becomes narrower, so that more of each name is beyond it
       return { beyond, padding: (free * (beyond + 64)) / (1 - free * free) };
     });
   };
 
-  // as figures/labels.py does for still pictures: a label apart, names that collide around their mean height
+  // like spread in figures/labels.py for image files: names at least a label apart, colliding ones around their mean
   const apart = (ends, scale, height) => {
     const groups = [];
     for (const end of ends.filter((one) => !hidden.has(one.setting)).sort((a, b) => scale(a.y) - scale(b.y))) {
@@ -102,7 +102,7 @@
   const placeNames = async (view, spec) => {
     const ends = spec.datasets?.ends;
     if (ends && spec.layer.some((layer) => layer.data?.name === "ends")) {
-      // Vega marks the rows it has read as known, so they are given anew as copies without its marks
+      // Vega tags the rows that it has read and would ignore them: pass copies without its tags
       await view.data("ends", apart(structuredClone(ends), view.scale("y"), view.height())).runAsync();
     }
   };
@@ -166,7 +166,7 @@
     for (const input of switches) {
       input.addEventListener("change", () => {
         choose(input.value);
-        // a section without this choice stays at its own
+        // a section without this choice keeps its current one
         for (const other of switches) if (other.value === input.value) other.checked = true;
         drawAll();
       });

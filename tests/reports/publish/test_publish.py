@@ -114,8 +114,8 @@ def test_every_length_of_every_model_is_an_entry_with_the_tables_number(results:
     ("datasets", "said"),
     [
         *(({TASK: text}, "owner/name") for text in ("no-owner", "a/b/c")),
-        ({"sb_stdlib": "a/b"}, "name of a task"),
-        ({}, rf"found none \({TASK}\): name one with --hub-dataset"),
+        ({"sb_stdlib": "a/b"}, "no task 'sb_stdlib'"),
+        ({}, rf"\({TASK}\): name one with --hub-dataset"),
     ],
 )
 def test_a_wrong_data_set_is_refused(results: Results, tmp_path: Path, datasets: dict[str, str], said: str) -> None:
@@ -135,7 +135,7 @@ def test_the_data_set_is_read_from_what_the_run_recorded(tmp_path: Path) -> None
 def test_what_lies_in_the_way_is_kept(results: Results, tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="new or empty folder"):
+    with pytest.raises(UserError, match="is not empty"):
         write_hub_results(results, tmp_path / "hub", datasets={TASK: "a/b"})
     write_hub_results(results, tmp_path / "hub", datasets={TASK: "a/b"}, replace=True)
     (aside,) = tmp_path.glob("hub.old-*")

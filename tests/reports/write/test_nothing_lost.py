@@ -50,7 +50,7 @@ def test_a_user_s_file_of_a_report_s_name_is_named_and_stays(results: Path, writ
         mine = tmp_path / str(number) / name
         mine.parent.mkdir(parents=True)
         mine.write_text("<html>mine</html>")
-        with pytest.raises(UserError, match=f"found {mine}, which no report wrote"):
+        with pytest.raises(UserError, match=f"{mine} is in the way; no report wrote it"):
             build_report([results], tmp_path / str(number), image_formats=("svg",))
         assert [path for path in (tmp_path / str(number)).rglob("*") if path.is_file()] == [mine]
         assert mine.read_text() == "<html>mine</html>"
@@ -59,7 +59,7 @@ def test_a_user_s_file_of_a_report_s_name_is_named_and_stays(results: Path, writ
 @pytest.mark.parametrize("name", ["figures", "latex"])
 def test_a_file_in_place_of_a_folder_is_named_before_writing(results: Path, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
-    with unchanged(tmp_path), pytest.raises(UserError, match=f"found {tmp_path / name}, which no report wrote"):
+    with unchanged(tmp_path), pytest.raises(UserError, match=f"{tmp_path / name} is in the way; no report wrote it"):
         build_report([results], tmp_path, image_formats=("svg",))
     build_report([results], tmp_path, image_formats=("svg",), replace=True)
     (aside,) = tmp_path.glob(f"{name}.old-*")
@@ -74,7 +74,7 @@ def test_a_page_s_name_taken_by_something_else_is_named(results: Path, kind: str
         page.mkdir()
     else:
         page.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="which no report wrote"):
+    with pytest.raises(UserError, match="no report wrote it"):
         report(results, tmp_path / "out")
     assert page.is_dir() or page.is_symlink()
 
@@ -83,7 +83,7 @@ def test_a_page_s_name_taken_by_something_else_is_named(results: Path, kind: str
 def test_a_manifest_of_no_report_is_neither_waited_for_nor_read(results: Path, kind: str, tmp_path: Path) -> None:
     manifest = tmp_path / MANIFEST
     os.mkfifo(manifest) if kind == "a pipe" else manifest.write_text(f"{'0' * 64}  index.html\n" * 2**18)
-    with pytest.raises(UserError, match=f"found {manifest}, which no report wrote"):
+    with pytest.raises(UserError, match=f"{manifest} is in the way; no report wrote it"):
         check_output_folder(tmp_path)
     report(results, tmp_path, replace=True)
     assert [path.name.partition(".old-")[0] for path in tmp_path.glob("*.old-*")] == [MANIFEST]
@@ -148,7 +148,10 @@ def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside
 ) -> None:
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with unchanged(tmp_path), pytest.raises(UserError, match=f"{name}, which no report wrote, or which was changed"):
+    with (
+        unchanged(tmp_path),
+        pytest.raises(UserError, match=f"{name} is in the way; no report wrote it, or it was changed"),
+    ):
         report(results, tmp_path, title="The second")
     report(results, tmp_path, replace=True)
     (aside,) = tmp_path.rglob("*.old-*")
