@@ -1,15 +1,25 @@
 """lm-eval's side of a task: YAML files and the classes they name.
 
-- `base`: what do all tasks have in common?
-- `packaged`: which tasks are there, of what kind, and which models can answer them?
-- `asked`: what does a task's YAML say of its options and corpus, and what of a run can be refused before torch loads?
-- `metadata`: what may a user choose with `--metadata`?
-- `lengths`: which context lengths does a task score?
-- `tokens`: which tokenizer does the model have, and how many tokens has a text?
-- `draws`: how does a name alone decide what is random?
+- `base`: the base class of all tasks
+- `packaged`: finds packaged tasks and groups in their YAML files, and checks that a model can answer a task's requests
+- `user_options`: reads and checks the options of a run's tasks before torch is imported
+- `metadata`: the option classes that all tasks share, and the reader of `--metadata`
+- `lengths`: chooses the context lengths that a task scores
+- `tokens`: loads the model's tokenizer and counts tokens
+- `draws`: random draws that are seeded by names
 - `perplexity`: NLL of real text at each context length
-- `recall`: recall probes scored by one forward pass, and attention spans
+- `recall`: recall probes that one forward pass scores, and attention spans
 - `ruler`: RULER's tasks
 
 `paper/` holds the groups of the paper's tables.
+
+Decisions that hold for all tasks:
+
+- Tasks make their documents themselves. lm-eval's `ConfigurableTask` downloads a data set and formats prompts from it;
+  `BaseTask` does neither. A task reads its options, plans its documents, and builds its own requests.
+- One lm-eval document carries every context length: it is a block of text (or a sample) at the longest length, with
+  requests for all lengths. `--limit N` therefore selects the same N documents at each length, and differences between
+  lengths are paired.
+- The options of each family live in an `options.py` that imports neither torch nor lm-eval, so that `sbeval run --help`
+  can list them quickly and every option is checked before a model is loaded.
 """

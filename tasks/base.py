@@ -1,4 +1,4 @@
-"""The base of all tasks of this project, which make their documents and requests themselves."""
+"""The base class of all tasks: they create their documents and requests themselves, without lm-eval's prompting."""
 
 import functools
 import itertools
@@ -16,19 +16,22 @@ from sbeval.scoring.requests import TARGET_LOGPROBS, TargetSequence, keep_sequen
 from sbeval.tasks.metadata import TaskOptions
 
 Numbered = Sequence[tuple[int, dict[str, Any]]]
+"""Documents with the numbers (`doc_id`) that lm-eval gives them."""
 
 
 class BaseTask(ConfigurableTask):  # type: ignore[misc]
-    """A task whose YAML names its class and its options, and whose documents lm-eval neither loads nor prompts.
+    """A task whose YAML names its class and its options, and which builds documents and requests without lm-eval.
 
     lm-eval's constructor calls `download`, in which a subclass reads its options and calls `keep_documents` and
-    `keep_record`. lm-eval accepts no output type but its own four, so one is named; the requests carry their own.
+    `keep_record`. lm-eval accepts only its own four output types in a configuration, so `fixed` names one of them; each
+    request carries its real type.
 
     Attributes:
-        options_class: what a user may change with `--metadata`.
-        task_record: facts of this run, set by `keep_record`; written as JSON by `dump_config`.
-        reads_null: a metric without an answer is NaN here, and those of other lengths stay what they are.
-        fixed: configuration that no YAML changes.
+        options_class: the options that a user may set with `--metadata`.
+        task_record: facts about this run, set by `keep_record`; `dump_config` writes them as JSON.
+        reads_null: whether the task accepts NaN for a request whose logits were not finite. The metrics of that length
+            are then NaN, and those of other lengths are not affected.
+        fixed: configuration that overrides the YAML.
     """
 
     VERSION = 1
@@ -38,15 +41,15 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     fixed: ClassVar[Mapping[str, Any]] = {"output_type": "loglikelihood_rolling", "num_fewshot": 0}
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        given = {key: value for key, value in dict(config or {}).items() if key != "class"}
-        super().__init__(config={"metadata": {}, **given, "metric_list": [], "test_split": "test", **self.fixed})
+        settings = {key: value for key, value in dict(config or {}).items() if key != "class"}
+        super().__init__(config={"metadata": {}, **settings, "metric_list": [], "test_split": "test", **self.fixed})
 
     @classmethod
     def read_options(cls, task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> TaskOptions:
-        """Returns the options of a task from the metadata in its YAML and, on top, the user's.
+        """Reads the options of a task from the metadata in its YAML, which the user's `metadata` override.
 
         Raises:
-            UserError: an option cannot be.
+            UserError: an option has an impossible value.
         """
         known = cls.options_class.model_fields
         return cls.options_class.of_task(
@@ -55,21 +58,24 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the text that samples are made of, which is then cached, and returns its name, hash and source.
+        """Loads the text that samples are made of into the cache, and returns its name, hash and source.
 
-        All are None where text is generated, or where the task loads it with the tokenizer.
+        All three are None where the text is generated, or where the task needs the tokenizer to load it.
 
         Raises:
-            UserError: it cannot be loaded.
+            UserError: the text cannot be loaded.
         """
         return None, None, None
 
     def keep_documents(self, documents: Iterable[Mapping[str, Any]]) -> None:
-        """Sets what lm-eval counts, limits and logs."""
+        """Sets the documents that lm-eval counts, limits and logs."""
         self.dataset = {"test": datasets.Dataset.from_list([dict(document) for document in documents])}
 
     def keep_record(self, record: TaskRecord, tokenizer: Any) -> None:
-        """Keeps the facts of this run for the results file, and a tokenizer's name in place of the object."""
+        """Stores the facts about this run for the results file.
+
+        A tokenizer object in the metadata is replaced by its name, since the metadata are written as JSON.
+        """
         metadata = self.config.metadata
         if tokenizer is not None and not isinstance(metadata.get("tokenizer", ""), str):
             metadata["tokenizer"] = str(tokenizer.name_or_path)
@@ -80,21 +86,27 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         config: dict[str, Any] = dict(super().dump_config())
         return {**config, "metadata": {**config["metadata"], "sbeval": self.task_record.to_json()}}
 
-    def chosen_samples(self, given: Mapping[str, Any]) -> Numbered:
-        """Returns number and document of the samples that this process runs, at least one, as lm-eval selects them.
+    def chosen_samples(self, arguments: Mapping[str, Any]) -> Numbered:
+        """Returns the number and document of each sample that lm-eval selects for this rank, at least one.
 
-        `given` are the arguments of `build_all_requests`.
+        `arguments` are those of `build_all_requests`.
 
         Raises:
-            UserError: there are none.
+            UserError: this rank has no sample.
         """
-        selection = {name: given[name] for name in ("rank", "limit", "world_size", "samples") if name in given}
-        if not (chosen := list(self.doc_iterator(**selection))):
+        selection = {name: arguments[name] for name in ("rank", "limit", "world_size", "samples") if name in arguments}
+        chosen = list(self.doc_iterator(**selection))
+        if not chosen:
             raise UserError(f"{self.config.task} has no sample to run; raise --limit or num_samples.")
         return chosen
 
     def keep_samples(self, chosen: Numbered, samples: Mapping[int, dict[str, Any]], count: int) -> Numbered:
-        """Sets all `count` documents once samples are made, by index; those of other processes stay empty.
+        """Replaces the `count` documents by the samples of this rank; documents of other ranks get empty fields.
+
+        Args:
+            chosen: number and document of each sample of this rank.
+            samples: the finished samples by index.
+            count: number of all documents.
 
         Returns:
             Number and sample of the chosen documents.
@@ -106,13 +118,17 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     def target_requests(
         self, documents: Numbered, sequences: Sequence[TargetSequence], answer_tokens: Sequence[Sequence[int]] = ()
     ) -> list[Instance]:
-        """Returns a request for each sequence, document by document; answers are told apart by their tokens."""
+        """Returns one request for each sequence; every document owns equally many consecutive sequences.
+
+        `answer_tokens` are the token counts of each sequence's answers. A model that reports only sums of
+        log-probabilities needs them to score the answers of a sequence separately.
+        """
         requests = keep_sequences(sequences)
-        each = len(requests) // len(documents)
+        per_document = len(requests) // len(documents)
         instances = [
             Instance(TARGET_LOGPROBS, document, request, place, metadata=(self.config.task, number, 1))
             for index, (number, document) in enumerate(documents)
-            for place, request in enumerate(requests[index * each : (index + 1) * each])
+            for place, request in enumerate(requests[index * per_document : (index + 1) * per_document])
         ]
         for instance, tokens in zip(instances, answer_tokens or [()] * len(instances), strict=True):
             instance.cuts = functools.partial(itertools.accumulate, tokens)
@@ -120,32 +136,32 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
 
     @property
     def records_null(self) -> bool:
-        """Whether the user asked for NaN where the model's logits are no numbers, in the model's arguments."""
+        """Whether the model's arguments hold `non_finite=null`: non-finite logits then give NaN instead of an error."""
         return bool(self.config.metadata.get("non_finite") == "null")
 
     def means(self) -> dict[str, bool]:
-        """Returns the keys of the metrics that are means over samples, and whether more is better."""
+        """Returns the metrics that are means over samples: whether higher is better, by metric key."""
         return {}
 
     def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
-        """Returns the mean of every metric, for which lm-eval knows the standard error."""
+        """Returns lm-eval's `mean` for every metric; lm-eval computes standard errors only for its own functions."""
         return dict.fromkeys(self.means(), mean)
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Returns which way is better."""
+        """Returns whether higher is better, by metric key."""
         return self.means()
 
     def fewshot_docs(self) -> None:
-        """There are no examples."""
+        """Returns None: these tasks have no few-shot examples."""
 
     def fewshot_context(self, *args: Any, **kwargs: Any) -> str:
-        """Returns nothing: no chat template or system prompt applies to text that travels as tokens."""
+        """Returns an empty string: requests carry tokens, to which no chat template or system prompt applies."""
         return ""
 
     def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> str:
-        """Returns nothing: texts travel in requests, not in documents."""
+        """Returns an empty string: the text is in the requests, not in the documents."""
         return ""
 
     def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> str | list[str]:
-        """Returns nothing: requests name what is scored."""
+        """Returns an empty string: the requests name the scored tokens."""
         return ""

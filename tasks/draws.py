@@ -1,8 +1,8 @@
-"""Randomness that depends on names alone, and the keys and values of needles drawn with it.
+"""Random draws that are seeded by names, and the random keys and values of needles.
 
-Every draw is seeded by the text of what it is for, such as ("sb_niah_single_1", 42, 7, "needles"), so it never depends
-on other tasks, lengths, samples, processes or the order in which things are built. Bulk draws use raw PCG64 words or
-hashed numbers, which stay the same between versions of numpy.
+The seed of a draw is the hash of its name, such as ("sb_niah_single_1", 42, 7, "needles"): task, seed, sample and
+purpose. A draw therefore never depends on other tasks, lengths, samples or processes, nor on the order in which samples
+are built. Bulk draws use raw PCG64 words or hashed numbers, which do not change between versions of numpy.
 """
 
 import functools
@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 
 
 def seeded_random(*name: object) -> random.Random:
-    """Returns a generator seeded by a name."""
+    """Returns a random generator that is seeded by a name."""
     return random.Random(seed_of(*name))
 
 
 def seeded_order(count: int, *name: object) -> NDArray[np.int64]:
     """Returns a random permutation of 0 ... count - 1, int64 [count].
 
-    Numbers are sorted by 16 random bits, which numpy does in linear time; the few equal ones keep their order.
+    The numbers are sorted by 16 random bits each, which numpy does in linear time. Numbers with equal bits keep their
+    ascending order.
     """
     bits = (np.random.PCG64(seed_of(*name)).random_raw(count) >> np.uint64(48)).astype(np.uint16)
     return np.argsort(bits, kind="stable")
@@ -35,8 +36,8 @@ def seeded_order(count: int, *name: object) -> NDArray[np.int64]:
 def seeded_ranks(numbers: NDArray[np.int64], *name: object) -> NDArray[np.uint64]:
     """Hashes each number to a uniform 64-bit word, uint64 of the same shape.
 
-    Sorting items by the ranks of their numbers is a shuffle in which a subset keeps its order. The hash is the
-    finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+    Sorting items by the hashes of their numbers shuffles them, and any subset of the items comes in the same relative
+    order. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
     """
     start = np.uint64(seed_of(*name) & (2**64 - 1))
     with np.errstate(over="ignore"):
@@ -47,7 +48,7 @@ def seeded_ranks(numbers: NDArray[np.int64], *name: object) -> NDArray[np.uint64
 
 
 def seed_of(*name: object) -> int:
-    """Returns 128 bits that a name alone decides."""
+    """Returns a 128-bit seed: the first bytes of the SHA-256 of a name."""
     return int.from_bytes(hashlib.sha256("\x1f".join(str(item) for item in name).encode()).digest()[:16], "big")
 
 
@@ -59,7 +60,7 @@ _DIGITS = 7
 @functools.cache
 def word_lists() -> tuple[list[str], list[str], list[str]]:
     """Returns wonderwords' nouns, adjectives and verbs, each sorted."""
-    from wonderwords import RandomWord  # reads its lists, which options are checked without
+    from wonderwords import RandomWord  # imported late: it reads its word lists, which checking options does not need
 
     words = RandomWord()
     nouns, adjectives, verbs = (words.filter(include_categories=[kind]) for kind in ("noun", "adjective", "verb"))
@@ -68,7 +69,7 @@ def word_lists() -> tuple[list[str], list[str], list[str]]:
 
 @functools.cache
 def short_nouns() -> list[str]:
-    """Returns the nouns of 4 to 9 small letters."""
+    """Returns wonderwords' nouns that consist of 4 to 9 lower-case letters."""
     nouns, _, _ = word_lists()
     return [noun for noun in nouns if 4 <= len(noun) <= 9 and set(noun) <= set(string.ascii_lowercase)]
 
@@ -98,7 +99,7 @@ def distinct(count: int, draw_text: Callable[[], str], taken: Container[str] = (
 
 
 def log_count(kind: NeedleType) -> float:
-    """Returns the logarithm of how many keys or values of a kind there are: the NLL of a guess, in nats."""
+    """Returns the natural logarithm of the number of possible keys or values of a kind: the NLL of a random guess."""
     if kind == "words":
         nouns, adjectives, _ = word_lists()
         return math.log(len(nouns) * len(adjectives))

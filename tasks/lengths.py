@@ -1,4 +1,4 @@
-"""Which context lengths a task scores: those asked for, or the defaults that text and model can take."""
+"""Chooses the context lengths that a task scores: the requested ones, or the defaults that text and model allow."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 
 class Limit(NamedTuple):
-    """A longest context length in tokens, what sets it ("the text has 4,000 tokens"), and what a user can do."""
+    """A largest context length in tokens, its reason ("the text has 4,000 tokens"), and what a user can do about it."""
 
     tokens: int
     because: str
@@ -23,7 +23,10 @@ Limits = Sequence[Limit]
 
 
 class SettledLengths(NamedTuple):
-    """Context lengths of a run in tokens, ascending; default ones that were left out, and why, None where none were."""
+    """The context lengths of a run in tokens, ascending; the dropped default lengths, and the reason for dropping them.
+
+    `reason` is None where no default length was dropped.
+    """
 
     scored: tuple[int, ...]
     dropped: tuple[int, ...] = ()
@@ -31,60 +34,79 @@ class SettledLengths(NamedTuple):
 
 
 def settle_lengths(
-    task: str, asked: Sequence[int] | None, defaults: tuple[int, ...], *, hard: Limits, by_default: Limits = ()
+    task: str, requested: Sequence[int] | None, defaults: tuple[int, ...], *, hard: Limits, by_default: Limits = ()
 ) -> SettledLengths:
-    """Refuses lengths that were asked for and do not fit; else takes the default lengths that do.
+    """Returns the requested context lengths, or the default lengths that fit where none were requested.
 
-    No length may exceed a hard limit; default lengths stay within the others too, which may be exceeded on request.
+    Args:
+        task: its name, for errors.
+        requested: the user's `context_lengths` in tokens, ascending.
+        defaults: the task's default lengths in tokens, ascending.
+        hard: limits that no length may exceed.
+        by_default: limits that only default lengths must respect; a user may request longer ones.
+
+    Raises:
+        UserError: a requested length exceeds a hard limit, or not even the shortest default length fits.
     """
-    if asked is not None:
+    if requested is not None:
         for limit in hard:
-            if asked[-1] > limit.tokens:
-                expected = f"{task}: expected room for a context length of {asked[-1]} tokens"
-                raise UserError(f"{expected}, found room for {limit.tokens}, since {limit.because}: {limit.remedy}.")
-        return SettledLengths(scored=tuple(asked))
+            if requested[-1] > limit.tokens:
+                raise UserError(
+                    f"{task} cannot use a context length of {requested[-1]} tokens, only up to {limit.tokens}, because "
+                    f"{limit.because}: {limit.remedy}."
+                )
+        return SettledLengths(scored=tuple(requested))
     limits = [*hard, *by_default]
-    least = min(limits, key=lambda limit: limit.tokens, default=None)
-    if least is None or defaults[-1] <= least.tokens:
+    tightest = min(limits, key=lambda limit: limit.tokens, default=None)
+    if tightest is None or defaults[-1] <= tightest.tokens:
         return SettledLengths(scored=defaults)
-    if defaults[0] > least.tokens:
+    if defaults[0] > tightest.tokens:
         raise UserError(
-            f"{task}: expected room for the shortest default context length, {defaults[0]} tokens, found room "
-            f"for {least.tokens}, since {least.because}: {least.remedy}, or set shorter lengths with "
+            f"{task} cannot use its shortest default context length, {defaults[0]} tokens, only up to "
+            f"{tightest.tokens}, because {tightest.because}: {tightest.remedy}, or set shorter lengths with "
             "--metadata '{\"context_lengths\": [...]}'."
         )
-    scored = tuple(length for length in defaults if length <= least.tokens)
-    dropped = tuple(length for length in defaults if length > least.tokens)
-    reason = least.because if least in hard else f"{least.because}; context_lengths asks for them all the same"
+    scored = tuple(length for length in defaults if length <= tightest.tokens)
+    dropped = tuple(length for length in defaults if length > tightest.tokens)
+    reason = tightest.because
+    if tightest not in hard:
+        reason += "; list them in context_lengths to score them anyway"
     return SettledLengths(scored=scored, dropped=dropped, reason=reason)
 
 
 def text_limit(corpus: TokenizedCorpus, context: str, *, targets: int) -> Limit:
-    """Returns how long a context the joined text, or the longest document, can fill beside `targets` more tokens."""
+    """Returns the longest context that the text can fill beside `targets` further tokens.
+
+    With `context` "stream" the text is all documents joined, otherwise it is the longest document.
+    """
     if context == "stream":
         longest = corpus.total_tokens
         because = f"the whole text has {corpus.total_tokens} tokens"
-        remedy = "ask for shorter context_lengths or give a longer text"
+        remedy = "set shorter context_lengths or give a longer text"
     else:
         longest = int(corpus.document_tokens.max(initial=0))
         beside = f", {targets} of them targets" if targets else ""
         because = f"the longest document has {longest} tokens{beside}"
-        remedy = 'ask for shorter context_lengths, give longer documents, or set "context": "stream"'
+        remedy = 'set shorter context_lengths, give longer documents, or set "context": "stream"'
     return Limit(max(longest - targets, 0), because, remedy)
 
 
 def interval_limits(room: NDArray[np.int64], *, shortest: int) -> list[Limit]:
-    """Returns the length for which just enough documents for an interval have room; nothing if below the shortest."""
+    """Returns the longest length for which enough documents for a confidence interval have room.
+
+    `room` holds the largest context of each document in tokens, int64 [documents]. The list is empty where that length
+    is below the `shortest` default length.
+    """
     enough = int(np.sort(room)[-MINIMUM_CLUSTERS]) if len(room) >= MINIMUM_CLUSTERS else 0
-    because = f"fewer than {MINIMUM_CLUSTERS} documents are as long, too few for an interval"
+    because = f"fewer than {MINIMUM_CLUSTERS} documents are that long, too few for a confidence interval"
     return [Limit(enough, because, "give more long documents")] if enough >= shortest else []
 
 
 def model_limits(max_length: int | None, learned_positions: int | None) -> list[Limit]:
-    """Returns what the model sets: `max_length` of its arguments, and its learned positions."""
-    shorter = "ask for shorter context_lengths"
+    """Returns the limits that the model sets: `max_length` in its arguments, and its learned position embeddings."""
+    shorter = "set shorter context_lengths"
     limits = [
         (max_length, f"the model was given max_length={max_length}", f"raise max_length in --model_args, or {shorter}"),
-        (learned_positions, f"the model has {learned_positions} learned positions", shorter),
+        (learned_positions, f"the model has {learned_positions} learned position embeddings", shorter),
     ]
     return [Limit(tokens, because, remedy) for tokens, because, remedy in limits if tokens is not None]

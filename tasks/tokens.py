@@ -1,7 +1,8 @@
-"""Counting tokens: whole prompts exactly, and pieces of prompts once.
+"""Loads the model's tokenizer, and counts the tokens of whole prompts and of their pieces.
 
-In most tokenizers the counts of pieces add up where a pre-tokenizer splits anyway, for instance after a line break. So
-pieces are counted once and sums are used as estimates, which `fit` then checks against whole prompts.
+With most tokenizers the token counts of pieces add up where the pre-tokenizer splits anyway, for instance after a line
+break. Each piece is therefore tokenised once, and sums of counts estimate the length of a prompt.
+`tasks/ruler/sizes.py` checks such estimates against whole prompts.
 """
 
 import functools
@@ -25,7 +26,7 @@ LINES = ("a.\n", "A")
 LINE_START = ("a.\n", " a")
 WORDS = ("a", " a")
 TAIL_CHARACTERS = 400
-"""So much of a text's end decides how what comes behind it is tokenised."""
+"""Only this many characters at the end of a text can influence how the following text is tokenised."""
 
 TOKENIZER_KEYS = ("tokenizer", "tokenizer_path", "pretrained", "model")
 _LOADING_KEYS = ("revision", "subfolder", "trust_remote_code", "add_bos_token")
@@ -35,8 +36,8 @@ class TokenCounter:
     """Counts tokens with one Hugging Face tokenizer, fast or slow, in batches over all cores.
 
     Attributes:
-        special_tokens: whether the model's adapter lets the tokenizer add its own tokens, such as BOS.
-        keeps_suffix: whether the adapter keeps what the tokenizer adds behind a text, such as EOS.
+        special_tokens: whether the model adapter lets the tokenizer add special tokens, such as BOS.
+        keeps_suffix: whether the adapter keeps the special tokens that the tokenizer adds behind a text, such as EOS.
     """
 
     def __init__(self, tokenizer: Any, *, special_tokens: bool = True, keeps_suffix: bool = False) -> None:
@@ -53,12 +54,15 @@ class TokenCounter:
 
     @functools.cached_property
     def dropped(self) -> AddedTokens:
-        """What the tokenizer adds and the adapter drops: the suffix alone."""
+        """The special tokens that the tokenizer adds and the adapter drops; only a suffix can be dropped."""
         drops = self.special_tokens and not self.keeps_suffix
         return added_tokens(self.tokenizer)._replace(prefix=()) if drops else AddedTokens()
 
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
-        """Tokenises texts; with `special_tokens`, as the adapter does (not where a text starts with BOS already)."""
+        """Tokenises texts; with `special_tokens`, adds special tokens as the adapter does.
+
+        The adapter adds none to a text that already begins with BOS.
+        """
         encoded = self._encoded(texts, special_tokens)
         tokens = [(text if self._backend is None else text.ids, adds) for text, adds in encoded]
         return [self.dropped.without_suffix(ids) if adds else ids for ids, adds in tokens]
@@ -80,9 +84,9 @@ class TokenCounter:
         return self._lengths(texts, special_tokens=True)
 
     def count_pieces(self, pieces: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
-        """Returns the token counts that pieces add inside a text, int64 [pieces]; each distinct piece is counted once.
+        """Returns how many tokens each piece adds inside a text, int64 [pieces]; each distinct piece is counted once.
 
-        Pieces stand between two texts, so that what a tokenizer does at the ends of a text is not counted.
+        Every piece is tokenised between the two texts of `between`, so that effects at the ends of a text do not count.
         """
         listed = list(pieces)
         known = self._pieces.setdefault(between, {})
@@ -93,7 +97,7 @@ class TokenCounter:
         return np.array([known[piece] for piece in listed], dtype=np.int64)
 
     def count_starts(self, starts: Iterable[str], after: str) -> NDArray[np.int64]:
-        """Returns the token counts of beginnings of prompts, BOS included, where `after` follows, int64 [starts]."""
+        """Returns the token counts of the starts of prompts when `after` follows them, BOS included, int64 [starts]."""
         distinct = list(dict.fromkeys(starts := list(starts)))
         extra = int(self.count_pieces([after], ("a.\n", ""))[0])
         counts = self._lengths([start + after for start in distinct], special_tokens=True) - extra
@@ -101,9 +105,9 @@ class TokenCounter:
         return np.array([by_start[start] for start in starts], dtype=np.int64)
 
     def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
-        """Counts many pieces as `count_pieces` does, and keeps the counts on disk, int64 [pieces]."""
+        """Counts many pieces as `count_pieces` does and caches the counts on disk, int64 [pieces]."""
         digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
-        return kept_counts(digest, lambda: self.count_pieces(pieces, between))
+        return cached_counts(digest, lambda: self.count_pieces(pieces, between))
 
     def _lengths(self, texts: Sequence[str], *, special_tokens: bool) -> NDArray[np.int64]:
         dropped = len(self.dropped.suffix) if special_tokens else 0
@@ -112,20 +116,20 @@ class TokenCounter:
 
     @panics_as_errors(ENCODING)
     def _encoded(self, texts: Sequence[str], special_tokens: bool) -> list[tuple[Any, bool]]:
-        """Returns each text's tokens, and whether special tokens were added to it.
+        """Returns the tokens of each text, and whether special tokens were added to it.
 
-        A fast tokenizer's are an `Encoding`, whose length needs no list of tokens.
+        A fast tokenizer returns `Encoding` objects; their length is known without converting them to lists.
         """
         may_add = special_tokens and self.special_tokens
         adds = [may_add and not text.startswith(self._beginnings) for text in texts]
         encoded: dict[int, Any] = {}
         for add in dict.fromkeys(adds):
             places = [place for place, added in enumerate(adds) if added is add]
-            alike = [texts[place] for place in places]
+            batch = [texts[place] for place in places]
             if self._backend is None:
-                tokens = [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in alike]
+                tokens = [self.tokenizer(text, add_special_tokens=add)["input_ids"] for text in batch]
             else:
-                tokens = self._plain_backend().encode_batch_fast(alike, add_special_tokens=add)
+                tokens = self._plain_backend().encode_batch_fast(batch, add_special_tokens=add)
             encoded.update(zip(places, tokens, strict=True))
         return [(encoded[place], add) for place, add in enumerate(adds)]
 
@@ -139,8 +143,11 @@ class TokenCounter:
         return self._backend
 
 
-def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Returns the counts kept on disk under a hash, int64; makes and keeps them where there are none."""
+def cached_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Returns the token counts that are cached on disk under a hash, int64; calls `count` where there are none.
+
+    `digest` must cover everything that the counts depend on.
+    """
     path = cache_folder("ruler") / f"ruler1-counts-{digest[:32]}.arrow"
     if (table := read_table(path)) is not None:
         return np.asarray(table.column("tokens"), dtype=np.int64)
@@ -150,10 +157,10 @@ def kept_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[
 
 
 def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
-    """Returns what counts tokens for the model that lm-eval runs.
+    """Returns a counter with the tokenizer of the model that lm-eval runs.
 
     Raises:
-        UserError: no tokenizer is named, or it cannot be loaded, or it does not tokenise.
+        UserError: no tokenizer is named, it cannot be loaded, or it turns text into no tokens.
     """
     bos = metadata.get("add_bos_token")
     counter = TokenCounter(
@@ -162,24 +169,26 @@ def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
         keeps_suffix=metadata.get("template_suffix") == "keep",
     )
     if not len(counter.encode(["The quick brown fox."], special_tokens=False)[0]):
-        raise UserError(f"The tokenizer of {task} turns text into no tokens; give one that fits the model.")
+        raise UserError(f"{task}: the tokenizer turns text into no tokens: name the model's tokenizer.")
     return counter
 
 
 def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
-    """Returns the tokenizer of the model that lm-eval runs, named by its model arguments or `--metadata`.
+    """Returns the tokenizer of the model that lm-eval runs, as the model's arguments or `--metadata` name it.
 
     Raises:
-        UserError: none is named, or it cannot be loaded.
+        UserError: no tokenizer is named, or it cannot be loaded.
     """
     source = next((value for key in TOKENIZER_KEYS if (value := metadata.get(key))), None)
     if source is None:
-        remedy = "give the model with --model_args pretrained=..., or the tokenizer as a key of --metadata"
-        raise UserError(f"{task}: expected the model's tokenizer, found none: {remedy}.")
+        raise UserError(
+            f"{task} needs the model's tokenizer and none is named: name the model with --model_args pretrained=..., "
+            "or the tokenizer with the key tokenizer in --metadata."
+        )
     if not isinstance(source, str):
         return source
     options = {key: metadata[key] for key in _LOADING_KEYS if metadata.get(key) is not None}
-    if "subfolder" in options:  # lm-eval reads that of a step as a number
+    if "subfolder" in options:  # lm-eval parses a subfolder such as 1000 (a training step) as a number
         options["subfolder"] = str(options["subfolder"])
     try:
         return _load_once(_tokenizer_content(source, options.get("revision")), source, **options)
@@ -188,7 +197,7 @@ def model_tokenizer(metadata: Mapping[str, Any], task: str) -> Any:
 
 
 def _tokenizer_content(source: str, revision: str | None) -> Hashable:
-    """Returns a key that changes with a folder's files beside its weights, or with the commit behind a hub id."""
+    """Returns a cache key that changes with a local folder's files (except weights) or with a hub id's commit."""
     return content_of(source, without=WEIGHTS) or hub_commit(source, "models", revision)
 
 

@@ -113,12 +113,12 @@ def test_every_process_of_a_sharded_model_has_the_curve() -> None:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "tokenizer": (lambda: callback(every_steps=1, tasks=TASK, tokenizer=None), "a tokenizer, found none"),
     "steps": (lambda: callback(every_steps=0, tasks=TASK), "every_steps"),
-    "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "which is none"),
-    "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "which is none"),
+    "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "'sb_text_fixed'"),
+    "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "'sb_text_fixed'"),
     "model": (lambda: numbers(CHECKPOINT), "a model in memory"),
     "layer": (lambda: numbers(torch.nn.Linear(1, 1)), "of transformers, found Linear"),
     "wrapped": (lambda: numbers(torch.nn.DataParallel(small_nope())), "found DataParallel"),
-    "no task": (lambda: numbers(small_nope(), tasks=[]), "names of tasks"),
+    "no task": (lambda: numbers(small_nope(), tasks=[]), "holds an empty name"),
     "limit": (lambda: callback(every_steps=1, tasks=TASK, limit=0), "limit"),
     "words": (lambda: callback(every_steps=1, tasks=TASK, model_args="dtype=float32"), "dictionary for model_args"),
     "files": (lambda: numbers(small_nope(), model_args={"pretrained": CHECKPOINT}), "found pretrained"),
@@ -220,7 +220,9 @@ def test_a_path_that_no_file_can_have_is_one_sentence(argument: str) -> None:
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_one_sentence(case: str) -> None:
     call, words = REFUSED[case]
-    with pytest.raises(sbeval.UserError, match=f"^(Expected|{TASK}).*{words}.*: .*[.]$"):
+    with pytest.raises(
+        sbeval.UserError, match=f"^(Expected|There is no task|The list of tasks|{TASK}).*{words}.*: .*[.]$"
+    ):
         call()
 
 

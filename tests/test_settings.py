@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
 from sbeval.settings import Counts, Lengths, LocalPath, PathText, Settings, as_counts, read_value
-from sbeval.tasks.asked import options_classes
 from sbeval.tasks.metadata import PERPLEXITY_SEED, SAMPLES_SEED, TaskOptions
+from sbeval.tasks.user_options import options_classes
 
 HOMES = ("sbeval.model_adapters.options", "sbeval.sweep.definition", "sbeval.training.recipe")
 OPTIMIZATION = {"learning_rate": 1, "total_tokens": 640, "batch_tokens": 16, "warmup_steps": 1}

@@ -246,7 +246,7 @@ def test_hf_is_refused_what_only_sb_answers_before_it_loads(wheel_python, tmp_pa
     )
     process = run([wheel_python, "-c", code])
     assert process.returncode == 1
-    assert process.stderr.splitlines()[-1].startswith("Expected the model sb for sb_span")
+    assert process.stderr.splitlines()[-1].startswith("sb_span cannot run with the model hf")
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from sbeval.policy import Rule
 from sbeval.results.schema import FIELDS_OF, fields_of
 from sbeval.settings import Settings, described
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
-from sbeval.tasks.asked import metadata_keys
 from sbeval.tasks.packaged import definitions, is_group
+from sbeval.tasks.user_options import metadata_keys
 
 ROOT = Path(__file__).parents[2]
 _COLUMNS = "100"

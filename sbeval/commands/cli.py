@@ -55,7 +55,11 @@ def run(arguments: _Arguments = None) -> None:
     """Evaluate a model: `lm_eval run` with the model `sb` and the packaged tasks."""
     if not arguments or {"-h", "--help"} & {*arguments}:
         adapter_options = _load("sbeval.model_adapters.options", "AdapterOptions")
-        print(_load("sbeval.harness.run", "help_text")(adapter_options, _load("sbeval.tasks.asked", "metadata_keys")()))
+        print(
+            _load("sbeval.harness.run", "help_text")(
+                adapter_options, _load("sbeval.tasks.user_options", "metadata_keys")()
+            )
+        )
         return
     _load("sbeval.harness.run", "run")(arguments, check_run, find_finished)
 
@@ -234,7 +238,7 @@ def demo(
     A second page, in its subfolder `extension`, shows stored results from before and after context extension.
     """
     if text is not None:
-        _load("sbeval.tasks.asked", "check_options")((), {"data_path": str(text)})
+        _load("sbeval.tasks.user_options", "check_options")((), {"data_path": str(text)})
     for page_folder in () if replace else (output, output / "extension"):
         _load("sbeval.reports", "check_output_folder")(page_folder)
     folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
@@ -287,8 +291,8 @@ def check_run(run: Any) -> bool:
     _load("sbeval.tasks.packaged", "check_model")(run.model, run.tasks)
     if run.model == "sb":
         _load("sbeval.model_adapters.open.arguments", "check_early")(run.model_args, batch_size=run.batch_size)
-    _load("sbeval.tasks.asked", "check_options")(run.tasks, run.metadata)
-    _load("sbeval.tasks.asked", "check_keys")(run.tasks, run.metadata.keys() - run.model_args.keys())
+    _load("sbeval.tasks.user_options", "check_options")(run.tasks, run.metadata)
+    _load("sbeval.tasks.user_options", "check_keys")(run.tasks, run.metadata.keys() - run.model_args.keys())
     return not _load("sbeval.tasks.packaged", "are_all_here")(run.tasks, run.folders)
 
 

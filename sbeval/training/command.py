@@ -195,7 +195,7 @@ def _check_parent_and_text(extension: Extension) -> None:
 
 
 def _print_next_command(checkpoint: Path | None) -> None:
-    if checkpoint is not None:
+    if checkpoint is not None and is_first_process():  # the other ranks may get here before the checkpoint is written
         say_next(evaluation_of_folder(checkpoint))
 
 

@@ -1,7 +1,8 @@
-"""Finds finished results that a run with other context lengths continues; nothing is loaded for it.
+"""Finds finished results that a run with other context lengths continues, before a model is loaded.
 
-Targets of `fixed_target` are chosen by the longest length of a run. A later run with other lengths in the same folder
-would score other targets, and a report never joins the two. Such a run takes the targets of the finished one.
+`fixed_target` chooses its targets by the longest context length of a run. A later run with other lengths in the same
+output folder would score other targets, and a report never joins the two. Such a run takes over the targets of the
+finished run instead.
 """
 
 import json
@@ -20,7 +21,7 @@ from sbeval.hub_names import local_path
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS, LABEL
 from sbeval.results.saving import date_of
-from sbeval.tasks.packaged import named
+from sbeval.tasks.packaged import expand_names
 from sbeval.tasks.perplexity.inputs import load_corpus
 from sbeval.tasks.perplexity.options import MOST_TARGETS, PerplexityOptions
 
@@ -30,22 +31,22 @@ _NO_SETTING = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("trust_remote_code", "context_parallel", "tp_plan"),
 }
-"""Arguments of a model that choose no targets and name no other model, or that are compared by their content."""
+"""Model arguments that do not have to be equal: they do not change the targets, or their files are compared instead."""
 _TEXT = ("data_path", "dataset", "dataset_config", "dataset_split", "text_field", "split")
 _CHOOSING = ("bos", "separator", "blocks_per_document", "context", "seed", "riffled_documents", "piece_tokens")
-"""Options that choose the targets of a text."""
-_UNCONTINUED = 'or add "continues": "none" to --metadata to score other targets'
+"""Options that decide which targets of a text are scored."""
+_NEW_TARGETS_REMEDY = 'or add "continues": "none" to --metadata to score other targets'
 
 
-class Found(NamedTuple):
-    """What finished results mean for a run: the file to continue by task, and sentences for the user."""
+class Continuations(NamedTuple):
+    """The results file that each task continues, by task, and sentences that explain it to the user."""
 
     files: dict[str, Path]
     sentences: list[str]
 
 
 class _Finished(NamedTuple):
-    """A task of a results file. `record` holds the fields of a `TaskRecord`, `config` is the whole run's."""
+    """One task of a results file: its metadata, the fields of its `TaskRecord`, and `config` of the whole file."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -58,11 +59,13 @@ class _Finished(NamedTuple):
 
     @property
     def room(self) -> int:
-        """The left context, in tokens, that every target has."""
+        """The left context in tokens that every target has."""
         return int(self.record.get("room_tokens") or self.lengths[-1])
 
 
 class _Run(NamedTuple):
+    """The arguments of the run that is about to start."""
+
     model: str
     arguments: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -77,43 +80,48 @@ def find_finished(
     metadata: Mapping[str, Any],
     limit: float | None,
     output_path: str,
-) -> Found:
-    """Looks in an output folder for results that a run with these arguments continues.
+) -> Continuations:
+    """Searches an output folder for results that a run with these arguments continues.
 
     Args:
         tasks: names and patterns of tasks and groups.
-        model: name of lm-eval's model.
+        model: lm-eval's name of the model.
         model_args: arguments of the model by name.
-        metadata: options of tasks, as `--metadata` gives them.
+        metadata: options of tasks from `--metadata`.
         limit: lm-eval's `--limit`.
         output_path: lm-eval's `--output_path`.
 
     Raises:
-        UserError: the run would score different targets, and it cannot score those of the finished results.
+        UserError: the run would score targets that differ from those of the finished results, at a length at which it
+            cannot score the finished ones.
     """
-    found = Found({}, [])
-    wanted = {name: of for name, of in named(tasks) if of and str(of.get("class")).startswith(f"{__package__}.")}
-    if not wanted:
-        return found
+    continuations = Continuations({}, [])
+    perplexity_tasks = {
+        name: settings
+        for name, settings in expand_names(tasks)
+        if settings and str(settings.get("class")).startswith(f"{__package__}.")
+    }
+    if not perplexity_tasks:
+        return continuations
     finished: dict[str, list[_Finished]] = defaultdict(list)
-    for task, entry in _finished(output_path):
+    for task, entry in _finished_tasks(output_path):
         finished[task].append(entry)
     run = _Run(model, model_args, metadata, limit)
-    for task, definition in wanted.items():
+    for task, definition in perplexity_tasks.items():
         if candidates := finished.get(task):
-            options = PerplexityOptions.of_task(task, {**_settings_of(definition), **model_args, **metadata})
+            options = PerplexityOptions.of_task(task, {**_yaml_options(definition), **model_args, **metadata})
             if options.continues is None:  # neither a file nor "none"
-                _add(found, task, str(definition.get("dataset_name")), options, run, candidates)
-    return found
+                _add(continuations, task, str(definition.get("dataset_name")), options, run, candidates)
+    return continuations
 
 
-def _settings_of(definition: Mapping[str, Any]) -> dict[str, Any]:
+def _yaml_options(definition: Mapping[str, Any]) -> dict[str, Any]:
     settings = definition.get("metadata") or {}
     return {key: settings[key] for key in settings if key in PerplexityOptions.model_fields}
 
 
-def _finished(output_path: str) -> Iterator[tuple[str, _Finished]]:
-    """Yields the tasks of an output folder's results files with identical targets, the newest file first."""
+def _finished_tasks(output_path: str) -> Iterator[tuple[str, _Finished]]:
+    """Yields the tasks in an output folder whose protocol has the same targets at every length, newest file first."""
     path = local_path(output_path)
     folder, pattern = (path.parent, f"{path.stem}_*.json") if path.suffix == ".json" else (path, "results_*.json")
     files = [file for file in folder.rglob(pattern) if file.is_file()] if folder.is_dir() else []
@@ -121,7 +129,7 @@ def _finished(output_path: str) -> Iterator[tuple[str, _Finished]]:
         try:
             results = read_json_object(file, "results of lm-eval", most=MOST_RESULTS_BYTES)
         except UserError:
-            continue  # `sbeval report` says what is wrong with it
+            continue  # `sbeval report` explains what is wrong with the file
         config: Any = results.get("config")
         configs: Any = results.get("configs")
         for task, settings in configs.items() if isinstance(configs, dict) and isinstance(config, dict) else ():
@@ -134,10 +142,15 @@ def _finished(output_path: str) -> Iterator[tuple[str, _Finished]]:
 
 
 def _add(
-    found: Found, task: str, corpus: str, options: PerplexityOptions, run: _Run, candidates: Sequence[_Finished]
+    continuations: Continuations,
+    task: str,
+    corpus: str,
+    options: PerplexityOptions,
+    run: _Run,
+    candidates: Sequence[_Finished],
 ) -> None:
-    """Adds what the finished results of one task mean for the run."""
-    sets: dict[str, list[_Finished]] = defaultdict(list)
+    """Decides which of a task's finished results the run continues, and adds the decision to `continuations`."""
+    entries_by_targets: dict[str, list[_Finished]] = defaultdict(list)
     reasons: dict[str, Path] = {}
     for entry in candidates:
         if not _is_same_model(run, entry) or not _is_same_label(run, entry):
@@ -147,73 +160,77 @@ def _add(
         if (reason := _difference(task, options, run, entry)) is not None:
             reasons.setdefault(reason, entry.path)
         else:
-            sets[str(entry.record["targets_sha256"])].append(entry)
-    if sets:
-        entries = max(sets.values(), key=lambda entries: len(_lengths(entries)))
-        _continue(found, task, options, entries)
+            entries_by_targets[str(entry.record["targets_sha256"])].append(entry)
+    if entries_by_targets:
+        entries = max(entries_by_targets.values(), key=lambda entries: len(_lengths(entries)))
+        _continue(continuations, task, options, entries)
     elif reasons:
         reason, path = next(iter(reasons.items()))
         if options.context_lengths is not None:
-            found.sentences.append(
-                f"{task}: this run does not continue {path}, since {reason}. Its targets may differ from that run's, "
-                "and a report then shows one of both runs. Give the same options to add lengths, or another "
-                "--output_path."
+            continuations.sentences.append(
+                f"{task}: this run does not continue {path}, because {reason}. Its targets may differ from those of "
+                "that run; a report then shows only one of the two runs. To add lengths, use the same options; "
+                "otherwise use another --output_path."
             )
 
 
-def _continue(found: Found, task: str, options: PerplexityOptions, entries: Sequence[_Finished]) -> None:
+def _continue(
+    continuations: Continuations, task: str, options: PerplexityOptions, entries: Sequence[_Finished]
+) -> None:
+    """Continues the newest of some finished results with the same targets, unless the run has to score other ones."""
     newest = entries[0]
-    done = _lengths(entries)
-    path, asked = newest.path, options.context_lengths
-    if asked is None:
-        if not done <= set(options.default_lengths):
-            found.sentences.append(
-                f"{task}: this run does not continue {path}, since it names no context_lengths. A report shows one of "
-                f"both runs: name the lengths to add with --metadata '{{\"context_lengths\": [...]}}'."
+    path = newest.path
+    finished_lengths = _lengths(entries)
+    requested = options.context_lengths
+    if requested is None:
+        if not finished_lengths <= set(options.default_lengths):
+            continuations.sentences.append(
+                f"{task}: this run does not continue {path}, because it sets no context_lengths. A report shows only "
+                f"one of the two runs: name the lengths to add with --metadata '{{\"context_lengths\": [...]}}'."
             )
         return
-    targets = options.targets_per_window or max(1, min(MOST_TARGETS, asked[0] // 2))
+    targets = options.targets_per_window or max(1, min(MOST_TARGETS, requested[0] // 2))
     width = newest.record.get("targets_per_window")
-    if done <= set(asked):
-        other_end = None
-        if asked[-1] != newest.room:
-            other_end = "longest"
+    if finished_lengths <= set(requested):
+        changed_end = None
+        if requested[-1] != newest.room:
+            changed_end = "longest"
         elif width and targets != width:
-            other_end = "shortest"
-        if other_end is not None and newest.record.get("protocol") == _PROTOCOL:
-            found.sentences.append(
-                f"{task}: this run repeats the lengths of {path} on other targets, since its {other_end} context "
-                "differs. NLL at the same length may differ for that reason. A report shows one of both runs: this "
-                f"one, unless fewer than {MINIMUM_CLUSTERS} of its documents are scored."
+            changed_end = "shortest"
+        if changed_end is not None and newest.record.get("protocol") == _PROTOCOL:
+            continuations.sentences.append(
+                f"{task}: this run repeats the lengths of {path} on other targets, because its {changed_end} context "
+                "length differs. NLL at the same length may differ for that reason. A report shows only one of the two "
+                f"runs: this one, unless fewer than {MINIMUM_CLUSTERS} of its documents are scored."
             )
         return
-    together = json.dumps(sorted({*done, *asked}))
-    remedy = f'Run all lengths at once, with "context_lengths": {together} in --metadata, {_UNCONTINUED}.'
+    all_lengths = json.dumps(sorted({*finished_lengths, *requested}))
+    remedy = f'Run all lengths at once, with "context_lengths": {all_lengths} in --metadata, {_NEW_TARGETS_REMEDY}.'
     if newest.record.get("protocol") != _PROTOCOL:
-        if asked[-1] != newest.room:
-            found.sentences.append(
-                f"{task}: this run does not continue {path}, since only fixed_target can. Its targets may differ from "
-                f"that run's, and a report then shows one of both runs. To have one curve, run all lengths at once, "
-                f'with "context_lengths": {together} in --metadata.'
+        if requested[-1] != newest.room:
+            continuations.sentences.append(
+                f"{task}: this run does not continue {path}, because only fixed_target can. Its targets may differ "
+                "from those of that run; a report then shows only one of the two runs. To get one curve, run all "
+                f'lengths at once, with "context_lengths": {all_lengths} in --metadata.'
             )
         return
-    if asked[-1] > newest.room:
+    if requested[-1] > newest.room:
         raise UserError(
-            f"{task}: expected context_lengths of at most {newest.room} tokens, found {asked[-1]}: the targets of "
+            f"{task}: expected context_lengths of at most {newest.room} tokens, found {requested[-1]}: the targets of "
             f"{path} were chosen to have {newest.room} tokens before them, and other targets make another curve. "
             f"{remedy}"
         )
-    if isinstance(width, int) and asked[0] < width:
+    if isinstance(width, int) and requested[0] < width:
         raise UserError(
-            f"{task}: expected context_lengths of at least {width} tokens, found {asked[0]}: {path} scored {width} "
+            f"{task}: expected context_lengths of at least {width} tokens, found {requested[0]}: {path} scored {width} "
             f"targets a window, and other targets make another curve. {remedy}"
         )
-    if asked[-1] == newest.room and targets == width:
-        return  # the same targets anyway
-    found.files[task] = path
-    found.sentences.append(
-        f"{task}: continues {path}, which has results at {_shown(done)}. This run scores the same targets, so that a "
-        'report joins both runs. To score other targets, add "continues": "none" to --metadata.'
+    if requested[-1] == newest.room and targets == width:
+        return  # the run scores the same targets without continuing
+    continuations.files[task] = path
+    continuations.sentences.append(
+        f"{task}: continues {path}, which has results at {_listed(finished_lengths)}. This run scores the same "
+        'targets, so a report joins both runs. To score other targets, add "continues": "none" to --metadata.'
     )
 
 
@@ -221,23 +238,26 @@ def _lengths(entries: Iterable[_Finished]) -> set[int]:
     return {length for entry in entries for length in entry.lengths}
 
 
-def _shown(lengths: Iterable[int]) -> str:
-    *others, last = (str(length) for length in sorted(lengths))
-    return f"{', '.join(others)} and {last} tokens" if others else f"{last} tokens"
+def _listed(lengths: Iterable[int]) -> str:
+    """Returns "512, 1024 and 2048 tokens"."""
+    *shorter, longest = (str(length) for length in sorted(lengths))
+    return f"{', '.join(shorter)} and {longest} tokens" if shorter else f"{longest} tokens"
 
 
 def _of_task(task: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metadata with the entry under the task's name merged over them."""
     entry = metadata.get(task)
     return {**metadata, **(entry if isinstance(entry, Mapping) else {})}
 
 
 def _is_same_model(run: _Run, entry: _Finished) -> bool:
-    """Whether the model has the same name or weights, and the same arguments beside those that choose no targets."""
-    given = entry.config.get("model_args")
-    if not isinstance(given, Mapping) or entry.config.get("model") != run.model:
+    """Whether both runs evaluate the same model: the same weights (or else name) and the same relevant arguments."""
+    finished_arguments = entry.config.get("model_args")
+    if not isinstance(finished_arguments, Mapping) or entry.config.get("model") != run.model:
         return False
     settings = [
-        {key: str(value) for key, value in of.items() if key not in _NO_SETTING} for of in (run.arguments, given)
+        {key: str(value) for key, value in arguments.items() if key not in _NO_SETTING}
+        for arguments in (run.arguments, finished_arguments)
     ]
     if settings[0] != settings[1]:
         return False
@@ -245,7 +265,7 @@ def _is_same_model(run: _Run, entry: _Finished) -> bool:
     now = _parts(run)
     if "weights" in before and "weights" in now:
         return before["weights"] == now["weights"] and before.get("peft: weights") == now.get("peft: weights")
-    return run.arguments.get("pretrained") == given.get("pretrained")
+    return run.arguments.get("pretrained") == finished_arguments.get("pretrained")
 
 
 def _is_same_label(run: _Run, entry: _Finished) -> bool:
@@ -253,30 +273,31 @@ def _is_same_label(run: _Run, entry: _Finished) -> bool:
 
 
 def _inputs(entry: _Finished) -> dict[str, str]:
+    """Returns the recorded hashes of the finished run's model files by name, empty where none are recorded."""
     record = entry.config.get("sbeval")
     inputs: Any = record.get("inputs") if isinstance(record, Mapping) else None
     return inputs if fits(inputs, dict[str, str]) else {}
 
 
 def _parts(run: _Run) -> dict[str, str]:
-    """Returns the parts of the model's files by name; those of a large file are hashed once for all of this run."""
+    """Returns the hashes of this run's model files by name; a large file is hashed only once in this process."""
     parts = run_inputs({"model_args": run.arguments}).parts
     return {name: value for name, value in parts.items() if name not in versions()}
 
 
 def _has_same_text(task: str, corpus: str, options: PerplexityOptions, run: _Run, entry: _Finished) -> bool:
-    """Whether the text is the same, by its content where it lies on this machine, else by its name."""
+    """Whether both runs read the same text: compares hashes where it is local, otherwise the options that name it."""
     if options.dataset is None and (options.data_path is not None or corpus == "stdlib"):
         try:
             return corpus_sha256(load_corpus(corpus, options, None)) == entry.record.get("corpus_sha256")
-        except (UserError, AttributeError, TypeError):  # split by the tokenizer, or no text: the task says so
+        except (UserError, AttributeError, TypeError):  # split by the tokenizer, or unreadable: the task reports that
             pass
     before = _of_task(task, entry.metadata)
     return all(before.get(name) == _of_task(task, {**run.arguments, **run.metadata}).get(name) for name in _TEXT)
 
 
 def _difference(task: str, options: PerplexityOptions, run: _Run, entry: _Finished) -> str | None:
-    """Returns what makes the targets of finished results others, in words; None where nothing is known to."""
+    """Describes a setting by which the finished targets differ from this run's; None where no such setting is known."""
     before = _of_task(task, entry.metadata)
     for name in _CHOOSING:
         was = PerplexityOptions.model_fields[name].default if before.get(name) is None else before[name]

@@ -1,7 +1,8 @@
-"""`fixed_target`: the same targets at every length, so that a difference is the context's alone.
+"""`fixed_target`: the same targets at every context length, so that only the context can explain a difference.
 
-Targets are chosen to have room for the longest length before them. A later run at other lengths scores the same ones if
-it continues the first: it takes their room and number from its results file, and refuses to score others.
+Targets are chosen so that the longest context length fits before them. A later run at other lengths scores the same
+targets if it continues the first run: it reads their left context and their number from the results file of that run,
+and fails if the targets would still differ.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class _Finished(NamedTuple):
-    """What a results file says of a task's targets, in the words of `TaskRecord`."""
+    """Fields of a finished run's `TaskRecord` that describe its targets."""
 
     targets_per_window: int
     room_tokens: int
@@ -33,14 +34,21 @@ class _Finished(NamedTuple):
 
 
 class FixedTarget(PerplexityTask):
-    """One window a block and length; all end with the block's targets."""
+    """One window for each block and length; every window ends with the block's targets."""
 
     protocol = "fixed_target"
     default_context = "document"
     _finished: _Finished | None = None
 
     def targets_per_window(self) -> int:
-        """Returns T: that of the run continued, as asked for, or at most 256 and at most half the shortest length."""
+        """Returns the number of scored targets in every window.
+
+        It is that of the continued run, else the option `targets_per_window`, else half the shortest context length
+        but at most `MOST_TARGETS`.
+
+        Raises:
+            UserError: it is larger than the shortest context length.
+        """
         shortest = (self.options.context_lengths or self.options.default_lengths)[0]
         targets = self.options.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
         if self._finished is not None:
@@ -48,22 +56,22 @@ class FixedTarget(PerplexityTask):
         if targets > shortest:
             raise UserError(
                 f"{self.config.task}: expected targets_per_window of at most the shortest context length, {shortest}, "
-                f"found {targets}: ask for fewer targets or longer context_lengths."
+                f"found {targets}: set fewer targets_per_window or longer context_lengths."
             )
         return targets
 
     def settle(self) -> SettledLengths:
-        """Takes lengths that the text can fill to the left of the targets."""
+        """Chooses lengths that the text can fill to the left of the targets."""
         if isinstance(self.options.continues, Path):
             self._finished = _read_finished(self.options.continues, self.config.task)
         return self.settle_full_windows(targets=self.targets_per_window())
 
     def room_tokens(self) -> int:
-        """Returns the left context that every target has at least: the longest length, or that of the run continued."""
+        """Returns the least left context of every target in tokens: the longest length of this or the continued run."""
         return self.lengths.scored[-1] if self._finished is None else self._finished.room_tokens
 
     def blocks(self) -> list[dict[str, Any]]:
-        """One block is one run of targets; documents take turns."""
+        """Returns one block for each stretch of targets, taken from the documents in turn."""
         longest = self.room_tokens()
         targets = self.targets_per_window()
         if self.context == "stream":
@@ -83,15 +91,22 @@ class FixedTarget(PerplexityTask):
         ]
 
     def _bytes(self, start: int, stop: int) -> dict[str, int | None]:
-        """Returns where in their document's bytes some targets begin and end, by which other tokenizers' are known."""
+        """Returns the byte range of a block's targets in their document, None if they span several documents.
+
+        Byte ranges allow a comparison with the targets of another tokenizer.
+        """
         document = self.corpus.document_at(start)
-        if stop > self.corpus.stops[document]:  # of several documents
+        if stop > self.corpus.stops[document]:
             return {"start_byte": None, "stop_byte": None}
         first, last = (self.corpus.bytes_before(document, position) for position in (start, stop))
         return {"start_byte": first, "stop_byte": last}
 
     def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
-        """Refuses to continue a run with other targets than its own, or at a length that they have no room for."""
+        """Checks that the targets are those of the continued run, and that every length fits before them.
+
+        Raises:
+            UserError: the targets differ, or some of them have less left context than the longest length.
+        """
         if self._finished is None:
             return
         expected = f"{self.config.task}: expected the targets of {self.options.continues}"
@@ -101,16 +116,16 @@ class FixedTarget(PerplexityTask):
                 "give the same text, tokenizer, --limit and options as that run, or add "
                 '"continues": "none" to --metadata to score other targets'
             )
-            raise UserError(f"{expected}, found others: {remedy}.")
-        places = [self.corpus.document_at(block["start"]) for block in chosen]
-        starts = [0 if self.context == "stream" else self.corpus.starts[place] for place in places]
+            raise UserError(f"{expected}, found different ones: {remedy}.")
+        documents = [self.corpus.document_at(block["start"]) for block in chosen]
+        starts = [0 if self.context == "stream" else self.corpus.starts[document] for document in documents]
         enough = sum(block["stop"] - longest > start for block, start in zip(chosen, starts, strict=True))
         if enough < len(chosen):
             lengths = json.dumps(sorted({*self._finished.lengths, *self.lengths.scored}))
             raise UserError(
-                f"{expected} to have a context of {longest} tokens before them, found {enough} of {len(chosen)} blocks "
-                f"that do, since they were chosen to have {self._finished.room_tokens}: run all lengths at once, with "
-                f"--metadata '{{\"context_lengths\": {lengths}}}'."
+                f"{expected} to have a context of {longest} tokens before them, found only {enough} of {len(chosen)} "
+                f"blocks that do, because they were chosen to have {self._finished.room_tokens}: run all lengths at "
+                f"once, with --metadata '{{\"context_lengths\": {lengths}}}'."
             )
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
@@ -119,14 +134,14 @@ class FixedTarget(PerplexityTask):
         return [Window(stop - context_length, stop, stop - start)]
 
     def build_all_requests(self, **kwargs: Any) -> None:
-        """Builds the requests; where a LongPPL evaluator was named, lets it choose the key tokens of this process."""
+        """Builds the requests of this rank; a LongPPL evaluator, if set, selects the key tokens of its blocks."""
         super().build_all_requests(**kwargs)
         if (evaluator := self.options.longppl_evaluator) is None:
             return
         scored = self.lengths.scored
         if len(scored) < 2:
-            expected = f"{self.config.task}: expected two context_lengths or more for LongPPL"
-            raise UserError(f"{expected}, found {list(scored)}: ask for a shorter one too.")
+            expected = f"{self.config.task}: expected at least two context_lengths for LongPPL"
+            raise UserError(f"{expected}, found {list(scored)}: add a shorter one.")
         blocks = [instance.doc for instance in self.instances if instance.idx == 0]
         windows = [[self.windows(block, length)[0] for length in (scored[0], scored[-1])] for block in blocks]
         pairs = [(self.request(short), self.request(long)) for short, long in windows]
@@ -146,12 +161,12 @@ class FixedTarget(PerplexityTask):
         self.task_record = dataclasses.replace(self.task_record, longppl=longppl)
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Adds where key tokens begin and end."""
+        """Adds the targets at which stretches of key tokens begin and end."""
         changes = np.flatnonzero(np.diff(self._key_tokens[block["start"]])) + 1 if self.metrics.longppl else ()
         return [*super().cuts(block, window), *map(int, changes)]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the rows of the block's key tokens."""
+        """Adds the sums over the block's key tokens under `longppl@L`."""
         sample = super().logged(doc, nll)
         if self.metrics.longppl:
             mask = self._key_tokens[doc["start"]]
@@ -170,6 +185,6 @@ def _read_finished(path: Path, task: str) -> _Finished:
     values: Any = [record.get(name) if isinstance(record, dict) else None for name in _Finished._fields]
     *numbers, digest, lengths = values
     if not fits(numbers, list[int]) or min(numbers) < 1 or not fits(digest, str) or not fits(lengths, list[int]):
-        remedy = "name the results file of that task, written by this version"
-        raise UserError(f"Expected {path} to record which targets {task} scored, found that it does not: {remedy}.")
+        remedy = "name a results file of that task that this version wrote"
+        raise UserError(f"{path} does not record which targets {task} scored: {remedy}.")
     return _Finished(*values)

@@ -1,4 +1,4 @@
-"""What a task reads: its corpus, the token before a window's first target, and the positions of its model."""
+"""Loads a task's corpus, and determines the token before a window's first target and the model's learned positions."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,15 +17,20 @@ from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.tasks.perplexity.options import HUB_DATASETS, CorpusOptions
 
-# over the words of wikitext-2's test split: copies share them, whatever their line ends
+# hash of the words of wikitext-2's test split; it does not depend on the line ends of a copy
 _WIKITEXT_WORDS_SHA256 = "06f8f4136de90fcf1b32ffda9136ecab621b3e437c370b5cdd27b37e9e9e9efc"
 
 
 def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> corpora.Corpus:
-    """Returns the corpus of this name, or what `data_path` or `dataset` name, under a name of its own.
+    """Returns the corpus of a task, or the text of `data_path` or `dataset` where these options are set.
+
+    Args:
+        name: the corpus that the task's YAML names.
+        options: may name another text; its corpus then has another name.
+        tokenizer: needed where documents are split by tokens.
 
     Raises:
-        UserError: there is no such text, or it cannot be read or split as asked.
+        UserError: there is no such text, or it cannot be read or split.
     """
     options.check_text(name)
     corpus = _whole_corpus(name, options)
@@ -35,10 +40,11 @@ def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> corpora.Co
 def _whole_corpus(name: str, options: CorpusOptions) -> corpora.Corpus:
     if name == "wikitext":
         path = options.data_path
-        read = name if path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256 else local_name(path)
+        is_wikitext = path is None or words_sha256(path) == _WIKITEXT_WORDS_SHA256
+        corpus_name = name if path is None or is_wikitext else local_name(path)
         changes: Changes = {}
         pages = functools.partial(_wikitext_pages, options, changes)
-        return corpora.wikitext_corpus(pages, detokenize=_detokenize_wikitext, name=read, changes=changes)
+        return corpora.wikitext_corpus(pages, detokenize=_detokenize_wikitext, name=corpus_name, changes=changes)
     if options.data_path is not None:
         name = local_name(options.data_path)
         return corpora.local_corpus(options.data_path, name=name, text_field=options.text_field or "text")
@@ -54,14 +60,14 @@ def _whole_corpus(name: str, options: CorpusOptions) -> corpora.Corpus:
 
 
 def local_name(path: Path) -> str:
-    """Returns the name of a file or folder, with its parent's where it would be taken for a corpus known here."""
+    """Returns the corpus name of a local file or folder; its parent's name precedes it if a packaged corpus has it."""
     place = local_path(path).resolve()
     name = corpora.text_name(place)
     return f"{place.parent.name}/{name}" if name in (*HUB_DATASETS, "stdlib", "text") else name
 
 
 def words_sha256(path: Path) -> str:
-    """Returns the hash over the words of a local text, single spaces between them."""
+    """Returns the hash of a local text's words, joined by single spaces."""
     digest = sha256()
     between = b""
     for document in corpora.local_corpus(path).documents():
@@ -71,8 +77,11 @@ def words_sha256(path: Path) -> str:
 
 
 def model_positions(metadata: Mapping[str, Any]) -> int | None:
-    """Returns the learned positions of the model under test, None for a model without or one that is no checkpoint."""
-    # torch, which `sbeval inspect` may do without
+    """Returns the number of learned position embeddings of the evaluated model.
+
+    It is None where the model has none, or is not loaded from a checkpoint.
+    """
+    # imported late: it imports torch, which `sbeval inspect` may not need
     from sbeval.models.learned_positions import checkpoint_learned_positions
 
     pretrained = metadata.get("pretrained")
@@ -83,7 +92,10 @@ def model_positions(metadata: Mapping[str, Any]) -> int | None:
 
 
 def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: Iterable[int]) -> list[str] | None:
-    """Returns the documents that the model under test was trained on, None where it is in no folder that tells."""
+    """Returns the names of the given documents that are in the model's training text.
+
+    It is None where the model is not a local folder of a training run that recorded its text.
+    """
     pretrained, subfolder = metadata.get("pretrained"), metadata.get("subfolder")
     if not isinstance(pretrained, str):
         return None
@@ -91,7 +103,7 @@ def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: 
 
 
 def _wikitext_pages(options: CorpusOptions, changes: Changes) -> Iterator[str]:
-    """Yields pages with line feeds at their line ends, as lm-eval's detokeniser expects them."""
+    """Yields the pages with line feeds as line ends, as lm-eval's detokeniser expects, and records the changes."""
     if options.data_path is None:
         yield from (page for _, page in corpora.hub_text(HUB_DATASETS["wikitext"]).texts())
         return
@@ -105,7 +117,7 @@ def _wikitext_pages(options: CorpusOptions, changes: Changes) -> Iterator[str]:
 
 
 def _detokenize_wikitext(page: str) -> str:
-    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer  # wikitext alone needs it
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer  # only wikitext needs it
 
     text: str = wikitext_detokenizer({"page": page})
     return text
@@ -113,26 +125,26 @@ def _detokenize_wikitext(page: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeadIn:
-    """A rule for the token before a window, the same at every length.
+    """The rule for the token that is fed before a window's first target; it is the same at every context length.
 
     Attributes:
-        policy: "text" feeds the token that stands before the window, "window" feeds BOS, "hf" feeds lm-eval's prefix
-            token (BOS, else EOS) before a document and the token before anywhere else.
-        token: what is fed where the text before the window is not: at the start of the text ("text"), always
-            ("window"), before a document ("hf").
+        policy: "text" feeds the token that precedes the window in the text. "window" always feeds BOS. "hf" feeds
+            lm-eval's prefix token (BOS, else EOS) at the start of a document and the preceding token elsewhere.
+        token: the token that is fed instead of the preceding one: at the start of the text ("text"), before every
+            window ("window"), or at the start of a document ("hf").
     """
 
     policy: str
     token: int
 
     @classmethod
-    def settle(cls, task: str, tokenizer: Any, *, asked: str | None, separator: tuple[int, ...]) -> "LeadIn":
-        """Returns the rule asked for, else "window" where the tokenizer adds BOS by itself, and "text" elsewhere.
+    def settle(cls, task: str, tokenizer: Any, *, requested: str | None, separator: tuple[int, ...]) -> "LeadIn":
+        """Returns the requested rule; by default "window" if the tokenizer adds BOS to a text, otherwise "text".
 
         Raises:
-            UserError: BOS was asked for, and the tokenizer has none.
+            UserError: the rule needs BOS, and the tokenizer has none.
         """
-        policy = asked or ("window" if corpora.adds_bos(tokenizer) else "text")
+        policy = requested or ("window" if corpora.adds_bos(tokenizer) else "text")
         if policy == "text":
             return cls(policy=policy, token=separator[-1] if separator else corpora.prefix_token_id(tokenizer))
         if tokenizer.bos_token_id is None:
@@ -140,7 +152,7 @@ class LeadIn:
         return cls(policy=policy, token=int(tokenizer.bos_token_id))
 
     def before(self, window: Window, corpus: TokenizedCorpus) -> int:
-        """Returns the token fed before a window's first target."""
+        """Returns the token that is fed before a window's first target."""
         begins = self.policy == "window" or window.start == 0
         if self.policy == "hf" and not begins:
             begins = window.start == int(corpus.starts[corpus.document_at(window.start)])

@@ -1,13 +1,13 @@
-"""LongPPL: perplexity on the tokens that need their long context, chosen by one named evaluator model.
+"""LongPPL: selects the key tokens, the targets that need a long context, with an evaluator model.
 
-After Fang et al., "What is Wrong with Perplexity for Long-context Language Modeling?" (arXiv 2410.23771): a target is a
-key token if the evaluator gains more than `LEAST_GAIN_NATS` on it from the long context over the short one, and its
-log-probability with the long one is above `LEAST_LOGPROB_NATS`. Here the long and the short context are the run's
-longest and shortest length, so that the key tokens are the same at every length and for every model. The evaluator's
-log-probabilities are therefore kept on disk: they are the same for every model it judges.
+After Fang et al., "What is Wrong with Perplexity for Long-context Language Modeling?" (arXiv 2410.23771). A target is a
+key token if the long context raises the evaluator's log-probability of it by more than `LEAST_GAIN_NATS` over the short
+context, and the log-probability with the long context is above `LEAST_LOGPROB_NATS`. The long and the short context are
+the run's longest and shortest context length, so the key tokens are the same at every length and for every evaluated
+model. The evaluator's log-probabilities can therefore be cached on disk.
 
 An evaluator with another tokenizer reads the same text in its own tokens. As in the authors' code, key tokens are then
-matched by characters: a target is one if it lies inside neighbouring key tokens of the evaluator's.
+matched by characters: a target is a key token if it lies inside a stretch of adjacent key tokens of the evaluator.
 """
 
 import json
@@ -31,28 +31,32 @@ from sbeval.scoring.requests import TokenLogprobsRequest
 LEAST_GAIN_NATS = 2.0
 LEAST_LOGPROB_NATS = -2.0
 OWN_DTYPE = "auto"
-"""The type that a checkpoint's own configuration names."""
-_LEAD_TOKENS = 16
+"""Load the evaluator in the dtype that its config.json names."""
+_LEAD_TOKENS = 16  # decoded before the counted tokens, so that a character cut off at the start does not change theirs
 Pair = tuple[TokenLogprobsRequest, TokenLogprobsRequest]
 
 
 def key_tokens(
     evaluator: str, pairs: Sequence[Pair], *, tokenizer: Any, tokenizer_hash: str, dtype: str = OWN_DTYPE
 ) -> list[NDArray[np.bool_]]:
-    """Returns, for each pair of requests with the same targets, which targets are key tokens.
+    """Returns which targets of each pair of requests are key tokens, bool [scored] for each pair.
 
-    The evaluator, a folder or hub id of a causal language model, is loaded where an answer is not kept from an earlier
-    run, used and let go. Pairs are requests at the short and the long context, and `tokenizer` stands behind them.
+    Args:
+        evaluator: folder or hub id of a causal language model. It is loaded only if the cache lacks an answer.
+        pairs: requests for the same targets with the short and with the long context.
+        tokenizer: the tokenizer of the requests' tokens.
+        tokenizer_hash: its hash.
+        dtype: the dtype in which the evaluator is loaded.
 
     Raises:
-        UserError: the evaluator does not load, or has another tokenizer, and one that tells no character offsets.
+        UserError: the evaluator does not load, or it has another tokenizer that gives no character offsets.
     """
-    judge = _Evaluator(evaluator, tokenizer_hash, dtype)
-    if judge.same_tokenizer:
-        masks = [_need_context(judge.logprobs(short), judge.logprobs(long)) for short, long in pairs]
+    model = _Evaluator(evaluator, tokenizer_hash, dtype)
+    if model.same_tokenizer:
+        masks = [_need_context(model.logprobs(short), model.logprobs(long)) for short, long in pairs]
     else:
-        masks = [judge.matched(short, long, tokenizer) for short, long in pairs]
-    judge.cache.write()
+        masks = [model.matched(short, long, tokenizer) for short, long in pairs]
+    model.cache.write()
     return masks
 
 
@@ -62,10 +66,10 @@ def _need_context(short_logprobs: NDArray[np.float64], long_logprobs: NDArray[np
 
 
 def places_from_end(tokenizer: Any, tokens: Sequence[int], count: int) -> NDArray[np.int64]:
-    """Returns how far from the text's end each of the last tokens begins, in characters, int64 [count].
+    """Returns where each of the last `count` tokens begins, in characters from the end of the text, int64 [count].
 
-    What the beginning of a cut text decodes to does not matter, since it is counted from the end. A token that only
-    ends a character begins where that character does.
+    Distances are counted from the end because the first token of a truncated text may decode to other characters. A
+    token that only completes a character begins where that character begins.
     """
     tail = list(tokens[-count - _LEAD_TOKENS :])
     ends = np.array([len(decoded(tokenizer, tail[: len(tail) - left])) for left in range(count, -1, -1)])
@@ -77,7 +81,7 @@ def places_from_end(tokenizer: Any, tokens: Sequence[int], count: int) -> NDArra
 
 
 def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Returns the text of tokens as it stands."""
+    """Decodes tokens without removing special tokens or cleaning up spaces."""
     return str(tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
@@ -95,8 +99,8 @@ class _Evaluator:
             raise self._does_not_load(error) from error
         if not self.same_tokenizer and not self._tokenizer.is_fast:
             raise UserError(
-                "Expected a LongPPL evaluator with the evaluated model's tokenizer or one that tells character "
-                f"offsets, found neither in {name!r}: name an evaluator with a fast tokenizer."
+                f"The LongPPL evaluator {name!r} has neither the evaluated model's tokenizer nor a fast one, which "
+                "gives character offsets: name an evaluator with a fast tokenizer."
             )
 
     def logprobs(self, request: TokenLogprobsRequest) -> NDArray[np.float64]:
@@ -104,46 +108,49 @@ class _Evaluator:
         lead_in = request.lead_in
         key = request.key
         scored = request.scored
-        return self.cache.kept(request, lambda: self._computed(lead_in, resolve_tokens(key), scored))
+        return self.cache.get_or_make(request, lambda: self._computed(lead_in, resolve_tokens(key), scored))
 
     def matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
-        """Returns which targets lie inside key tokens of the evaluator's own, bool [scored]."""
+        """Returns which targets lie inside key tokens of the evaluator's tokenizer, bool [scored]."""
         name = ("inside characters", *short, *long, LEAST_GAIN_NATS, LEAST_LOGPROB_NATS)
-        return self.cache.kept(name, lambda: self._matched(short, long, tokenizer).astype(np.float64)) > 0
+        return self.cache.get_or_make(name, lambda: self._matched(short, long, tokenizer).astype(np.float64)) > 0
 
     def _matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
         texts = [resolve_tokens(request.key).tolist() for request in (short, long)]
         begins = places_from_end(tokenizer, texts[1], long.scored)
-        ends = np.minimum(np.append(begins[1:], 0), begins - 1)  # each piece of a character holds all of it
+        ends = np.minimum(np.append(begins[1:], 0), begins - 1)  # a token with a part of a character spans all of it
         read = [self._read(decoded(tokenizer, tokens)) for tokens in texts]
-        # tokens that end among the targets, as far back as both contexts have the same
-        within = min(int((theirs < begins[0]).sum()) for _, _, theirs in read)
-        alike = read[0][0][-within:] == read[1][0][-within:] if within else np.zeros(0, dtype=bool)
-        count = int(np.logical_and.accumulate(alike[::-1]).sum())
+        # the evaluator's tokens that end among the targets, as long as they are the same with both contexts
+        within = min(int((token_ends < begins[0]).sum()) for _, _, token_ends in read)
+        equal = read[0][0][-within:] == read[1][0][-within:] if within else np.zeros(0, dtype=bool)
+        count = int(np.logical_and.accumulate(equal[::-1]).sum())
         if not count:
             return np.zeros(long.scored, dtype=bool)
         lead_in = prefix_token_id(self._tokenizer)
         key = np.flatnonzero(_need_context(*(self._computed(lead_in, tokens, count) for tokens, _, _ in read)))
         _, key_begins, key_ends = (values[-count:][key] for values in read[1])
-        # key tokens that follow one another are one stretch of characters
+        # adjacent key tokens form one stretch of characters
         apart = key_begins[1:] != key_ends[:-1]
         key_begins = key_begins[np.r_[True, apart][: len(key)]]
         key_ends = key_ends[np.r_[apart, True][: len(key)]]
         return np.asarray(((key_begins >= begins[:, None]) & (key_ends <= ends[:, None])).any(axis=1))
 
     def _read(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the evaluator's tokens of a text, and how far from its end each begins and ends, int64 [tokens]."""
+        """Returns the evaluator's tokens of a text, and where each begins and ends, all int64 [tokens].
+
+        Positions are in characters from the end of the text.
+        """
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        # many tokenizers leave the space that a token begins with out of its offsets
+        # many tokenizers exclude the leading space of a token from its offsets
         for place in np.flatnonzero(offsets[1:, 0] > offsets[:-1, 1]):
             if not text[offsets[place, 1] : offsets[place + 1, 0]].strip():
                 offsets[place + 1, 0] = offsets[place, 1]
         return np.array(encoded["input_ids"], dtype=np.int64), len(text) - offsets[:, 0], len(text) - offsets[:, 1]
 
     def _computed(self, lead_in: int, tokens: NDArray[Any], scored: int) -> NDArray[np.float64]:
-        """Returns the log-probabilities of the last `scored` tokens behind a lead-in and the others, float64."""
-        import torch  # lm-eval lists tasks without torch, and only an evaluator needs it
+        """Computes the log-probabilities of the last `scored` tokens, with the lead-in fed first, float64 [scored]."""
+        import torch  # imported late: only an evaluator needs torch, and lm-eval lists tasks without it
 
         scorer, device = self._scorer
         targets = torch.from_numpy(tokens.astype(np.int64))
@@ -170,8 +177,7 @@ class _Evaluator:
 
     def _does_not_load(self, error: Exception) -> UserError:
         reason = first_line(error.__cause__ if isinstance(error, UserError) and error.__cause__ else error)
-        expected = f"Expected an evaluator model for LongPPL at {self._name!r}"
-        return UserError(f"{expected}, found none that loads ({reason}): correct longppl_evaluator.")
+        return UserError(f"The LongPPL evaluator {self._name!r} does not load ({reason}): correct longppl_evaluator.")
 
 
 Named = tuple[Any, ...]
@@ -180,18 +186,21 @@ _ANSWERS_A_WRITE = 32
 
 
 class EvaluatorCache:
-    """One evaluator's answers, by request or the name of what was asked; several processes may share it.
+    """A cache on disk of one evaluator's answers by request; several processes may use it at once.
 
-    A request names its text and tokenizer by their hashes, and the file names the evaluator by its fingerprint
-    (`evaluator_identity`), so that an answer never belongs to another text or model.
+    A request contains the hashes of its text and tokenizer, and the file's name contains the evaluator's fingerprint
+    (`evaluator_identity`), so a cached answer never belongs to another text or model.
     """
 
     def __init__(self, identity: str) -> None:
         self._path = cache_folder("longppl") / f"{sha256(identity.encode()).hexdigest()[:20]}.sqlite"
         self._waiting: dict[str, bytes] = {}
 
-    def kept(self, request: Named, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Returns what was asked for, float64 [scored]; what had to be made is on disk after some more, or `write`."""
+    def get_or_make(self, request: Named, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Returns the cached answer to a request, float64 [scored]; where there is none, calls `make` and caches it.
+
+        New answers are written in batches: call `write` after the last request.
+        """
         name = json.dumps(list(request))
         answer = self._waiting.get(name) or self._read(name)
         if answer is None:
@@ -208,7 +217,7 @@ class EvaluatorCache:
         return None if row is None else bytes(row[0])
 
     def write(self) -> None:
-        """Writes what is not yet on disk."""
+        """Writes the answers that are not on disk yet."""
         if not self._waiting:
             return
         with self._connection() as connection:
@@ -223,13 +232,14 @@ class EvaluatorCache:
             with closing(sqlite3.connect(self._path, timeout=_SECONDS_TO_WAIT)) as connection, connection:
                 yield connection
         except (OSError, sqlite3.Error) as error:
-            expected = f"Expected to keep a LongPPL evaluator's log-probabilities in {str(self._path)!r}"
-            remedy = "set SBEVAL_CACHE to a folder with space that you may write to, or remove the file"
-            raise UserError(f"{expected}, found that this fails ({error}): {remedy}.") from error
+            remedy = "set SBEVAL_CACHE to a writable folder with free space, or remove the file"
+            raise UserError(
+                f"Could not cache a LongPPL evaluator's log-probabilities in {str(self._path)!r} ({error}): {remedy}."
+            ) from error
 
 
 def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:
-    """Returns what tells an evaluator from others: its checkpoint by content, dtype, device and versions.
+    """Returns a fingerprint of an evaluator as JSON: hashes of its checkpoint's files, versions, dtype and device.
 
     Raises:
         OSError: one of its files cannot be read.

@@ -1,7 +1,8 @@
-"""From the model's answers to the sums a sample logs, and from those sums to a task's metrics.
+"""Turns the model's log-probabilities into sums by document, which samples log, and these sums into metrics.
 
-lm-eval aggregates each key by itself and writes every sample's value of every key to the samples file. The rows are
-therefore logged once, under `nll@L`; the first aggregation computes everything and the other keys look it up.
+lm-eval aggregates each metric key separately, and writes every sample's value of every key to the samples file. A
+sample therefore logs its sums only once, under `nll@L`. The aggregation of that key computes all metrics of the length,
+and the aggregations of the other keys look up the results.
 """
 
 import functools
@@ -24,13 +25,17 @@ WindowNll = Mapping[Window, NDArray[np.float64]]
 
 
 def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -> NDArray[np.float64]:
-    """Returns the NLL in nats of a window's scored targets, float64 [scored], from an answer with `logprobs`.
+    """Returns the NLL in nats of a window's scored targets, float64 [scored], and checks that it is finite.
 
-    With `null`, NaN stands for a log-probability that is no number.
+    Args:
+        task: its name, for errors.
+        window: the window that was scored.
+        answer: the model's answer, with an attribute `logprobs`.
+        null: whether non-finite values are allowed.
 
     Raises:
-        ValueError: the answer has another number of log-probabilities.
-        UserError: a log-probability is not finite.
+        ValueError: the answer does not have one log-probability for each scored target.
+        UserError: a log-probability is not finite, and `null` is false.
     """
     logprobs = np.asarray(answer.logprobs, np.float64)
     if logprobs.shape != (window.scored,):
@@ -39,13 +44,13 @@ def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -
         first = window.stop - window.scored + int(np.argmin(np.isfinite(logprobs)))
         raise UserError(
             f"{task}: expected finite log-probabilities, found {logprobs[first - window.stop]} for token "
-            f"{first - window.start + 1} of a window of {window.stop - window.start}: try dtype=float32."
+            f"{first - window.start + 1} of a window of {window.stop - window.start} tokens: try dtype=float32."
         )
     return -logprobs
 
 
 def document_rows(corpus: TokenizedCorpus, windows: Iterable[Window], nll: WindowNll) -> list[ClusterSums]:
-    """Adds the scored targets of some windows up by source document."""
+    """Returns the sums over the windows' scored targets, one row for each source document."""
     sums: dict[int, list[float]] = {}
     for window in windows:
         for document_sums in corpus.document_sums(window.stop - window.scored, nll[window]):
@@ -68,8 +73,8 @@ COUNTS = ("tokens", "clusters")
 OF_LONGPPL = ("longppl_ci95", "longppl_tokens", "longppl_clusters")
 
 
-class Shown(tuple[Any, ...]):
-    """Values that are short where lm-eval prints them in a table, and a whole list in its JSON files."""
+class CompactList(tuple[Any, ...]):
+    """A list that lm-eval prints in short form in its table and writes completely to its JSON files."""
 
     __slots__ = ()
 
@@ -82,10 +87,10 @@ class Shown(tuple[Any, ...]):
 
 
 class SampleMetrics(dict[str, Any]):
-    """What one sample logs, and the further keys that are computed from all samples' rows.
+    """The values that one sample logs, and the keys of metrics that are computed from all samples together.
 
-    lm-eval logs what the dictionary holds and aggregates what `items()` yields. Without this difference every sample
-    would log a hundred empty values.
+    lm-eval logs the entries of the dictionary, but aggregates the keys that `items()` yields. `items()` therefore also
+    yields the computed keys; in the dictionary itself they would add a hundred empty values to every logged sample.
     """
 
     def __init__(self, logged: dict[str, Any], computed: Iterable[str]) -> None:
@@ -93,12 +98,12 @@ class SampleMetrics(dict[str, Any]):
         self._computed = tuple(computed)
 
     def items(self) -> Any:
-        """Yields the logged rows, then None for every computed key."""
+        """Returns the logged entries, then None for every computed key."""
         return [*super().items(), *((key, None) for key in self._computed if key not in self)]
 
 
 def cluster_sums(samples: Iterable[Iterable[Sequence[Any]]], columns: int) -> NDArray[np.float64]:
-    """Adds the rows of all samples (cluster, values) up, float64 [columns, C], clusters in the order of their names."""
+    """Sums the rows (cluster, values) of all samples by cluster, float64 [columns, C], clusters sorted by name."""
     sums: dict[str, NDArray[np.float64]] = {}
     for rows in samples:
         for name, *values in rows:
@@ -108,14 +113,16 @@ def cluster_sums(samples: Iterable[Iterable[Sequence[Any]]], columns: int) -> ND
 
 @dataclass
 class PerplexityMetrics:
-    """Computes the metrics of one task run.
+    """Computes the metrics of one task in one run.
 
     Attributes:
-        same_targets: whether every length scores the same targets with only the context differing. Then `nll_change@L`
-            is NLL at L minus NLL at the shortest length: below zero, the longer context helps.
-        beside: other conditions under which the same targets are scored. Samples log their rows under
+        lengths: context lengths in tokens, ascending.
+        seed: seed of the bootstrap.
+        same_targets: whether every length scores the same targets, so that only the context differs. There is then a
+            metric `nll_change@L`, NLL at L minus NLL at the shortest length: below zero, the longer context helps.
+        beside: further conditions under which the same targets are scored. Samples log their sums under
             `nll_<condition>@L`; `gain_over_<condition>@L` is that NLL minus `nll@L`, paired by document.
-        longppl: whether samples also log rows of key tokens under `longppl@L`.
+        longppl: whether samples also log sums over key tokens under `longppl@L`.
     """
 
     lengths: Sequence[int]
@@ -127,13 +134,16 @@ class PerplexityMetrics:
     _nats: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Returns, for metrics that have a better direction, which it is."""
-        neither = ("_ci95", "tokens@", "clusters@")
-        keys = [key for key in self.aggregation() if not any(word in key for word in neither)]
+        """Returns whether higher is better, by metric key; intervals and counts are left out."""
+        undirected = ("_ci95", "tokens@", "clusters@")
+        keys = [key for key in self.aggregation() if not any(word in key for word in undirected)]
         return {key: key.startswith("gain_over_") for key in keys}
 
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
-        """Returns lm-eval's functions from the samples' values to a result, `nll@L` before what rests on it."""
+        """Returns lm-eval's aggregation functions by metric key.
+
+        lm-eval calls them in this order. `nll@L` comes first, since its function computes the values of the others.
+        """
         functions: dict[str, Callable[[list[Any]], Any]] = {
             metric_key("nll", length): functools.partial(self._nll, length) for length in self.lengths
         }
@@ -195,8 +205,8 @@ def _finite(transform: Callable[[float], float], value: float) -> float | None:
     return result if math.isfinite(result) else None
 
 
-def _interval(estimate: RatioEstimate, transform: Callable[[float], float]) -> Shown | None:
+def _interval(estimate: RatioEstimate, transform: Callable[[float], float]) -> CompactList | None:
     if estimate.low is None or estimate.high is None:
         return None
     low, high = _finite(transform, estimate.low), _finite(transform, estimate.high)
-    return None if low is None or high is None else Shown([low, high])
+    return None if low is None or high is None else CompactList([low, high])

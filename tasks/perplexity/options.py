@@ -1,4 +1,4 @@
-"""What a user chooses with `--metadata` for the perplexity tasks."""
+"""The options of the perplexity tasks, which a user sets with `--metadata`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,35 +25,42 @@ Continued = Annotated[
 
 
 class CorpusOptions(TaskOptions):
-    """Which text a task reads; None leaves the corpus's own."""
+    """Options that choose the text of a task; None leaves the task's own corpus or setting."""
 
     title = "perplexity and attention spans: which text"
 
-    data_path: LocalPath | None = Field(default=None, description="Local file or folder to read instead.")
-    dataset: Text | None = Field(default=None, description="Hub dataset to read instead.")
+    data_path: LocalPath | None = Field(
+        default=None, description="Local file or folder to read instead of the task's corpus."
+    )
+    dataset: Text | None = Field(default=None, description="Hub dataset to read instead of the task's corpus.")
     dataset_config: Text | None = Field(default=None, description="Configuration of the hub dataset.")
     dataset_split: Text | None = Field(default=None, description="Split of the hub dataset.")
     text_field: Text | None = Field(default=None, description="Field or column that holds the text.")
     split: Split | None = Field(
         default=None,
-        description='Cuts documents into smaller ones: "paragraph", "512 tokens", or a regular expression that matches '
-        "between them.",
+        description='Splits documents into smaller ones: "paragraph", "512 tokens", or a regular expression that '
+        "matches the text between them.",
     )
 
     def check_text(self, corpus: str) -> None:
-        """Refuses options that name no text, or one that the task's own corpus cannot be.
+        """Checks that the options name a text and suit the task's corpus.
+
+        Args:
+            corpus: the corpus that the task's YAML names.
 
         Raises:
-            UserError: saying what to name.
+            UserError: they name no text, or wikitext would come from another dataset or be split.
         """
         if corpus == "wikitext" and (self.dataset is not None or self.text_field is not None):
             raise UserError(
-                "Expected wikitext to come from its own hub dataset or from data_path, found dataset or text_field in "
-                "--metadata: use sb_text with the same values for another dataset."
+                "wikitext tasks read their own hub dataset or data_path, but --metadata sets dataset or text_field: "
+                "use the sb_text tasks with the same values for another dataset."
             )
         if corpus == "wikitext" and self.split is not None:
-            expected = "Expected no split for wikitext, whose documents are its pages"
-            raise UserError(f"{expected}, found one in --metadata: use sb_text with data_path or dataset.")
+            raise UserError(
+                "The documents of wikitext are its pages and cannot be split: remove split from --metadata, or use the "
+                "sb_text tasks with data_path or dataset."
+            )
         if self.data_path is None and self.dataset is None and corpus not in (*HUB_DATASETS, _STDLIB):
             remedy = 'name one with --metadata \'{"data_path": "..."}\' or \'{"dataset": "owner/name"}\''
             raise UserError(f"Expected a text to read, found none: {remedy}.")
@@ -67,32 +74,36 @@ class PerplexityOptions(CorpusOptions):
 
     bos: Literal["text", "window"] | None = Field(
         default=None,
-        description='What is fed before a window: the token before it in the text ("text"), or BOS ("window"); None is '
-        "the tokenizer's default.",
+        description='Token that is fed before a window: the preceding token of the text ("text"), or BOS ("window"); '
+        "None follows the tokenizer.",
     )
     separator: Text | None = Field(default=None, description="Text between joined documents; None is the EOS token.")
     targets_per_window: Count | None = Field(
-        default=None, description="Scored targets of a fixed-target window; None is the protocol's default."
+        default=None, description="Scored targets of a window of fixed_target; None takes the protocol's default."
     )
     continues: Continued | None = Field(
         default=None,
-        description="Results file of a finished fixed_target run, whose targets are scored at these context_lengths; "
-        'None looks for one in --output_path; "none" does not.',
+        description="Results file of a finished fixed_target run whose targets this run scores at its context_lengths; "
+        'None searches --output_path for one, and "none" does not.',
     )
-    blocks_per_document: Count = Field(default=4, description="Most target blocks that one document gives.")
+    blocks_per_document: Count = Field(default=4, description="Largest number of target blocks from one document.")
     riffled_documents: Annotated[int, whole(2)] = Field(
-        default=4, description="Documents that share a context of the riffled protocol."
+        default=4, description="Number of documents in each context of the riffled protocol."
     )
     piece_tokens: Count = Field(
-        default=64, description="Tokens of a piece of the riffled protocol; the last piece is scored."
+        default=64, description="Tokens in a piece of the riffled protocol; the last piece is scored."
     )
-    stride: Count | None = Field(default=None, description="New targets of a sliding window; None is half its length.")
+    stride: Count | None = Field(
+        default=None, description="New targets in each sliding window; None is half the window's length."
+    )
     longppl_evaluator: Text | None = Field(
         default=None,
-        description="Checkpoint or hub id of the model that chooses LongPPL's key tokens; None is no LongPPL.",
+        description="Checkpoint or hub id of the model that selects LongPPL's key tokens; None computes no LongPPL.",
     )
     context: Literal["document", "stream"] | None = Field(
-        default=None, description="Where a window's left context may come from; None is the protocol's default."
+        default=None,
+        description='Source of a window\'s left context: its own document ("document") or the joined text ("stream"); '
+        "None takes the protocol's default.",
     )
     seed: WholeNumber = Field(default=PERPLEXITY_SEED, description="Seed of sampling and of the bootstrap.")
 
@@ -101,10 +112,12 @@ class PerplexityOptions(CorpusOptions):
         """Reads the options of one task.
 
         Raises:
-            UserError: as for every task, and for a protocol, which is part of a task's name.
+            UserError: as for every task, or the metadata set a protocol, which is part of a task's name.
         """
         if "protocol" in metadata:
-            expected = f"{task}: expected the protocol in the task's name"
-            remedy = "name the task sb_<corpus>_<protocol>, such as sb_text_stream (`sbeval ls` lists them)"
-            raise UserError(f"{expected}, found protocol {metadata['protocol']!r} in --metadata: {remedy}.")
+            remedy = "run the task sb_<corpus>_<protocol>, such as sb_text_stream (`sbeval ls` lists the tasks)"
+            raise UserError(
+                f"{task}: the task's name decides its protocol, but --metadata sets protocol "
+                f"{metadata['protocol']!r}: {remedy}."
+            )
         return super().of_task(task, metadata, definition)

@@ -1,7 +1,8 @@
-"""`pairs`: a user's own targets behind the last N tokens of their own contexts, and behind no context at all.
+"""`pairs`: the user's own targets, scored after the last N tokens of their own contexts and after no context.
 
-Pairs are lines of a .jsonl file. Context and target are tokenised together, and the tokens that the context's end alone
-does not have are the target's. N counts context; beside it stand the token that begins documents and the target.
+The pairs of context and target are the lines of a .jsonl file. Context and target are tokenised together; the tokens of
+the target are those that tokenising the context alone does not give. N counts only context tokens: the model's input
+also holds the token that begins documents, and the target.
 """
 
 import functools
@@ -27,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Pairs(PerplexityTask):
-    """Every target at every length, and alone; pairs with less context than the longest length are left out."""
+    """Scores the user's own targets after contexts of every length, and without context.
+
+    Pairs whose context is shorter than the longest length are left out.
+    """
 
     protocol = "pairs"
     beside = ("without",)
@@ -35,12 +39,14 @@ class Pairs(PerplexityTask):
     _targets: NDArray[np.int64]
 
     def source(self, tokenizer: Any) -> Corpus:
-        """Returns one document a pair, and counts the tokens of each target."""
+        """Returns a corpus with one document for each pair, and counts the tokens of each target."""
         path = self.options.data_path
-        other = self.options.dataset or self.options.split or self.options.text_field
-        if path is None or other is not None:
+        unusable = self.options.dataset or self.options.split or self.options.text_field
+        if path is None or unusable is not None:
             expected = "Expected the .jsonl file of your pairs as data_path and no dataset, split or text_field"
-            raise UserError(f'{expected}, found {other or "none"}: give --metadata \'{{"data_path": "FILE.jsonl"}}\'.')
+            raise UserError(
+                f'{expected}, found {unusable or "none"}: set --metadata \'{{"data_path": "FILE.jsonl"}}\'.'
+            )
         counter = TokenCounter(tokenizer)
         pairs = functools.partial(local_pairs, path, "context", "target")
         ends = [(context[-TAIL_CHARACTERS:], target) for _, context, target in pairs()]
@@ -55,20 +61,20 @@ class Pairs(PerplexityTask):
         )
 
     def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
-        """Returns the token that begins documents, before every context and where there is none."""
+        """Returns a lead-in that feeds the token that begins documents, also where a target has no context."""
         return LeadIn(policy="window", token=prefix_token_id(tokenizer))
 
     def settle(self) -> SettledLengths:
-        """Takes contexts as long as a pair has, and as the model takes with the longest target behind."""
+        """Chooses lengths up to the longest context, for which the model also has room for the longest target."""
         room = self.corpus.document_tokens - self._targets
         longest = int(self._targets.max())
         because = f"the longest context has {room.max()} tokens"
-        text = Limit(int(room.max()), because, "ask for shorter context_lengths or give longer contexts")
+        text = Limit(int(room.max()), because, "set shorter context_lengths or give longer contexts")
         model = [limit._replace(tokens=limit.tokens - longest) for limit in self.model_limits()]
         return self.settle_within([text, *model], room)
 
     def blocks(self) -> list[dict[str, Any]]:
-        """One pair is one block."""
+        """Returns one block for each pair whose context is long enough."""
         bounds = zip(self.corpus.starts[:-1].tolist(), self.corpus.stops.tolist(), self._targets.tolist(), strict=True)
         longest = self.lengths.scored[-1]
         pairs = [
@@ -77,19 +83,21 @@ class Pairs(PerplexityTask):
             if targets and stop - targets - longest >= start
         ]
         if short := len(self.corpus.names) - len(pairs):
-            words = "%s: left out %d of %d pairs, whose contexts are shorter than the longest length, %d tokens"
-            log.warning(words, self.config.task, short, len(self.corpus.names), longest)
+            message = (
+                "%s: left out %d of %d pairs because their contexts are shorter than the longest length, %d tokens"
+            )
+            log.warning(message, self.config.task, short, len(self.corpus.names), longest)
         return pairs
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
-        """Returns the target behind some of its context."""
+        """Returns the window of the target with the last `context_length` tokens of its context."""
         return [Window(block["start"] - context_length, block["stop"], block["stop"] - block["start"])]
 
     def distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:
-        """Adds the target alone."""
+        """Adds the window of the target without context."""
         return [*super().distinct_windows(block), *self.windows(block, 0)]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the rows of the target alone."""
+        """Adds the sums over the target without context under `nll_without@L`."""
         alone = document_rows(self.corpus, self.windows(doc, 0), nll)
         return super().logged(doc, nll) | {metric_key("nll_without", length): alone for length in self.lengths.scored}

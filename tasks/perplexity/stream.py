@@ -1,7 +1,7 @@
-"""Protocols over blocks of the longest length: `stream`, `sliding`, and `position`, which reports by position.
+"""Protocols over blocks of the longest context length: `stream`, `sliding` and `position`.
 
-By default blocks are cut from all documents joined; with `context` "document" they are cut inside documents at least as
-long as the longest length, which is a series of its own.
+By default blocks are cut from all documents joined. With `context` "document" they are cut inside documents that are at
+least as long as the longest context length; reports show these results as a separate series.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,30 +14,35 @@ from sbeval.corpora.windows import Window, disjoint_windows, position_bins, slid
 from sbeval.errors import UserError
 from sbeval.results.intervals import RatioEstimate, ratio_interval
 from sbeval.tasks.lengths import SettledLengths
-from sbeval.tasks.perplexity.metrics import Shown, WindowNll, cluster_sums
+from sbeval.tasks.perplexity.metrics import CompactList, WindowNll, cluster_sums
 from sbeval.tasks.perplexity.task import PerplexityTask
 
 
 class Stream(PerplexityTask):
-    """Disjoint windows; every length scores the same targets."""
+    """Disjoint windows of L tokens, all of which are scored; every length scores the same targets."""
 
     protocol = "stream"
 
     def settle(self) -> SettledLengths:
-        """Takes lengths that divide the longest one, up to what the text can fill."""
+        """Chooses lengths that divide the longest one, which the text must be able to fill.
+
+        Raises:
+            UserError: a length does not divide the longest one.
+        """
         lengths = super().settle()
         longest = lengths.scored[-1]
         if odd := [length for length in lengths.scored if longest % length]:
             raise UserError(
                 f"{self.config.task}: expected context_lengths that divide the longest, {longest}, so that each scores "
-                f"the same targets, found {odd}: ask for divisors of {longest}."
+                f"the same targets, found {odd}: use divisors of {longest}."
             )
         return lengths
 
     def blocks(self) -> list[dict[str, Any]]:
-        """One block is one window of the longest length; what is left at the end of a region is cut off.
+        """Returns one block for each window of the longest length; the rest at the end of a region is not scored.
 
-        Regions take turns, so that a run over the first few blocks has as many clusters as it can.
+        A region is the joined text or one document. Blocks are taken from the regions in turn, so that `--limit`
+        selects as many documents as possible.
         """
         longest = self.lengths.scored[-1]
         if self.context == "stream":
@@ -49,32 +54,36 @@ class Stream(PerplexityTask):
         return [{"block": i, "region": first, "start": start, "stop": start + longest} for i, (first, start) in starts]
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
-        """Cuts the block into disjoint windows."""
+        """Cuts a block into disjoint windows."""
         return disjoint_windows(block["start"], block["stop"], context_length)
 
 
 class Sliding(Stream):
-    """Windows of L inputs that move on by a stride and score what is new; every token is scored once."""
+    """Overlapping windows of L inputs that advance by a stride; each window scores only its new targets."""
 
     protocol = "sliding"
 
     def strides(self) -> dict[int, int]:
-        """Returns the stride at every length: the one asked for, else half the length."""
+        """Returns the stride in tokens by context length: the option `stride`, or half the length."""
         return {length: self.options.stride or max(1, length // 2) for length in self.lengths.scored}
 
     def settle(self) -> SettledLengths:
-        """Takes lengths as `stream` does, and strides that divide the longest and skip no token."""
+        """Chooses lengths as `stream` does, and checks that the strides divide the longest one and skip no token.
+
+        Raises:
+            UserError: a stride does not.
+        """
         self.lengths = lengths = super().settle()
         for length, stride in self.strides().items():
             if stride > length or lengths.scored[-1] % stride:
                 raise UserError(
                     f"{self.config.task}: expected a stride of at most the context length {length} that divides the "
-                    f"longest, {lengths.scored[-1]}, found {stride}: ask for another stride."
+                    f"longest, {lengths.scored[-1]}, found {stride}: set another stride."
                 )
         return lengths
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
-        """Moves over the block's targets, with left context from the block before."""
+        """Returns the sliding windows over a block's targets; their left context may begin in the previous block."""
         stride = self.strides()[context_length]
         return sliding_windows(block["start"], block["stop"], context_length, stride=stride, region=block["region"])
 
@@ -84,13 +93,13 @@ BinRow = tuple[str, float, int]
 
 
 class Position(Stream):
-    """Blocks of `stream`, scored at the longest length alone and reported by position, in log-spaced bins."""
+    """Scores the blocks of `stream` at the longest length only, and reports NLL by position in log-spaced bins."""
 
     protocol = "position"
     _estimates: Sequence[RatioEstimate] = ()
 
     def settle(self) -> SettledLengths:
-        """Takes the longest length alone."""
+        """Chooses only the longest length."""
         lengths = self.settle_full_windows(targets=0)
         return lengths._replace(scored=lengths.scored[-1:])
 
@@ -99,27 +108,27 @@ class Position(Stream):
         return [*super().cuts(block, window), *(first - 1 for first, _ in position_bins(window.scored))]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the rows of every bin by source document under `position_nll`."""
+        """Adds the sums of every bin by source document under `position_nll`."""
         (window,) = self.windows(doc, self.lengths.scored[0])
         return super().logged(doc, nll) | {"position_nll": self._bin_rows(window, nll[window])}
 
     def aggregation(self) -> dict[str, Any]:
-        """Adds the mean NLL of every bin, its interval and its number of clusters."""
+        """Adds the mean NLL of every bin, its confidence interval and its number of clusters."""
 
-        def means(samples: list[list[list[BinRow]]]) -> Shown:
+        def means(samples: list[list[list[BinRow]]]) -> CompactList:
             sums = [cluster_sums(rows, 2) for rows in zip(*samples, strict=True)]
             self._estimates = [ratio_interval(nats, tokens, seed=self.options.seed) for nats, tokens in sums]
             bins = position_bins(self.lengths.scored[0])
             values = zip(bins, self._estimates, [int(tokens.sum()) for _, tokens in sums], strict=True)
-            return Shown([*ends, ratio.estimate, count] for ends, ratio, count in values)
+            return CompactList([*ends, ratio.estimate, count] for ends, ratio, count in values)
 
-        def intervals(samples: list[Any]) -> Shown:
-            return Shown(None if ratio.low is None else [ratio.low, ratio.high] for ratio in self._estimates)
+        def intervals(samples: list[Any]) -> CompactList:
+            return CompactList(None if ratio.low is None else [ratio.low, ratio.high] for ratio in self._estimates)
 
-        def clusters(samples: list[Any]) -> Shown:
-            return Shown(ratio.clusters for ratio in self._estimates)
+        def clusters(samples: list[Any]) -> CompactList:
+            return CompactList(ratio.clusters for ratio in self._estimates)
 
-        # lm-eval calls these in the order of their keys, the means first
+        # lm-eval calls these in order: the means must come first, since the others use their estimates
         further = {"position_nll": means, "position_nll_ci95": intervals, "position_clusters": clusters}
         return super().aggregation() | further
 

@@ -1,4 +1,4 @@
-"""What all perplexity protocols share: one lm-eval document is one block, cut anew at every context length."""
+"""The base class of all perplexity protocols: one lm-eval document is one block, cut into windows at every length."""
 
 import dataclasses
 import functools
@@ -38,15 +38,17 @@ log = logging.getLogger(__name__)
 
 
 class PerplexityTask(BaseTask):
-    """A perplexity protocol over one corpus, named by the YAML's `dataset_name`.
+    """A perplexity protocol over the corpus that the YAML's `dataset_name` names.
 
-    Subclasses plan blocks, cut each into windows for every context length, and may add metrics. lm-eval's constructor
-    calls `download`, which prepares everything; its evaluation then calls `build_all_requests` and, for each block,
-    `process_results`.
+    Subclasses plan blocks, cut each block into windows for every context length, and may add metrics. lm-eval's
+    constructor calls `download`, which tokenises the corpus and plans the blocks. Its evaluation then calls
+    `build_all_requests` and, for each block, `process_results`.
 
     Attributes:
-        special_tokens: whether documents are encoded with the special tokens their tokenizer adds.
-        beside: other conditions under which the same targets are scored.
+        protocol: the name of the protocol in records.
+        special_tokens: whether documents are encoded with the special tokens that their tokenizer adds.
+        beside: further conditions under which the same targets are scored.
+        default_context: the value of `context` where the user sets none.
     """
 
     protocol: str
@@ -63,71 +65,82 @@ class PerplexityTask(BaseTask):
 
     @abstractmethod
     def blocks(self) -> list[dict[str, Any]]:
-        """Returns the documents lm-eval counts; needs `lengths`."""
+        """Returns the blocks, which lm-eval treats as documents; called after `lengths` is set."""
 
     @abstractmethod
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
-        """Cuts a block at one context length."""
+        """Cuts a block into the windows of one context length."""
 
     def source(self, tokenizer: Any) -> Corpus:
-        """Returns the text; needs `options`."""
+        """Returns the corpus; called after `options` is set."""
         return load_corpus(self.config.dataset_name, self.options, tokenizer)
 
     def settle(self) -> SettledLengths:
-        """Chooses the context lengths; needs `options` and `corpus`."""
+        """Chooses the context lengths; called after `options` and `corpus` are set."""
         return self.settle_full_windows(targets=0)
 
     def settle_full_windows(self, *, targets: int) -> SettledLengths:
-        """Chooses lengths that leave room for `targets` more tokens in the stream or a document."""
+        """Chooses lengths for which the joined text, or a document, has room beside `targets` further tokens."""
         hard = [text_limit(self.corpus, self.context, targets=targets), *self.model_limits()]
         return self.settle_within(hard, None if self.context == "stream" else self.corpus.document_tokens - targets)
 
     def settle_within(self, hard: Limits, room: NDArray[np.int64] | None) -> SettledLengths:
-        """Chooses lengths within hard limits; the default ones as far as enough documents have [C] room for them."""
+        """Chooses lengths within hard limits.
+
+        Default lengths must also leave enough documents for a confidence interval. `room` holds the largest context of
+        each document in tokens, int64 [documents]; None skips that check.
+        """
         defaults, name = self.options.default_lengths, self.config.task
         by_default = [] if room is None else interval_limits(room, shortest=defaults[0])
         return settle_lengths(name, self.options.context_lengths, defaults, hard=hard, by_default=by_default)
 
     @property
     def context(self) -> str:
-        """Where a window's left context may come from: "document" or "stream"."""
+        """Source of a window's left context: "document" (its own document) or "stream" (the joined text)."""
         return self.options.context or self.default_context
 
     def model_limits(self) -> list[Limit]:
-        """Returns the limits that the model under test sets."""
+        """Returns the limits that the evaluated model sets."""
         return model_limits(self.options.max_length, model_positions(self.config.metadata))
 
     def targets_per_window(self) -> int | None:
-        """Returns the scored targets of every window where the protocol fixes them."""
+        """Returns the number of scored targets in every window, None where the protocol does not fix it."""
         return None
 
     def room_tokens(self) -> int | None:
-        """Returns the left context that every target was chosen to have, where targets are chosen by it."""
+        """Returns the left context in tokens by which targets were chosen, None where they are not chosen by it."""
         return None
 
     def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
-        """Refuses to continue a finished run, where another length has other targets."""
+        """Checks the targets against those of a finished run that this run continues; only `fixed_target` supports it.
+
+        Args:
+            chosen: the blocks of the whole run.
+            targets_sha256: the hash of their targets.
+
+        Raises:
+            UserError: the option `continues` names a file.
+        """
         if self.options.continues not in (None, "none"):
             raise UserError(
-                f"{self.config.task}: expected no results to continue, found {str(self.options.continues)!r}: only "
-                "fixed_target scores the same targets at further lengths; leave continues out and run all lengths "
-                "at once."
+                f"{self.config.task} cannot continue {str(self.options.continues)!r}, because only fixed_target scores "
+                "the same targets at further lengths: remove continues and run all lengths at once."
             )
 
     def strides(self) -> dict[int, int] | None:
-        """Returns the stride at every length where windows overlap."""
+        """Returns the stride in tokens by context length, None where windows do not overlap."""
         return None
 
     def separator(self, tokenizer: Any) -> tuple[int, ...]:
-        """Returns the tokens between documents."""
+        """Returns the tokens that separate joined documents."""
         return separator_ids(tokenizer, self.options.separator)
 
     def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
-        """Returns what is fed before a window's first target."""
-        return LeadIn.settle(self.config.task, tokenizer, asked=self.options.bos, separator=separator)
+        """Returns the rule for the token that is fed before a window's first target."""
+        return LeadIn.settle(self.config.task, tokenizer, requested=self.options.bos, separator=separator)
 
     def download(self, dataset_kwargs: Any = None, **kwargs: Any) -> None:
-        """Prepares the tokens and plans the blocks; called by the constructor."""
+        """Tokenises the corpus and plans the blocks; lm-eval's constructor calls it."""
         name, metadata = self.config.task, self.config.metadata
         self.options = PerplexityOptions.of_task(name, metadata)
         tokenizer = model_tokenizer(metadata, name)
@@ -143,13 +156,13 @@ class PerplexityTask(BaseTask):
         self.lengths = self.settle()
         if self.lengths.dropped:
             dropped = list(self.lengths.dropped)
-            log.warning("%s: left out default context lengths %s, since %s", name, dropped, self.lengths.reason)
+            log.warning("%s: left out default context lengths %s, because %s", name, dropped, self.lengths.reason)
         same_targets = self.protocol in IDENTICAL_TARGETS
         self.metrics = PerplexityMetrics(self.lengths.scored, self.options.seed, same_targets, self.beside)
         if not (blocks := self.blocks()):
-            raise UserError(f"{name}: expected text in corpus {source.name!r}, found none: give a longer text.")
+            raise UserError(f"{name}: the corpus {source.name!r} holds no text to score: give a longer text.")
         self.keep_documents(blocks)
-        joint = None if self.lead_in.policy == "hf" else tokenizer.decode(list(separator))
+        separator_text = None if self.lead_in.policy == "hf" else tokenizer.decode(list(separator))
         record = TaskRecord(
             family="perplexity",
             corpus=source.name,
@@ -157,7 +170,7 @@ class PerplexityTask(BaseTask):
             corpus_detail=source.recorded_detail(),
             protocol=self.protocol,
             context=self.context,
-            separator=joint,
+            separator=separator_text,
             bos=self.lead_in.policy,
             lengths=list(self.lengths.scored),
             dropped_lengths=list(self.lengths.dropped),
@@ -172,7 +185,11 @@ class PerplexityTask(BaseTask):
         self.keep_record(record, tokenizer)
 
     def build_all_requests(self, *, limit: int | None = None, samples: list[int] | None = None, **kwargs: Any) -> None:
-        """Builds the requests of this process, and records what the whole run scores."""
+        """Builds the requests of this rank, and records the targets that all ranks score together.
+
+        Raises:
+            UserError: there are fewer blocks than ranks, or the targets are not those of the continued run.
+        """
         chosen = [block for _, block in self.doc_iterator(rank=0, limit=limit, samples=samples, world_size=1)]
         processes = int(kwargs.get("world_size", 1))
         if len(chosen) < processes:
@@ -197,18 +214,18 @@ class PerplexityTask(BaseTask):
             seen_documents=seen,
         )
         if seen:
-            words = "%s: the model was trained on at least %d of the documents scored, %s among them"
-            log.warning(words, self.config.task, len(seen), seen[0])
+            message = "%s: the model was trained on at least %d of the scored documents, such as %s"
+            log.warning(message, self.config.task, len(seen), seen[0])
         self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))
-        # lm-eval's request cache knows nothing of corpus, tokenizer or lengths
+        # lm-eval's request cache does not depend on corpus, tokenizer or lengths, so it could return other requests
         kwargs["cache_requests"] = False
         super().build_all_requests(limit=limit, samples=samples, **kwargs)
 
     def _warn_of_few_documents(self, documents: int) -> None:
         if documents < MINIMUM_CLUSTERS:
             log.warning(
-                "%s: %d document%s scored, and an interval needs %d, so there will be none; a larger --limit, more "
-                'text, or text cut into documents with --metadata \'{"split": "paragraph"}\' gives more',
+                "%s: only %d document%s scored, and a confidence interval needs %d, so the results will have none; for "
+                'more documents use a larger --limit, more text, or --metadata \'{"split": "paragraph"}\'',
                 self.config.task,
                 documents,
                 " is" if documents == 1 else "s are",
@@ -227,7 +244,10 @@ class PerplexityTask(BaseTask):
         return instances
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Returns the scored targets of a block's window with which another sum begins: those of the next document."""
+        """Returns the indices of scored targets at which a new sum begins: here those that begin a document.
+
+        A model that reports only sums of log-probabilities scores the stretches between cuts separately.
+        """
         first = window.stop - window.scored
         starts = self.corpus.starts
         inside = starts[np.searchsorted(starts, first, side="right") : np.searchsorted(starts, window.stop)]
@@ -243,7 +263,7 @@ class PerplexityTask(BaseTask):
         )
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> SampleMetrics:
-        """Returns the block's rows by source document under `nll@L`; the other keys are computed from them."""
+        """Returns the block's sums by source document under `nll@L`; all other metrics are computed from them."""
         nll = {
             window: checked_nll(self.config.task, window, result, null=self.records_null)
             for window, result in zip(self.distinct_windows(doc), results, strict=True)
@@ -251,21 +271,21 @@ class PerplexityTask(BaseTask):
         return SampleMetrics(self.logged(doc, nll), self.aggregation())
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Returns what a block's sample holds, given the NLL in nats of each window's scored targets."""
+        """Returns the values that a block's sample logs, from the NLL in nats of each window's scored targets."""
         return {metric_key("nll", length): self.rows(doc, length, nll) for length in self.lengths.scored}
 
     def rows(self, doc: Mapping[str, Any], context_length: int, nll: WindowNll) -> list[ClusterSums]:
-        """Adds a block's targets at one length up by source document."""
+        """Returns the sums over a block's targets at one length, by source document."""
         return document_rows(self.corpus, self.windows(doc, context_length), nll)
 
     def aggregation(self) -> dict[str, Any]:
-        """Returns lm-eval's aggregation functions by metric key."""
+        """Returns lm-eval's aggregation function of every metric, by metric key."""
         return dict(self.metrics.aggregation())
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Says which direction is better, for each metric that has one."""
+        """Returns whether higher is better, by metric key, for each metric that has a better direction."""
         return self.metrics.higher_is_better()
 
     def distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:
-        """Returns what is scored of a block, each window once."""
+        """Returns the windows of a block at all lengths, without repetitions."""
         return list(dict.fromkeys(window for length in self.lengths.scored for window in self.windows(block, length)))

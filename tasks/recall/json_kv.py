@@ -1,7 +1,8 @@
-"""JSON key-value retrieval: an object of random pairs that fills the length; which value has one of its keys?
+"""JSON key-value retrieval: the prompt is a long JSON object of random pairs and asks for the value of one key.
 
-After Liu et al., *Lost in the Middle* (arXiv 2307.03172), as HELMET has it (Yen et al., arXiv 2410.02694): the object
-first, two worked examples, keys and values that are UUIDs. The instruction's words are this project's.
+After Liu et al., *Lost in the Middle* (arXiv 2307.03172), in the form of HELMET (Yen et al., arXiv 2410.02694): the
+object comes first, then two worked examples; keys and values are UUIDs. The wording of the instruction is this
+project's.
 """
 
 import dataclasses
@@ -22,17 +23,17 @@ from sbeval.tasks.ruler.options import NiahOptions
 
 POOL_PAIRS, BLOCK_PAIRS = 65536, 8192
 LEAST_PAIR_TOKENS = 32
-"""Pairs of UUIDs take more with every tokenizer tried, so the pool fills 2M tokens."""
+"""Lower bound for the tokens of a pair of UUIDs, with every tokenizer that was tried; the pool fills 2M tokens."""
 INSTRUCTION = "Look up keys in the JSON object above."
 
 
 class JsonKvGenerator(NiahGenerator):
-    """Makes the samples of JSON key-value retrieval: needles that are pairs, in a haystack of other pairs.
+    """Makes the samples of JSON key-value retrieval: the needles are pairs in a haystack of other pairs.
 
-    Of `num_needle_k` keys the first is asked for, the others are worked examples.
+    One of the `num_needle_k` keys is the question; the others become worked examples.
 
     Raises:
-        UserError: another haystack than pairs, or several answers.
+        UserError: the options name another haystack, or several answers.
     """
 
     def __init__(self, options: NiahOptions, *, task: str, **setting: Any) -> None:
@@ -40,21 +41,21 @@ class JsonKvGenerator(NiahGenerator):
         self._block_tokens: list[NDArray[np.int64]] = []
         if options.type_haystack != "needle" or not self.asks_one:
             remedy = "leave type_haystack, num_needle_q and num_needle_v out"
-            raise UserError(f"{task} asks for one value in an object of pairs: {remedy}.")
+            raise UserError(f"{task} asks for one value in one JSON object: {remedy}.")
 
     def steps(self, length: int) -> None:
-        """Returns None: NVIDIA's scripts have no such task."""
+        """Returns None, since NVIDIA's scripts have no such task."""
 
     def needle(self, key: str, value: str) -> str:
         """Returns one pair of the object."""
         return f'"{key}": "{value}",'
 
     def value_in_needle(self, value: str) -> str:
-        """Returns a value as a pair shows it, and as nothing else does."""
+        """Returns a value as it stands in its pair and nowhere else in the prompt."""
         return f': "{value}"'
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
-        """Makes sample `index`, the same at every length; pairs are counted as far as a length needs them."""
+        """Makes sample `index`, which is the same at every length; only as many pairs as a length needs are counted."""
         blocks = 1 + context_length // (LEAST_PAIR_TOKENS * BLOCK_PAIRS)
         for first in range(len(self._block_tokens) * BLOCK_PAIRS, min(POOL_PAIRS, blocks * BLOCK_PAIRS), BLOCK_PAIRS):
             lines = self._lines[0][first : first + BLOCK_PAIRS]
@@ -68,7 +69,7 @@ class JsonKvGenerator(NiahGenerator):
 
     @functools.cached_property
     def _lines(self) -> tuple[list[str], frozenset[str]]:
-        """The lines of all pairs, and their keys and values."""
+        """The lines of all pairs, and the set of their keys and values."""
         rng = seeded_random(*self._name, "pool")
         keys, values = (draw_distinct(kind, POOL_PAIRS, rng, frozenset()) for kind in self._kinds)
         lines = [self.needle(key, value) + "\n" for key, value in zip(keys, values, strict=True)]
@@ -76,11 +77,11 @@ class JsonKvGenerator(NiahGenerator):
 
     @property
     def haystack_strings(self) -> frozenset[str]:
-        """Keys and values of all pairs of the haystack."""
+        """Keys and values of all pairs in the haystack."""
         return self._lines[1]
 
     def _make_haystack(self, index: int) -> Haystack:
-        """Orders the pairs block by block, so that a longer haystack begins with a shorter one."""
+        """Shuffles the pairs within each block, so that a shorter haystack is the beginning of a longer one."""
         name = (*self._name, index, "haystack")
         blocks = range(len(self._block_tokens))
         order = np.concatenate([i * BLOCK_PAIRS + seeded_order(BLOCK_PAIRS, *name, i) for i in blocks])
@@ -89,18 +90,20 @@ class JsonKvGenerator(NiahGenerator):
 
     def _make(self, index: int) -> HaystackDraft:
         draft = super()._make(index)
-        pairs: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+        queried_pairs: list[tuple[str, str]] = []
+        example_pairs: list[tuple[str, str]] = []
         for insert in draft.inserts:
-            pairs[insert.asked] += json.loads(f"{{{insert.text[:-2]}}}").items()
-        ((asked, _),) = pairs[True]
-        shown = "".join(f"Key: {key} Value: {value}\n" for key, value in pairs[False])
+            pairs = queried_pairs if insert.is_queried else example_pairs
+            pairs += json.loads(f"{{{insert.text[:-2]}}}").items()
+        ((queried_key, _),) = queried_pairs
+        examples = "".join(f"Key: {key} Value: {value}\n" for key, value in example_pairs)
         rng = seeded_random(*self._name, index, "last pair")
-        taken = self.haystack_strings.union(*(pair for some in pairs.values() for pair in some))
+        taken = self.haystack_strings.union(*queried_pairs, *example_pairs)
         last_key, last_value = (draw_distinct(kind, 1, rng, taken)[0] for kind in self._kinds)
         return dataclasses.replace(
             draft,
             opening=["{\n"],
-            closing=f'"{last_key}": "{last_value}"}}\n\n{INSTRUCTION}\n{shown}Key: {asked}',
+            closing=f'"{last_key}": "{last_value}"}}\n\n{INSTRUCTION}\n{examples}Key: {queried_key}',
             answer_prefix="Value:",
             most_units=len(self._block_tokens) * BLOCK_PAIRS,
         )
@@ -113,4 +116,4 @@ class JsonKvTask(NiahTask):
 
 
 class ForcedJsonKvTask(ForcedNiahTask, JsonKvTask):
-    """The same prompts, the value scored under the model in one forward pass."""
+    """The prompts of `sb_json_kv`; one forward pass scores the value instead of generating it."""

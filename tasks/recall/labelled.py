@@ -1,7 +1,7 @@
-"""Labelled texts for many-shot classification, from the hub or from disk in the same layouts.
+"""Loads labelled texts for many-shot classification, from the hub or from local files in the same layouts.
 
-The datasets and their fields are those of HELMET (Yen et al., arXiv 2410.02694). Three of them are scripts on the hub,
-which `datasets` no longer runs, so the hub's own conversion to Parquet is read.
+The datasets and their fields are those of HELMET (Yen et al., arXiv 2410.02694). Three of them are loading scripts on
+the hub, which `datasets` no longer runs; for these the hub's conversion to Parquet is read.
 """
 
 import hashlib
@@ -19,17 +19,19 @@ from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus, load_from_hub
 
 HELD_OUT = 10
-"""Where there is no split for questions, one text in so many is a question and no shot."""
+"""If a dataset has no split for questions, one text in `HELD_OUT` becomes a question and is not used as a shot."""
 
 
 class HubLabels(NamedTuple):
-    """Where labelled texts lie in a dataset on the hub.
+    """The place of labelled texts in a dataset on the hub.
 
     Attributes:
         key: the option that names a local copy.
+        path: the dataset's id on the hub.
+        config: the dataset's configuration.
         converted: whether the hub's conversion to Parquet is read.
-        label_field: column of the labels; texts are in `text`.
-        asked: split of the questions, None where there is only `train`.
+        label_field: column of the labels; the texts are in the column `text`.
+        question_split: split of the questions, None if there is only `train`.
     """
 
     key: str
@@ -37,7 +39,7 @@ class HubLabels(NamedTuple):
     config: str | None = None
     converted: bool = True
     label_field: str = "label"
-    asked: str | None = "test"
+    question_split: str | None = "test"
 
 
 SOURCES: dict[str, HubLabels] = {
@@ -45,19 +47,22 @@ SOURCES: dict[str, HubLabels] = {
     "trec_fine": HubLabels("trec", "CogComp/trec", label_field="fine_label"),
     "banking77": HubLabels("banking77", "PolyAI/banking77"),
     "clinc150": HubLabels("clinc150", "clinc/clinc_oos", "plus", False, "intent", "validation"),
-    "nlu": HubLabels("nlu", "xingkunliuxtracta/nlu_evaluation_data", asked=None),
+    "nlu": HubLabels("nlu", "xingkunliuxtracta/nlu_evaluation_data", question_split=None),
     "file": HubLabels("examples_file", "a path"),
 }
 
 
 class LabelledTexts(NamedTuple):
-    """Texts with labels; every label has a shot.
+    """Texts with labels; every label has at least one shot.
 
     Attributes:
-        shots: texts that are shown with their labels, each once.
-        shot_labels: int64 [shots], from 0 to labels - 1.
-        questions: texts that are asked for, none of them a shot.
-        question_labels: int64 [questions].
+        shots: distinct texts that prompts show with their labels.
+        shot_labels: labels of the shots, int64 [shots], from 0 to labels - 1.
+        questions: texts whose labels the model has to predict; none of them is a shot.
+        question_labels: labels of the questions, int64 [questions].
+        labels: number of different labels.
+        sha256: hash of texts and labels.
+        source: a local path or the dataset's id.
     """
 
     shots: list[str]
@@ -70,19 +75,19 @@ class LabelledTexts(NamedTuple):
 
 
 def task_labelled(options: ManyShotOptions) -> LabelledTexts:
-    """Returns the labelled texts that a task's options name: a file of rows, a folder with such files, or the hub's.
+    """Returns the labelled texts that a task's options name: a file, a folder of files, or a dataset on the hub.
 
-    Rows are .jsonl, .json, .csv or .parquet; a folder holds files for `train` and `test`.
+    Files are .jsonl, .json, .csv or .parquet; a folder holds one file for `train` and one for `test`.
 
     Raises:
-        UserError: there is nothing to read, or it has another layout.
+        UserError: there is no such file or dataset, or it has another layout.
     """
     return load_labelled(options.examples, getattr(options, SOURCES[options.examples].key))
 
 
 @kept_by_content(8, argument=1)
 def load_labelled(examples: str, path: str | None) -> LabelledTexts:
-    """Reads the texts of a key of `SOURCES`, from a path or, where there is none, from the hub."""
+    """Reads the texts of the source `examples`, a key of `SOURCES`, from a local path or, if that is None, the hub."""
     source = SOURCES[examples]
     splits = _splits(source, path)
     where = path or source.path
@@ -91,39 +96,39 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
         if not set(fields) <= set(rows.column_names):
             expected = f"Expected the columns {' and '.join(fields)} in {name} of {where}"
             raise UserError(f"{expected}, found {', '.join(rows.column_names)}: rename the columns of the file.")
-    asked_split = next((name for name in (source.asked, "test", "validation") if name in splits), None)
+    question_split = next((name for name in (source.question_split, "test", "validation") if name in splits), None)
     shots, questions = (
         [
             (" ".join(str(text).removeprefix(MARK).split()), label)
             for text, label in zip(*(rows[field] for field in fields), strict=True)
             if text and label is not None
         ]
-        for rows in (splits["train"], splits[asked_split] if asked_split else splits["train"].select([]))
+        for rows in (splits["train"], splits[question_split] if question_split else splits["train"].select([]))
     )
     shots = list(dict(shots).items())
-    if asked_split is None:
+    if question_split is None:
         held_out = set(seeded_order(len(shots), "held out", examples)[: len(shots) // HELD_OUT].tolist())
         questions = [row for number, row in enumerate(shots) if number in held_out]
         shots = [row for number, row in enumerate(shots) if number not in held_out]
     known = sorted({label for _, label in shots}, key=lambda label: (str(type(label)), label))
-    shown = {text for text, _ in shots}
+    shot_texts = {text for text, _ in shots}
     number = {label: i for i, label in enumerate(known)}
-    questions = [(text, label) for text, label in questions if label in number and text not in shown]
+    questions = [(text, label) for text, label in questions if label in number and text not in shot_texts]
     if len(known) < 2 or not questions:
         raise UserError(
-            f"Expected texts of two labels or more and other texts to ask for in {where}, found {len(known)} labels "
-            f"and {len(questions)} texts to ask for: name a file with more rows."
+            f"Expected texts with at least two labels, and further texts as questions, in {where}, found {len(known)} "
+            f"labels and {len(questions)} questions: name a file with more rows."
         )
-    texts, asked = ([text for text, _ in rows] for rows in (shots, questions))
+    texts, question_texts = ([text for text, _ in rows] for rows in (shots, questions))
     labels = [np.array([number[label] for _, label in rows], dtype=np.int64) for rows in (shots, questions)]
-    digest = hashlib.sha256("\x1e".join([*texts, "\x1d", *asked]).encode())
+    digest = hashlib.sha256("\x1e".join([*texts, "\x1d", *question_texts]).encode())
     for array in labels:
         digest.update(array.tobytes())
-    return LabelledTexts(texts, labels[0], asked, labels[1], len(known), digest.hexdigest(), where)
+    return LabelledTexts(texts, labels[0], question_texts, labels[1], len(known), digest.hexdigest(), where)
 
 
 def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
-    """Returns the tables by split, `train` among them."""
+    """Returns the tables of a local copy or of the hub by split; there is always a split `train`."""
     if path is None:
         if source.key == "examples_file":
             raise MissingCorpus([Missing(source.key, "PATH", source.path, "none is given")])
@@ -133,12 +138,17 @@ def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
 
 
 def local_splits(path: str, key: str, what: str) -> dict[str, Any]:
-    """Returns the tables of a file or folder by split, `train` among them; `key` names it in --metadata.
+    """Returns the tables of a local file or folder by split; there is always a split `train`.
+
+    Args:
+        path: the file or folder.
+        key: the option that names it, for errors.
+        what: a name of the data, for errors: "labelled texts".
 
     Raises:
-        UserError: there is nothing that can be read.
+        UserError: there is no such file, it cannot be read, or it has no split `train`.
     """
-    import datasets  # seconds; options are read without
+    import datasets  # imported late: it takes seconds, and options are read without it
 
     place = local_path(path)
     kind = {".jsonl": "json"}.get(place.suffix, place.suffix[1:])
@@ -149,9 +159,10 @@ def local_splits(path: str, key: str, what: str) -> dict[str, Any]:
     try:
         splits = datasets.load_dataset(str(place)) if place.is_dir() else datasets.load_dataset(kind, data_files=path)
     except Exception as error:  # the reader raises many unrelated classes for files it cannot read
-        expected = f"Expected rows of {what} at {path}"
-        remedy = "write one JSON object a line"
-        raise UserError(f"{expected}, found what cannot be read ({first_line(error)}): {remedy}.") from error
+        remedy = "write one JSON object on each line"
+        raise UserError(f"{path} cannot be read as rows of {what} ({first_line(error)}): {remedy}.") from error
     if "train" not in splits:
-        raise UserError(f"Expected train among the files of {path}, found {', '.join(splits)}: name one train.jsonl.")
+        raise UserError(
+            f"Expected a file for the split train in {path}, found {', '.join(splits)}: name one file train.jsonl."
+        )
     return dict(splits)

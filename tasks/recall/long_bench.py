@@ -1,7 +1,7 @@
-"""LongBench v2: questions on long texts with four choices, scored by log-likelihood in one forward pass.
+"""LongBench v2: questions on long texts with four choices, which one forward pass scores by log-likelihood.
 
-After Bai et al., *LongBench v2* (arXiv 2412.15204), with lm-eval's data and words. As there, a text that does not fit
-loses its middle, and every question is asked a second time without its text.
+After Bai et al., *LongBench v2* (arXiv 2412.15204), with lm-eval's data and wording. As in the paper, the middle of a
+text that is too long is removed, and every question is asked a second time without its text.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ _CUE = "Answer:"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CutDraft(Draft):
-    """A text whose middle is left out; a unit is one of its tokens.
+    """A sample with a text whose middle may be removed; a unit is one token of the text.
 
     Attributes:
-        starts: first character of each token, int64.
-        stops: the character behind each, int64.
+        starts: first character of each token, int64 [tokens].
+        stops: last + 1 character of each token, int64 [tokens].
     """
 
     text: str
@@ -40,7 +40,7 @@ class CutDraft(Draft):
     counter: TokenCounter
 
     def body(self, units: int) -> str:
-        """Returns the first and the last tokens."""
+        """Returns the first and the last tokens of the text, `units` in all."""
         if units >= len(self.starts):
             return self.text
         first, last = (units + 1) // 2, len(self.starts) - units // 2
@@ -48,13 +48,13 @@ class CutDraft(Draft):
         return begin + (self.text[self.starts[last] :] if last < len(self.starts) else "")
 
     def body_tokens(self, units: int) -> int:
-        """Counts the tokens of what is left of the text."""
+        """Counts the tokens of the shortened text."""
         before, after = self.body_ends()
         around, whole = self.counter.encode([before + after, before + self.body(units) + after], special_tokens=False)
         return len(whole) - len(around)
 
     def units_within(self, tokens: int) -> int:
-        """Returns how many tokens can be left, counted as the two ends join."""
+        """Returns how many tokens of the text fit; the two joined ends are counted together."""
         units = min(max(0, tokens), len(self.starts))
         while units > 0 and (over := self.body_tokens(units) - tokens) > 0:
             units = max(0, units - over)
@@ -62,7 +62,7 @@ class CutDraft(Draft):
 
 
 class LongBenchGenerator(Generator):
-    """Makes the samples of one stratum, in an order that the seed draws."""
+    """Makes the samples of one stratum (short, medium or long texts) in an order that the seed decides."""
 
     options: LongBenchOptions
     labels = LETTERS
@@ -73,18 +73,22 @@ class LongBenchGenerator(Generator):
         return [known[i] for i in seeded_order(len(known), *self._name, "questions")]
 
     def available(self) -> int:
-        """Returns the number of questions."""
+        """Returns the number of questions.
+
+        Raises:
+            UserError: the tokenizer gives no character offsets, or the stratum is empty.
+        """
         if not self.counter.tokenizer.is_fast:
-            raise UserError("LongBench v2 needs a tokenizer that tells character offsets; give a fast one.")
+            raise UserError("LongBench v2 needs a tokenizer that gives character offsets; use a fast tokenizer.")
         if not self._questions:
-            raise UserError(f"Expected {self.options.stratum} texts in LongBench v2, found none: run another stratum.")
+            raise UserError(f"This copy of LongBench v2 has no {self.options.stratum} texts: run another stratum.")
         return len(self._questions)
 
     def draft(self, index: int, context_length: int) -> CutDraft:
-        """Makes sample `index`."""
+        """Makes sample `index`, which is the same at every length."""
         return self._draft(index)
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - lives as long as its task
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - the cache and the generator live as long as the task
     def _draft(self, index: int) -> CutDraft:
         entry = self._questions[index]
         (opening, behind, *_) = long_bench_wording()
@@ -106,7 +110,7 @@ class LongBenchGenerator(Generator):
 
 
 class LongBenchTask(LabelTask):
-    """Questions of one stratum of LongBench v2, with the text and without it."""
+    """Questions of one stratum of LongBench v2, each with its text and without it."""
 
     options_class = LongBenchOptions
     generator_class = LongBenchGenerator
@@ -115,11 +119,11 @@ class LongBenchTask(LabelTask):
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the questions and returns the data set's name, hash and source."""
+        """Loads the questions, and returns the data set's name, hash and source."""
         _, digest, source = load_questions(options.longbench2)
         return "longbench2", digest, source
 
     def prompts(self, index: int, sizes: SizesByLength, frame: Frame) -> list[str]:
-        """Adds the same question without its text behind every prompt."""
-        without = prompt_text(self.generator.draft(index, self.lengths[0]), 0, frame)
-        return [prompt for whole in super().prompts(index, sizes, frame) for prompt in (whole, without)]
+        """Returns the prompt of every length, each followed by the prompt of the same question without its text."""
+        without_text = prompt_text(self.generator.draft(index, self.lengths[0]), 0, frame)
+        return [prompt for with_text in super().prompts(index, sizes, frame) for prompt in (with_text, without_text)]

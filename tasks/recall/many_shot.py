@@ -1,8 +1,8 @@
-"""Many-shot classification: labelled texts fill the length, and the label of one more text is asked for.
+"""Many-shot classification: labelled texts fill the context, and the model predicts the label of one more text.
 
-Labels are integers that every sample deals out anew, so that a label can be learnt from the shots alone. They have the
-same number of digits, so that none is the beginning of another, and are scored by log-likelihood: the label that the
-model finds most probable of all is its answer. Shots come in rounds in which every label comes once.
+Labels are integers that every sample assigns anew, so that the model can learn them only from the shots. All have the
+same number of digits, so that none is a prefix of another. They are scored by log-likelihood: the answer is the label
+to which the model gives the highest probability. Shots come in rounds; each round has one shot of every label.
 """
 
 import dataclasses
@@ -34,15 +34,18 @@ LEAST_SHOT_TOKENS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shots(LineHaystack):
-    """Labelled texts: a unit is one shot, `pool` holds texts, and `numbers` their labels as shown, int64 [texts]."""
+    """A haystack of labelled texts; a unit is one shot.
+
+    `pool` holds the texts, and `numbers` the label that a sample shows for each text, int64 [texts].
+    """
 
     numbers: NDArray[np.int64]
 
     def text(self, first: int, last: int) -> str:
-        """Returns the shots, each on a line."""
+        """Returns the shots, one on each line."""
         order = self.order[first:last]
-        shown = zip(order.tolist(), self.numbers[order].tolist(), strict=True)
-        return "".join([f"{self.pool[i]} {CUE} {number}\n" for i, number in shown])
+        shots = zip(order.tolist(), self.numbers[order].tolist(), strict=True)
+        return "".join([f"{self.pool[i]} {CUE} {number}\n" for i, number in shots])
 
 
 class ManyShotGenerator(Generator):
@@ -53,8 +56,8 @@ class ManyShotGenerator(Generator):
     def __init__(self, options: ManyShotOptions, **setting: Any) -> None:
         super().__init__(options, **setting)
         self._labelled = labelled = task_labelled(options)
-        self._asked = seeded_order(len(labelled.questions), *self._name, "questions")
-        self._of_label = [np.flatnonzero(labelled.shot_labels == label) for label in range(labelled.labels)]
+        self._question_order = seeded_order(len(labelled.questions), *self._name, "questions")
+        self._shots_by_label = [np.flatnonzero(labelled.shot_labels == label) for label in range(labelled.labels)]
         least = 10 ** math.ceil(math.log10(labelled.labels / 9)) if labelled.labels > 9 else 1
         self.numbers = np.arange(least, least + labelled.labels)
         self.labels = [str(number) for number in self.numbers]
@@ -65,36 +68,43 @@ class ManyShotGenerator(Generator):
 
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens of every text with its cue, and of every number with its line break."""
+        """Token counts of every text with its cue, and of every label with its line break."""
         texts = self.counter.count_pool([f"{text} {CUE}" for text in self._labelled.shots], ("1\n", " 1"))
         return texts, self.counter.count_pieces([f" {number}\n" for number in self.numbers], (CUE, "A"))
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
-        """Makes sample `index`; its question, labels and order of shots are the same at every length."""
+        """Makes sample `index`; its question, its labels and the order of its shots are the same at every length."""
         name = (*self._name, index)
         labelled = self._labelled
-        dealt = seeded_order(labelled.labels, *name, "labels")
+        assigned = seeded_order(labelled.labels, *name, "labels")
         order = self._order(1 + context_length // (LEAST_SHOT_TOKENS * labelled.labels), *name)
         text_tokens, number_tokens = self._tokens
-        places = dealt[labelled.shot_labels]
-        totals = running_totals(text_tokens[order] + number_tokens[places[order]])
-        question = int(self._asked[index])
+        shot_numbers = assigned[labelled.shot_labels]
+        totals = running_totals(text_tokens[order] + number_tokens[shot_numbers[order]])
+        question = int(self._question_order[index])
         return HaystackDraft(
-            references=[str(self.numbers[dealt[labelled.question_labels[question]]])],
+            references=[str(self.numbers[assigned[labelled.question_labels[question]]])],
             answer_prefix=CUE,
             opening=[INSTRUCTION],
             closing=labelled.questions[question],
             least_units=labelled.labels,
             most_units=len(order),
-            haystack=Shots(pool=labelled.shots, order=order, cumulative_tokens=totals, numbers=self.numbers[places]),
+            haystack=Shots(
+                pool=labelled.shots, order=order, cumulative_tokens=totals, numbers=self.numbers[shot_numbers]
+            ),
             inserts=[],
             counter=self.counter,
         )
 
     def _order(self, rounds: int, *name: object) -> NDArray[np.int64]:
-        """Returns which text comes when; a label whose texts run out begins with them again."""
-        texts = [of[seeded_order(len(of), *name, "texts", label)] for label, of in enumerate(self._of_label)]
-        columns = [of_label[np.arange(rounds) % len(of_label)] for of_label in texts]
+        """Returns the indices of texts in the order of shots, int64 [rounds * labels].
+
+        The texts of a label are repeated if there are fewer of them than rounds.
+        """
+        texts = [
+            shots[seeded_order(len(shots), *name, "texts", label)] for label, shots in enumerate(self._shots_by_label)
+        ]
+        columns = [label_texts[np.arange(rounds) % len(label_texts)] for label_texts in texts]
         ranks = seeded_ranks(np.arange(rounds * len(columns)), *name, "rounds").reshape(rounds, -1)
         return np.take_along_axis(np.stack(columns, axis=1), ranks.argsort(axis=1), axis=1).ravel()
 
@@ -103,7 +113,7 @@ Path = tuple[int, ...]
 
 
 class LabelTree:
-    """The tokens of all labels behind a prompt, none the beginning of another, and where they part."""
+    """A prefix tree of the tokens of all labels behind a prompt; no label's tokens are a prefix of another's."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -115,7 +125,7 @@ class LabelTree:
                     following.append(token)
 
     def sequences(self, prompt: NDArray[np.int64]) -> list[TargetSequence]:
-        """Returns one sequence for each place where labels go on, in which every next token is a target."""
+        """Returns one sequence for each inner node of the tree; all tokens that may follow the node are its targets."""
         return [
             TargetSequence(
                 np.concatenate([prompt, np.array(node, dtype=np.int64)]),
@@ -126,7 +136,7 @@ class LabelTree:
         ]
 
     def logprobs(self, results: Sequence[TargetLogprobs]) -> NDArray[np.float64]:
-        """Returns the log-probability of each label, float64 [labels], from the results of `sequences`."""
+        """Returns the log-probability of each label, float64 [labels], from the answers to `sequences`."""
         by_path = {
             (*node, token): float(value)
             for (node, following), result in zip(self.next_of.items(), results, strict=True)
@@ -138,12 +148,13 @@ class LabelTree:
 class LabelTask(RulerTask):
     """A question whose answer is one of a few labels.
 
-    Metrics at each length: `exact_match`, whether the right label is the most probable of all; `answer_nll`, its
-    negative log-likelihood among them in nats; `chance`, the share of one label; and, where every length has a second
-    prompt, `retrieval_gain`, by how much the negative log-likelihood rises there.
+    Metrics at each length: `exact_match`, whether the right label is the most probable one; `answer_nll`, the NLL of
+    the right label in nats, normalised over all labels; `chance`, the exact match of a random guess. Tasks with a
+    second prompt at every length, which lacks the information, also have `retrieval_gain`, the rise of that NLL in the
+    second prompt.
 
     Attributes:
-        cue: what a label stands behind.
+        cue: the text directly before a label.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
@@ -153,14 +164,14 @@ class LabelTask(RulerTask):
 
     @property
     def labels(self) -> Sequence[str]:
-        """All labels, as they stand behind a space."""
+        """All labels, without the space before them."""
         return self.generator.labels  # type: ignore[attr-defined,no-any-return]
 
     def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
-        """Makes a request for each place where labels part, at each length; with most tokenizers that is one."""
+        """Makes the requests of every length: one for each inner node of the label tree, with most tokenizers one."""
         end = f"a{frame.middle}{self.cue}{frame.tail}"
-        ended = [end, *(f"{end} {label}" for label in self.labels)]
-        alone, *behind = self.counter.encode(ended, special_tokens=False)
+        with_labels = [f"{end} {label}" for label in self.labels]
+        alone, *behind = self.counter.encode([end, *with_labels], special_tokens=False)
         shared = shared_start([alone, *behind])
         trunk = behind[0][: shared_start(behind)]
         self.tree = LabelTree([tuple(tokens[len(trunk) :]) for tokens in behind])
@@ -173,38 +184,38 @@ class LabelTask(RulerTask):
         return self.target_requests(documents, sequences)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """Scores one sample at every length."""
+        """Returns the metrics of one sample at every length."""
         right = self.labels.index(doc["references"][0])
-        places = len(self.tree.next_of)
+        nodes = len(self.tree.next_of)
         scored = []
-        for first in range(0, len(results), places):
-            of_prompt = results[first : first + places]
-            for result in of_prompt:
+        for first in range(0, len(results), nodes):
+            prompt_results = results[first : first + nodes]
+            for result in prompt_results:  # only to check that they are finite
                 split_answers(result, np.array([len(result.logprobs)]), null=self.records_null)
-            logprobs = self.tree.logprobs(of_prompt)
+            logprobs = self.tree.logprobs(prompt_results)
             nll = exact = math.nan
             if not np.isnan(logprobs).any():
                 nll = float(np.logaddexp.reduce(logprobs) - logprobs[right])
                 exact = float(logprobs.argmax() == right)
             scored.append((nll, exact))
-        each = len(scored) // len(doc["lengths"])
+        prompts = len(scored) // len(doc["lengths"])
         scores: dict[str, float] = {}
         for number, length in enumerate(doc["lengths"]):
-            (nll, exact), *control = scored[number * each : (number + 1) * each]
-            gains = [without - nll for without, _ in control]
+            (nll, exact), *control = scored[number * prompts : (number + 1) * prompts]
+            gains = [control_nll - nll for control_nll, _ in control]
             values = (exact, nll, 1.0 / len(self.labels), *gains)
             scores |= {metric_key(metric, length): value for metric, value in zip(self.metrics, values, strict=True)}
         return scores
 
 
 class ManyShotTask(LabelTask):
-    """Many-shot classification."""
+    """Many-shot classification: the label of a text, given labelled examples."""
 
     options_class = ManyShotOptions
     generator_class = ManyShotGenerator
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the labelled texts and returns their name, hash and source."""
+        """Loads the labelled texts, and returns their name, hash and source."""
         labelled = task_labelled(options)
         return options.examples, labelled.sha256, labelled.source

@@ -1,7 +1,8 @@
-"""Multi-query repeated associative recall over a vocabulary of its own and as text; and flip-flops, its simplest form.
+"""Multi-query repeated associative recall (MQRAR) over token ids and as text, and flip-flop language modelling.
 
-Flip-flop language modelling writes, ignores and reads a single bit; a read shows the bit written last. It is a probe of
-recency, after Liu et al., *Exposing Attention Glitches with Flip-Flop Language Modeling* (arXiv 2306.00946).
+A flip-flop sequence consists of instructions that write, ignore or read a single bit; a read shows the bit that was
+written last. It is a probe of recency, after Liu et al., *Exposing Attention Glitches with Flip-Flop Language Modeling*
+(arXiv 2306.00946).
 """
 
 import random
@@ -14,34 +15,42 @@ from sbeval.errors import UserError
 from sbeval.tasks.draws import distinct, seeded_random, short_nouns
 from sbeval.tasks.recall.options import FlipFlopOptions, MqrarOptions, MqrarTextOptions
 from sbeval.tasks.recall.sequences import Mqrar, with_other_values
-from sbeval.tasks.recall.task import Asked, Condition, Passage, TextRecallTask, WithRetrievalGain
+from sbeval.tasks.recall.task import Condition, Passage, ProbeSequence, TextRecallTask, WithRetrievalGain
 
 VALUE_DIGITS = 4
 
 
 class OverPairs(WithRetrievalGain):
-    """Has a condition for each number of pairs and of steps back."""
+    """A probe with one condition for each number of pairs and each `n_back`."""
 
     options: MqrarTextOptions
 
     def conditions(self, length: int) -> list[Condition]:
-        """Returns one condition for each number of pairs and of steps back."""
-        return [Condition(length, pairs, steps) for pairs in self.options.pairs for steps in self.options.n_back]
+        """Returns one condition for each number of pairs and each `n_back`."""
+        return [Condition(length, pairs, n_back) for pairs in self.options.pairs for n_back in self.options.n_back]
 
 
 class MqrarTask(OverPairs):
-    """The token-level form, for models trained on it."""
+    """MQRAR over token ids, for models that were trained on it."""
 
     options_class = MqrarOptions
     options: MqrarOptions
 
     def prepare(self, name: str) -> None:
-        """Refuses a model without the tokens."""
+        """Sets the conditions, and refuses a model whose vocabulary is too small.
+
+        Raises:
+            UserError: the checkpoint's vocabulary is smaller than the option `vocabulary`.
+        """
         super().prepare(name)
-        known = local_config(self.config.metadata.get("pretrained")).get("vocab_size")
-        if isinstance(known, int) and known < self.options.vocabulary:
-            remedy = "run it on a model trained on it, or set vocabulary; sb_mqrar_text is for pretrained models"
-            raise UserError(f"{name} uses {self.options.vocabulary} token ids and the model has {known}: {remedy}.")
+        vocab_size = local_config(self.config.metadata.get("pretrained")).get("vocab_size")
+        if isinstance(vocab_size, int) and vocab_size < self.options.vocabulary:
+            remedy = (
+                "use a model that was trained on this task, or set vocabulary; for pretrained models use sb_mqrar_text"
+            )
+            raise UserError(
+                f"{name} uses {self.options.vocabulary} token ids and the model has {vocab_size}: {remedy}."
+            )
 
     def _setting(self, condition: Condition) -> Mqrar:
         length = condition.context_length
@@ -49,37 +58,40 @@ class MqrarTask(OverPairs):
         vocabulary = self.options.vocabulary
         return Mqrar(length_tokens=length, pairs=pairs, vocabulary=vocabulary, n_back=condition.n_back)
 
-    def asked(self, index: int, condition: Condition) -> list[Asked]:
-        """Makes one sequence, and the same with other values."""
+    def make_sequences(self, index: int, condition: Condition) -> list[ProbeSequence]:
+        """Makes one sequence, and the same sequence with other values."""
         setting = self._setting(condition)
-        shown = setting.sequence(self.options.seed, index)
-        replaced = with_other_values(setting, shown, self.options.seed, index)
-        each = np.ones(len(shown.targets_T), dtype=np.int64)
-        return [Asked(sequence, each) for sequence in (shown, replaced)]
+        original = setting.sequence(self.options.seed, index)
+        replaced = with_other_values(setting, original, self.options.seed, index)
+        answer_tokens = np.ones(len(original.targets_T), dtype=np.int64)
+        return [ProbeSequence(sequence, answer_tokens) for sequence in (original, replaced)]
 
     def chance(self, condition: Condition) -> float:
-        """Returns the share of one value among all."""
+        """Returns the exact match of a random guess among all values."""
         return self._setting(condition).chance
 
 
 class MqrarTextTask(OverPairs, TextRecallTask):
-    """The text form: numbers assigned to names, shown by `print`, and assigned anew.
+    """MQRAR as text: a program assigns numbers to names, prints them, and assigns new numbers.
 
-    The number shown is the one `n_back` assignments ago, so each answer stands in the text and is predicted from what
-    is before it.
+    A print shows the number that the name was given `n_back` assignments ago. Every answer is part of the text, so one
+    forward pass predicts each from the text before it.
     """
 
     options_class = MqrarTextOptions
     options: MqrarTextOptions
 
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
-        """Writes every name's first assignments, then `events` times print and assignment; once with other numbers."""
+        """Writes the first assignments of all names, then `events` pairs of print and assignment.
+
+        The second text is the same with other assigned numbers; its prints still show the original ones.
+        """
         return [self._passage(index, condition, events, replaced=replaced) for replaced in (False, True)]
 
     def _passage(self, index: int, condition: Condition, events: int, *, replaced: bool) -> Passage:
         pairs = condition.pairs or 1
         rng = seeded_random(self.config.task, self.options.seed, index, pairs)
-        others = seeded_random(self.config.task, self.options.seed, index, pairs, "other numbers")
+        replacements = seeded_random(self.config.task, self.options.seed, index, pairs, "other numbers")
         names = rng.sample(short_nouns(), pairs)
         text: list[str] = []
         spans: list[tuple[int, int]] = []
@@ -95,7 +107,8 @@ class MqrarTextTask(OverPairs, TextRecallTask):
             past = history[name]
             value = _number(rng, past[-1:])
             past.append(value)
-            write(f"{name} = {_number(others, [value]) if replaced else value}\n")
+            shown = _number(replacements, [value]) if replaced else value
+            write(f"{name} = {shown}\n")
 
         for _ in range(condition.n_back):
             for name in rng.sample(names, pairs):
@@ -109,25 +122,26 @@ class MqrarTextTask(OverPairs, TextRecallTask):
         return Passage("".join(text), spans)
 
     def chance(self, condition: Condition) -> float:
-        """Returns the share of one number among all."""
+        """Returns the exact match of a random guess among all numbers of `VALUE_DIGITS` digits."""
         return 1.0 / (9 * int(10 ** (VALUE_DIGITS - 1)))
 
 
 def _number(rng: random.Random, taken: Sequence[str]) -> str:
-    """Draws a number that is none of some others."""
+    """Draws a number of `VALUE_DIGITS` digits that is not among `taken`."""
     return distinct(1, lambda: str(rng.randrange(10 ** (VALUE_DIGITS - 1), 10**VALUE_DIGITS)), taken)[0]
 
 
 class FlipFlopTask(TextRecallTask):
-    """Flip-flop language modelling; scores the bit after every read."""
+    """Flip-flop language modelling; the bit after every read instruction is scored."""
 
     options_class = FlipFlopOptions
     options: FlipFlopOptions
 
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
-        """Writes instructions, the first of them a write."""
+        """Writes one text of instructions; the first one writes."""
         rng = seeded_random(self.config.task, self.options.seed, index)
-        text = [f"w {(bit := rng.randrange(2))}"]
+        bit = rng.randrange(2)
+        text = [f"w {bit}"]
         spans = []
         written = len(text[0])
         for _ in range(events):
@@ -148,5 +162,5 @@ class FlipFlopTask(TextRecallTask):
         return [Passage("".join(text), spans)]
 
     def chance(self, condition: Condition) -> float:
-        """Returns one half."""
+        """Returns the exact match of a random guess of one bit."""
         return 0.5

@@ -1,4 +1,4 @@
-"""What a user chooses with `--metadata` for the recall tasks and attention spans."""
+"""The options of recall tasks and attention spans, which a user sets with `--metadata`."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,25 +16,29 @@ Examples = Literal["trec", "trec_fine", "banking77", "clinc150", "nlu", "file"]
 
 
 class MqrarTextOptions(SampleOptions):
-    """Options of associative recall as text."""
+    """Options of multi-query repeated associative recall (MQRAR) as text."""
 
     title = "associative recall: sb_mqrar, sb_mqrar_text"
     default_lengths = doublings(1024, 16384)
 
     num_samples: Counted = Field(default=100, description="Samples of each condition.")
-    pairs: Counts = Field(default=(4, 16), description="Names in the text, one condition for each number.")
-    n_back: Counts = Field(default=(1,), description="How many assignments ago the value asked for was given.")
+    pairs: Counts = Field(default=(4, 16), description="Numbers of names in a text; each number is a condition.")
+    n_back: Counts = Field(
+        default=(1,), description="Which value of a name is the answer: 1 is its latest, 2 the one before, and so on."
+    )
 
 
 class MqrarOptions(MqrarTextOptions):
-    """Options of associative recall over token ids."""
+    """Options of MQRAR over token ids."""
 
     title = "sb_mqrar, where it differs from sb_mqrar_text"
     default_lengths = (LENGTH_TOKENS,)
 
     num_samples: Counted = Field(default=200, description="Samples of each condition.")
-    pairs: Counts = Field(default=PAIRS, description="Keys of a sequence, one condition for each number.")
-    vocabulary: Annotated[int, whole(6, most=MOST_COUNTED)] = Field(default=VOCABULARY, description="Token ids in use.")
+    pairs: Counts = Field(default=PAIRS, description="Numbers of keys in a sequence; each number is a condition.")
+    vocabulary: Annotated[int, whole(6, most=MOST_COUNTED)] = Field(
+        default=VOCABULARY, description="Number of token ids in use."
+    )
 
 
 class FlipFlopOptions(SampleOptions):
@@ -44,7 +48,7 @@ class FlipFlopOptions(SampleOptions):
     default_lengths = doublings(512, 16384)
 
     num_samples: Counted = Field(default=100, description="Samples at each length.")
-    ignore_share: Share = Field(default=0.8, description="Share of the instructions that are to be ignored.")
+    ignore_share: Share = Field(default=0.8, description="Share of instructions that the model has to ignore.")
 
 
 class CopyOptions(SampleOptions):
@@ -62,7 +66,7 @@ class PassageOptions(CopyOptions):
     title = "a passage: sb_copy_passage"
 
     passage_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
-        default=32, description=f"Words of the passage; all but its first {CUE_WORDS} are asked for."
+        default=32, description=f"Words in the passage; all but its first {CUE_WORDS} are scored."
     )
 
 
@@ -71,7 +75,7 @@ class SelectiveOptions(CopyOptions):
 
     title = "marked words: sb_copy_selective"
 
-    marked_words: Count = Field(default=16, description="Words marked in the text, and asked for in their order.")
+    marked_words: Count = Field(default=16, description="Words that are marked in the text and scored at its end.")
 
 
 class PhraseOptions(CopyOptions):
@@ -80,12 +84,12 @@ class PhraseOptions(CopyOptions):
     title = "phrases by distance: sb_copy_phrase"
 
     phrase_words: Annotated[int, whole(CUE_WORDS + 1)] = Field(
-        default=8, description=f"Words of a phrase; all but its first {CUE_WORDS} are asked for."
+        default=8, description=f"Words in a phrase; all but its first {CUE_WORDS} are scored."
     )
-    phrases: Count = Field(default=2, description="Phrases of a sample at each distance.")
+    phrases: Count = Field(default=2, description="Phrases in a sample for each distance.")
     distances: Counts | None = Field(
         default=None,
-        description="Tokens from a phrase to its return; None takes the powers of two from "
+        description="Distances in tokens from a phrase to its repetition; None takes the powers of two from "
         f"{SHORTEST_DISTANCE} to half the context length.",
     )
 
@@ -95,13 +99,17 @@ class ManyShotOptions(RulerOptions):
 
     title = "many-shot classification: sb_many_shot"
 
-    examples: Examples = Field(description="Which labelled texts.")
+    examples: Examples = Field(description="Data set of labelled texts.")
     trec: PathText | None = Field(default=None, description="Local copy of CogComp/trec; None takes the hub's.")
-    banking77: PathText | None = Field(default=None, description="The same of PolyAI/banking77.")
-    clinc150: PathText | None = Field(default=None, description="The same of clinc/clinc_oos.")
-    nlu: PathText | None = Field(default=None, description="The same of xingkunliuxtracta/nlu_evaluation_data.")
+    banking77: PathText | None = Field(
+        default=None, description="Local copy of PolyAI/banking77; None takes the hub's."
+    )
+    clinc150: PathText | None = Field(default=None, description="Local copy of clinc/clinc_oos; None takes the hub's.")
+    nlu: PathText | None = Field(
+        default=None, description="Local copy of xingkunliuxtracta/nlu_evaluation_data; None takes the hub's."
+    )
     examples_file: PathText | None = Field(
-        default=None, description="Labelled texts of sb_many_shot_file, with the columns text and label."
+        default=None, description="File of labelled texts for sb_many_shot_file, with the columns text and label."
     )
 
 
@@ -110,20 +118,21 @@ class AssociationOptions(PlacedOptions):
 
     title = "needles without a shared word: sb_association"
 
-    type_haystack: Literal["noise", "essay"] = Field(description="What the sentences about people lie in.")
-    people: Annotated[int, whole(2)] = Field(description="People in the text, one of them asked for.")
+    type_haystack: Literal["noise", "essay"] = Field(description="Text around the sentences about people.")
+    people: Annotated[int, whole(2)] = Field(description="People in the text; one of them is the answer.")
     associations: PathText | None = Field(
         default=None,
-        description='A .jsonl of {"shown", "asked"}, such as "the Louvre" and "Paris"; None takes the packaged list.',
+        description='A .jsonl file of {"shown", "asked"}, such as "the Louvre" and "Paris"; '
+        "None takes the packaged list.",
     )
 
 
 class TurnsOptions(PlacedOptions):
-    """Options of the n-th of several same-looking turns."""
+    """Options of the retrieval of the n-th of several turns with the same request."""
 
-    title = "the n-th of some turns: sb_turns"
+    title = "the n-th of several turns: sb_turns"
 
-    same_turns: Annotated[int, whole(2)] = Field(description="Turns with the same request, one of them asked for.")
+    same_turns: Annotated[int, whole(2)] = Field(description="Turns with the same request; one of them is the answer.")
 
 
 class LongBenchOptions(RulerOptions):
@@ -131,7 +140,7 @@ class LongBenchOptions(RulerOptions):
 
     title = "LongBench v2 by length: sb_longbench2"
 
-    stratum: Literal["short", "medium", "long"] = Field(description="Which of its texts.")
+    stratum: Literal["short", "medium", "long"] = Field(description="Length class of the texts.")
     longbench2: PathText | None = Field(default=None, description="Local copy of LongBench v2; None takes the hub's.")
 
 
@@ -149,8 +158,8 @@ class SpanOptions(CorpusOptions):
 
     context_lengths: Annotated[tuple[int, ...], Expected("a list of at least 2 tokens each", _from_two)] | None = Field(
         default=None,
-        description="Context lengths in tokens, from 2 on, since the first position has no key before it; None takes "
-        "the task's own, as far as text and model reach.",
+        description="Context lengths in tokens, at least 2, since the first position has no key before it; None takes "
+        "the task's defaults that the model allows.",
     )
     num_samples: Counted = Field(default=8, description="Blocks of text at each length.")
-    queries: Counted = Field(default=64, description="Queries looked at in a block.")
+    queries: Counted = Field(default=64, description="Queries whose attention is measured in a block.")

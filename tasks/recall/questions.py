@@ -1,4 +1,4 @@
-"""What harder retrieval asks: questions one association away from their needle, and LongBench v2's."""
+"""Loads the questions of retrieval tasks: associations between a question and its needle, and those of LongBench v2."""
 
 import hashlib
 import json
@@ -29,22 +29,25 @@ _PLACES = (
 QUESTION = "Question: Who in this text has already visited {asked}?"
 LETTERS = ("A", "B", "C", "D")
 _STRATA = {"short": 32_000, "medium": 128_000}
-"""Words that a text has at most, where a data set does not name its stratum; all others are long."""
+"""Largest number of words in a text of each stratum, for data sets without strata; longer texts are "long"."""
 
 
 def words(text: str) -> set[str]:
-    """Returns the words of a text in small letters."""
+    """Returns the distinct words of a text in lower case."""
     return set(re.findall(r"\w+", text.lower()))
 
 
 def needle(person: str, shown: str) -> str:
-    """Returns a sentence about a person."""
+    """Returns the sentence that says beside which place a person lives."""
     return f"{person} lives beside {shown}."
 
 
 @kept_by_content(2)
 def associations(path: str | None) -> tuple[Mapping[str, str], str]:
-    """Returns what is shown by what is asked, without a word in common, from a file or the list here, and its hash.
+    """Returns the words that needles show, by the words that questions ask about, and a hash of both.
+
+    Args:
+        path: a .jsonl file of {"shown", "asked"}; None takes the packaged list.
 
     Raises:
         UserError: a needle shares a word with its question.
@@ -61,7 +64,7 @@ def associations(path: str | None) -> tuple[Mapping[str, str], str]:
 
 
 class Question(NamedTuple):
-    """One question on a text, and which of its choices is right."""
+    """One question on a text, with its choices and the letter of the right one."""
 
     text: str
     question: str
@@ -72,10 +75,13 @@ class Question(NamedTuple):
 
 @kept_by_content(2)
 def load_questions(path: str | None) -> tuple[list[Question], str, str]:
-    """Returns the questions of a local copy, or of the hub's where no path is given, their hash, and where they lie.
+    """Returns the questions of LongBench v2, their hash, and their source.
+
+    Args:
+        path: a local copy; None takes the data set of the hub.
 
     Raises:
-        UserError: there are none, or they have another layout.
+        UserError: the data are missing or have another layout.
     """
     *_, dataset, configs = long_bench_wording()
     if path:
@@ -93,7 +99,7 @@ def load_questions(path: str | None) -> tuple[list[Question], str, str]:
 
 
 def _question(row: Mapping[str, Any]) -> Question:
-    """Reads a row as lm-eval's data have it, or as the authors' have."""
+    """Converts a row in the layout of lm-eval's data set or of the authors' data set."""
     choices = row["choices"] if "choices" in row else [row[f"choice_{letter}"] for letter in LETTERS]
     answer = row["answer"]
     right = answer if answer in LETTERS else LETTERS[int(answer)]

@@ -1,8 +1,9 @@
-"""Harder retrieval: needles that share no word with their question, and the n-th of several turns that look the same.
+"""Harder retrieval: needles without a word in common with their question, and the n-th of several similar turns.
 
-After Modarressi et al., *NoLiMa* (arXiv 2502.05167): one step of association leads from the question to the needle. And
-after MRCR of Vodrahalli et al., *Michelangelo* (arXiv 2409.12640), which asks for the n-th of several replies to one
-request; scores are those of OpenAI's data set of that name. The words and lists are this project's.
+The first task follows Modarressi et al., *NoLiMa* (arXiv 2502.05167): one step of association leads from the question
+to the needle. The second follows MRCR of Vodrahalli et al., *Michelangelo* (arXiv 2409.12640), which asks for the n-th
+of several replies to the same request; its score is that of OpenAI's data set OpenAI-MRCR. Wording and lists are this
+project's.
 """
 
 import difflib
@@ -38,7 +39,11 @@ _POOL_TURNS = 16384
 
 
 class AssociationGenerator(NeedleGenerator):
-    """Makes samples in which people live beside places, and one who has been in a country is asked for."""
+    """Makes samples in which people live beside places; the question asks who has already visited a country.
+
+    Raises:
+        UserError: more people are requested than there are associations, names or depths.
+    """
 
     options: AssociationOptions
 
@@ -47,14 +52,14 @@ class AssociationGenerator(NeedleGenerator):
         self._shown, _ = associations(options.associations)
         most = min(len(self._shown), len(_PEOPLE) - 1, len(DEPTHS))
         if options.people > most:
-            raise UserError(f"{task} has {most} people at most with these associations; ask for fewer people.")
+            raise UserError(f"{task} can use at most {most} people with these associations; set fewer people.")
 
     def value_in_needle(self, value: str) -> str:
-        """Returns a person with the words behind."""
+        """Returns a person's name with the words that follow it in the needle."""
         return needle(value, "")[:-1]
 
     def other_value(self, index: int, value: str, rng: random.Random) -> str:
-        """Draws somebody who is not in the sample."""
+        """Draws a person who is not in the sample."""
         return rng.choice([person for person in _PEOPLE if person not in self._drawn(index)[1]])
 
     def guess_nats(self) -> float:
@@ -62,7 +67,7 @@ class AssociationGenerator(NeedleGenerator):
         return math.log(self.options.people)
 
     def _drawn(self, index: int) -> tuple[list[str], list[str]]:
-        """Returns what could be asked, and people, the first of each asked for."""
+        """Draws the places and the people of a sample; the question is about the first place, and the first person."""
         rng = seeded_random(*self._name, index, "needles")
         count = self.options.people
         return rng.sample(sorted(self._shown), count), rng.sample(_PEOPLE, count)
@@ -83,30 +88,30 @@ class AssociationGenerator(NeedleGenerator):
 
 
 class TurnsGenerator(NeedleGenerator):
-    """Makes samples of requests and replies, several of which look the same; the reply to the n-th is asked for."""
+    """Makes samples of requests and replies; several requests are equal, and the reply to the n-th is the answer."""
 
     options: TurnsOptions
 
     def value_in_needle(self, value: str) -> str:
-        """Returns a reply as its turn shows it."""
+        """Returns a reply as it stands in its turn."""
         return f" Reply: {value}"
 
     def other_value(self, index: int, value: str, rng: random.Random) -> str:
-        """Draws another reply."""
+        """Draws a new reply."""
         return _reply(rng)
 
     def guess_nats(self) -> float:
-        """Returns the NLL of a guess among the turns that look the same."""
+        """Returns the NLL of a guess among the turns with the same request."""
         return math.log(self.options.same_turns)
 
-    def given(self, reference: str) -> tuple[str, str]:
-        """Returns the code that an answer begins with, and the reply."""
+    def split_reference(self, reference: str) -> tuple[str, str]:
+        """Returns the code with which an answer begins, and the reply."""
         code, _, reply = reference.partition(" ")
         return f" {code}", reply
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Turns about every second noun, which no sample asks for, and their tokens."""
+        """The turns of the haystack and their token counts; they use every second noun, samples use the other nouns."""
         rng = seeded_random(*self._name, "pool")
         nouns = short_nouns()[::2]
         lines = [_turn(_request(rng, nouns), _reply(rng)) + "\n" for _ in range(_POOL_TURNS)]
@@ -119,7 +124,7 @@ class TurnsGenerator(NeedleGenerator):
         replies = distinct(count, lambda: _reply(rng))
         code = "".join(rng.choices(string.ascii_letters + string.digits, k=_CODE_LETTERS))
         inserts = self.placed(index, [_turn(request, reply) for reply in replies], {0}, 0)
-        place = 1 + next(number for number, insert in enumerate(inserts) if insert.asked)
+        place = 1 + next(number for number, insert in enumerate(inserts) if insert.is_queried)
         lines, tokens = self._pool
         order = seeded_order(len(lines), *self._name, index, "haystack")
         return HaystackDraft(
@@ -148,14 +153,14 @@ def _turn(request: str, reply: str) -> str:
 
 
 class AssociationTask(NiahTask):
-    """A needle that shares no word with its question, by generation; the answer holds the name."""
+    """A needle without a word in common with its question; the generated answer must contain the person's name."""
 
     options_class = AssociationOptions
     generator_class = AssociationGenerator
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Returns the facts of the haystack, with the hash of the user's associations."""
+        """Returns name, hash and source of the haystack; the source includes a hash of the user's associations."""
         name, digest, source = super().corpus_facts(options)
         if options.associations:
             associated = f"associations {associations(options.associations)[1][:16]}"
@@ -164,13 +169,13 @@ class AssociationTask(NiahTask):
 
 
 class TurnsTask(NiahTask):
-    """The reply to the n-th of several same-looking requests, by generation; scored as OpenAI-MRCR is."""
+    """The reply to the n-th of several equal requests, generated and scored as in OpenAI-MRCR."""
 
     options_class = TurnsOptions
     generator_class = TurnsGenerator
 
     def score(self, answer: str, references: Sequence[str]) -> float:
-        """Returns how alike answer and reply are, 0 to 1, and 0 where the answer does not begin with the code."""
+        """Returns the similarity of answer and reply (`SequenceMatcher.ratio`), or 0 if the code is not first."""
         code, _, _ = references[0].partition(" ")
         if not answer.startswith(code):
             return 0.0
@@ -179,12 +184,12 @@ class TurnsTask(NiahTask):
 
 
 class ForcedAssociationTask(ForcedNiahTask, AssociationTask):
-    """The same prompts, the name scored under the model in one forward pass; a guess is one of the sample's people."""
+    """The prompts of `sb_association`; one forward pass scores the name, and a guess is one of the sample's people."""
 
     metrics: ClassVar = {**ForcedNiahTask.metrics, "chance": True}
 
 
 class ForcedTurnsTask(ForcedNiahTask, TurnsTask):
-    """The same prompts with the code, the reply scored in one forward pass; a guess is one of the turns alike."""
+    """The prompts of `sb_turns` with the code; one forward pass scores the reply, and a guess is one of the turns."""
 
     metrics: ClassVar = {**ForcedNiahTask.metrics, "chance": True}

@@ -1,11 +1,13 @@
-"""Multi-query repeated associative recall (MQRAR) at the level of tokens: its definition, and the task's sequences.
+"""Multi-query repeated associative recall (MQRAR) as sequences of token ids.
 
-A sequence is key, value, key, value, ... Every key is first given a value; from then on keys come back at random, each
-followed by a new value. At a key that comes back the target is the value it had *before* the one that follows it, so
-targets are not the next tokens: a sequence names its (position, target) pairs. After section 5.1 of Tan et al.,
-*Scaling Stick-Breaking Attention* (arXiv 2410.17980), which extends the MQAR of Arora et al., *Zoology* (arXiv
-2312.04927); the split of the vocabulary into keys and values is Zoology's, as is its size, which the former leaves
-unstated. Asking for the value n assignments ago follows Yang et al., *PaTH Attention* (arXiv 2505.16381).
+A sequence is key, value, key, value, ... Every key first gets a value; from then on keys return at random, each
+followed by a new value. At a returning key the target is the value that the key had *before* the new one. Targets are
+therefore not the next tokens, and a sequence lists its pairs of position and target.
+
+After section 5.1 of Tan et al., *Scaling Stick-Breaking Attention* (arXiv 2410.17980), which extends the MQAR of Arora
+et al., *Zoology* (arXiv 2312.04927). The size of the vocabulary and its split into keys and values are Zoology's, since
+the former paper does not state them. Asking for the value n assignments ago follows Yang et al., *PaTH Attention*
+(arXiv 2505.16381).
 
 Shape suffixes: L sequence length, T targets.
 """
@@ -25,9 +27,15 @@ VOCABULARY = 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Mqrar:
-    """One setting of the task: `length_tokens` is even; `n_back` 1 asks for a key's last value, 2 for the one before.
+    """One setting of the task.
 
-    The lower half of the vocabulary are keys (0 is left out), the upper half values.
+    The lower half of the vocabulary holds keys (token 0 is not used), the upper half values.
+
+    Attributes:
+        length_tokens: length of a sequence; an even number.
+        pairs: number of different keys.
+        vocabulary: number of token ids.
+        n_back: 1 makes a key's latest value the target, 2 the one before.
     """
 
     length_tokens: int = LENGTH_TOKENS
@@ -36,32 +44,36 @@ class Mqrar:
     n_back: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses settings in which nothing could be asked."""
+        """Refuses settings for which no sequence with targets exists.
+
+        Raises:
+            UserError: saying which setting to change.
+        """
         if self.length_tokens % 2 or self.pairs < 1 or self.n_back < 1:
             raise UserError(
-                "Expected an even length and at least one pair and one step back, found "
+                "Expected an even length_tokens, and pairs and n_back of at least 1, found "
                 f"length_tokens={self.length_tokens}, pairs={self.pairs}, n_back={self.n_back}."
             )
         if self.length_tokens < 2 * (self.pairs * self.n_back + 1):
             raise UserError(
-                f"{self.pairs} pairs asked for {self.n_back} back need at least {2 * (self.pairs * self.n_back + 1)} "
+                f"{self.pairs} pairs with n_back={self.n_back} need at least {2 * (self.pairs * self.n_back + 1)} "
                 f"tokens, found length_tokens={self.length_tokens}; use fewer pairs or a longer sequence."
             )
         if self.vocabulary // 2 <= max(self.pairs, 2):
             raise UserError(
-                f"{self.pairs} keys need a vocabulary of more than {2 * max(self.pairs, 2)}, found {self.vocabulary}."
+                f"{self.pairs} keys need a vocabulary of more than {2 * max(self.pairs, 2)} token ids, found "
+                f"{self.vocabulary}."
             )
 
     @property
     def chance(self) -> float:
-        """Accuracy of a guess among all values."""
+        """Accuracy of a random guess among all values."""
         return 1 / (self.vocabulary - self.vocabulary // 2)
 
     def sequence(self, seed: int, index: int) -> TargetSequence:
-        """Makes sequence `index`, which depends on the setting, seed and index alone.
+        """Makes sequence `index`, which depends only on the setting, the seed and the index.
 
-        The keys come once each `n_back` times in random order before any is asked for, so that every later key has an
-        answer.
+        All keys first occur `n_back` times, in random order. Every later occurrence of a key then has a target.
         """
         rng = np.random.Generator(np.random.PCG64(seed_of("mqrar", *dataclasses.astuple(self), seed, index)))
         slots = self.length_tokens // 2
@@ -87,9 +99,9 @@ class Mqrar:
 
 
 def with_other_values(setting: Mqrar, sequence: TargetSequence, seed: int, index: int) -> TargetSequence:
-    """Returns a sequence with the same keys, questions and targets in which every value is another one.
+    """Returns a sequence with the same keys, positions and targets, in which every value is replaced by another one.
 
-    What a target's log-probability loses between the two is what having its value in the sequence was worth.
+    The drop of a target's log-probability from the original to this sequence is the gain from having its value there.
     """
     half = setting.vocabulary // 2
     values = setting.vocabulary - half

@@ -1,4 +1,4 @@
-"""`sb_span`: how far back every layer and head attends on real text, at each context length. No accuracy."""
+"""`sb_span`: measures how far back every layer and head attends on real text, at each context length."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,23 +17,26 @@ from sbeval.tasks.recall.options import SpanOptions
 from sbeval.tasks.tokens import load_counter
 
 MEANS = {"span50": 2, "span90": 3, "remaining_stick": 5, "first_token_weight": 6, "attention_entropy": 7}
-"""Metrics that are means over all heads, with their place in a row."""
+"""Metrics that are means over all heads, with the index of their value in a head's row."""
 Rows = list[list[float | None]]
 
 
 class SpanTask(BaseTask):
-    """Effective attention spans over the corpus named by the YAML's `dataset_name`.
+    """Effective attention spans of every layer and head on real text.
 
-    A document is one block of the longest length; a shorter context is its end, so the same queries are looked at in
-    each, and a number at length L is one of queries at position L. Metrics at each length: `attention_span`, one row
-    for each layer and head ([layer, head, span at 50 %, at 90 %, at 99 % of the weight, remaining stick, weight on the
-    first token, entropy in nats], averaged over blocks), and means over all heads, see `MEANS`.
+    The YAML's `dataset_name` names the corpus. A document is one block of the longest context length. A shorter context
+    is the end of the block, so the same queries are measured at every length, and numbers at length L are those of
+    queries at position L.
+
+    Metrics at each length are `attention_span`, one row for each layer and head, and the means over all heads in
+    `MEANS`. A row is averaged over blocks: [layer, head, span for 50 %, for 90 % and for 99 % of the weight, remaining
+    stick, weight on the first token, entropy in nats].
     """
 
     options_class = SpanOptions
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Tokenises the corpus and spreads blocks over it."""
+        """Tokenises the corpus, and distributes the blocks evenly over it."""
         name = str(self.config.task)
         metadata = self.config.metadata
         options = SpanOptions.of_task(name, metadata)
@@ -46,8 +49,8 @@ class SpanTask(BaseTask):
         longest = self.lengths[-1]
         total = self.corpus.total_tokens
         if total < longest:
-            remedy = "ask for shorter context_lengths or give a longer text with data_path"
-            raise UserError(f"{name} expected text for {longest} tokens, and found {total}; {remedy}.")
+            remedy = "set shorter context_lengths or give a longer text with data_path"
+            raise UserError(f"{name} needs a text of at least {longest} tokens and found {total}; {remedy}.")
         blocks = min(options.num_samples, total // longest)
         record = TaskRecord(
             family="span",
@@ -64,14 +67,16 @@ class SpanTask(BaseTask):
         self.keep_documents({"stop": longest + i * (total - longest) // max(1, blocks - 1)} for i in range(blocks))
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
-        """Returns one request for each length, all ending at the same token."""
+        """Returns one request for each length; all end at the same token."""
         keys = [token_key(self.corpus, doc["stop"] - length, doc["stop"]) for length in self.lengths]
-        asked = [(key, length, self.queries) for key, length in zip(keys, self.lengths, strict=True)]
+        requests = [(key, length, self.queries) for key, length in zip(keys, self.lengths, strict=True)]
         metadata = kwargs["metadata"]
-        return [Instance(ATTENTION_SPAN, doc, each, place, metadata=metadata) for place, each in enumerate(asked)]
+        return [
+            Instance(ATTENTION_SPAN, doc, request, place, metadata=metadata) for place, request in enumerate(requests)
+        ]
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Rows]) -> dict[str, Any]:
-        """Returns the rows at every length, and their means."""
+        """Returns the rows of all heads at every length, and the means over heads."""
         values: dict[str, Any] = {}
         for length, rows in zip(self.lengths, results, strict=True):
             values[metric_key("attention_span", length)] = rows
@@ -81,13 +86,18 @@ class SpanTask(BaseTask):
         return values
 
     def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
-        """Returns means over blocks; none is better or worse for being larger."""
-        ways: dict[str, Callable[[Sequence[Any]], Any]] = {"attention_span": average_rows, **dict.fromkeys(MEANS, mean)}
-        return {metric_key(metric, length): way for length in self.lengths for metric, way in ways.items()}
+        """Returns the functions that average every metric over blocks, by metric key."""
+        functions: dict[str, Callable[[Sequence[Any]], Any]] = {
+            "attention_span": average_rows,
+            **dict.fromkeys(MEANS, mean),
+        }
+        return {
+            metric_key(metric, length): function for length in self.lengths for metric, function in functions.items()
+        }
 
 
 def average_rows(blocks: Sequence[Rows]) -> "SpanRows":
-    """Returns rows averaged over blocks, spans over the blocks that have one."""
+    """Returns the rows averaged over blocks; a missing value (None) does not count in its average."""
     averaged = []
     for same in zip(*blocks, strict=True):
         columns = zip(*(row[2:] for row in same), strict=True)
@@ -97,7 +107,7 @@ def average_rows(blocks: Sequence[Rows]) -> "SpanRows":
 
 
 class SpanRows(tuple[list[float | None], ...]):
-    """Rows that print as their number: lm-eval's table would otherwise hold every head."""
+    """Rows that print as their count, such as "144 heads": lm-eval's table would otherwise print every head."""
 
     __slots__ = ()
 

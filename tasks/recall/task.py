@@ -1,6 +1,6 @@
-"""The lm-eval side of recall probes: answers inside sequences, scored by the request type `target_logprobs`.
+"""The base classes of recall probes: answers inside sequences, scored by the request type `target_logprobs`.
 
-Sequences are tokens, or text in which the tokenizer's offsets tell where the answers' tokens are.
+Sequences are built from token ids, or from text; in a text the tokenizer's character offsets give the answers' tokens.
 """
 
 import itertools
@@ -22,13 +22,16 @@ from sbeval.tasks.tokens import TokenCounter, load_counter
 _CHARACTERS_PER_EVENT = 20
 
 Scored = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""By answer: NLL in nats, and 1 where it is exact, else 0; NaN in both where the model's logits are no numbers."""
+"""For each answer: NLL in nats, and 1 if every token is the most probable one, else 0; NaN for non-finite logits."""
 
 
 class Condition(NamedTuple):
-    """One condition, with a metric of its own; `pairs` are keys of a sequence, None where the task has no such thing.
+    """One setting of a probe, which has its own metrics.
 
-    The value asked for was given `n_back` assignments ago.
+    Attributes:
+        context_length: in tokens.
+        pairs: number of keys in a sequence, None where the task has no keys.
+        n_back: which earlier value of a key is the answer: 1 is its latest value, 2 the one before.
     """
 
     context_length: int
@@ -42,26 +45,26 @@ class Condition(NamedTuple):
         return metric_key(f"{metric}{pairs}{back}", self.context_length)
 
 
-class Asked(NamedTuple):
-    """A sequence, and how many tokens each answer has, int64 [answers], in the order of the targets."""
+class ProbeSequence(NamedTuple):
+    """A sequence, and the number of tokens of each of its answers, int64 [answers], in the order of the targets."""
 
     sequence: TargetSequence
     answer_tokens: NDArray[np.int64]
 
-    def first(self, answers: int) -> "Asked":
-        """Returns the same sequence with its first answers alone."""
+    def first(self, answers: int) -> "ProbeSequence":
+        """Returns the same sequence with only its first answers as targets."""
         counts = self.answer_tokens[:answers]
         inputs, positions, targets = self.sequence
         tokens = int(counts.sum())
-        return Asked(TargetSequence(inputs, positions[:tokens], targets[:tokens]), counts)
+        return ProbeSequence(TargetSequence(inputs, positions[:tokens], targets[:tokens]), counts)
 
 
 class RecallTask(BaseTask):
     """A probe whose answers are known tokens at known positions.
 
-    A document is one sample and carries every condition, so `--limit N` means N samples of each. Metrics of a
-    condition: `exact_match`, the share of answers whose every token is the model's most probable one, `answer_nll`, the
-    mean of the answers' negative log-likelihoods in nats, and `chance`, the exact match of a guess.
+    A document is one sample and carries every condition, so `--limit N` means N samples of each condition. Every
+    condition has three metrics: `exact_match` is the share of answers whose every token is the model's most probable
+    one; `answer_nll` is the mean NLL of the answers in nats; `chance` is the exact match of a random guess.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
@@ -70,7 +73,7 @@ class RecallTask(BaseTask):
     all_conditions: list[Condition]
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Reads the options and lists the samples."""
+        """Reads the options and creates the documents."""
         name = str(self.config.task)
         self.options = self.options_class.of_task(name, self.config.metadata)
         self.prepare(name)
@@ -78,30 +81,30 @@ class RecallTask(BaseTask):
         self.keep_documents({"index": index} for index in range(self.options.num_samples))
 
     def prepare(self, name: str) -> None:
-        """Sets `all_conditions`, and makes the first sample in each, to refuse impossible settings early."""
+        """Sets `all_conditions`, and makes the first sample of each condition to refuse impossible settings early."""
         lengths = self.options.lengths_of(name, self.config.metadata.get("pretrained")).scored
         self.all_conditions = [condition for length in lengths for condition in self.conditions(length)]
         for condition in self.all_conditions:
-            self.asked(0, condition)
+            self.make_sequences(0, condition)
 
     def conditions(self, length: int) -> list[Condition]:
-        """Returns the conditions at a length."""
+        """Returns the conditions at one context length."""
         return [Condition(length)]
 
     @abstractmethod
-    def asked(self, index: int, condition: Condition) -> list[Asked]:
+    def make_sequences(self, index: int, condition: Condition) -> list[ProbeSequence]:
         """Makes the sequences of sample `index` in one condition."""
 
     @abstractmethod
     def chance(self, condition: Condition) -> float:
-        """Returns the exact match of a guess."""
+        """Returns the exact match of a random guess."""
 
     def tokenizer_sha256(self) -> str | None:
-        """Returns the hash of the tokenizer, None where none is used."""
+        """Returns the hash of the tokenizer, None if the task uses no tokenizer."""
         return None
 
     def record(self) -> TaskRecord:
-        """Returns the facts of this run."""
+        """Returns the facts about this run for the results file."""
         return TaskRecord(
             family="recall",
             protocol=str(self.config.task).removeprefix("sb_"),
@@ -111,20 +114,24 @@ class RecallTask(BaseTask):
         )
 
     def build_all_requests(self, *, apply_chat_template: bool = False, **kwargs: Any) -> None:
-        """Builds the sequences of this process's samples."""
+        """Builds the requests of this rank's samples.
+
+        Raises:
+            UserError: few-shot examples or a chat template are requested, which these tasks do not have.
+        """
         if self.config.num_fewshot or apply_chat_template:
             remedy = "run it without --num_fewshot and --apply_chat_template"
-            raise UserError(f"{self.config.task} has neither examples nor chats; {remedy}.")
+            raise UserError(f"{self.config.task} supports neither few-shot examples nor chat templates; {remedy}.")
         selected = self.chosen_samples(kwargs)
         rows: dict[int, dict[str, Any]] = {}
         sequences: list[TargetSequence] = []
         answer_tokens: list[list[int]] = []
         for _, doc in selected:
             index = int(doc["index"])
-            by_condition = [self.asked(index, condition) for condition in self.all_conditions]
-            tokens = [[asked.answer_tokens.tolist() for asked in several] for several in by_condition]
+            by_condition = [self.make_sequences(index, condition) for condition in self.all_conditions]
+            tokens = [[probe.answer_tokens.tolist() for probe in probes] for probes in by_condition]
             rows[index] = {"index": index, "answer_tokens": tokens}
-            sequences += [asked.sequence for several in by_condition for asked in several]
+            sequences += [probe.sequence for probes in by_condition for probe in probes]
             answer_tokens += itertools.chain.from_iterable(tokens)
         documents = self.keep_samples(selected, rows, self.options.num_samples)
         self._instances = self.target_requests(documents, sequences, answer_tokens)
@@ -139,34 +146,38 @@ class RecallTask(BaseTask):
         return scores
 
     def score(self, condition: Condition, answers: Sequence[Scored]) -> dict[str, float]:
-        """Scores the sequences of one condition."""
+        """Returns the metrics of one condition from the scores of its sequences."""
         nll, exact = (np.concatenate(values) for values in zip(*answers, strict=True))
         return {"exact_match": float(exact.mean()), "answer_nll": float(nll.mean()), "chance": self.chance(condition)}
 
     def metrics(self) -> dict[str, bool]:
-        """Returns the metrics of a condition, and whether more is better."""
+        """Returns the metrics of a condition: whether higher is better, by name."""
         return {"exact_match": True, "answer_nll": False, "chance": True}
 
     def means(self) -> dict[str, bool]:
-        """Returns the metrics of all conditions."""
-        ways = self.metrics().items()
-        return {condition.key(metric): more for condition in self.all_conditions for metric, more in ways}
+        """Returns the metrics of all conditions: whether higher is better, by metric key."""
+        return {
+            condition.key(metric): higher_is_better
+            for condition in self.all_conditions
+            for metric, higher_is_better in self.metrics().items()
+        }
 
 
 class WithRetrievalGain(RecallTask):
-    """Asks every question twice: behind the values it is about, and behind other values in their place.
+    """A probe that scores every answer twice: in its own text, and in a text whose earlier values are replaced.
 
-    Beside the metrics of all recall tasks, `retrieval_gain` is by how much the answers' negative log-likelihood rises
-    when their values do not stand in the text, in nats.
+    It adds the metric `retrieval_gain`: by how many nats the answers' NLL rises when the text does not contain their
+    values.
     """
 
     def score(self, condition: Condition, answers: Sequence[Scored]) -> dict[str, float]:
-        """Scores one condition from its two sequences."""
-        shown, replaced = answers
-        return {**super().score(condition, [shown]), "retrieval_gain": float((replaced[0] - shown[0]).mean())}
+        """Returns the metrics of one condition from the original and the replaced sequence."""
+        original, replaced = answers
+        gain = float((replaced[0] - original[0]).mean())
+        return {**super().score(condition, [original]), "retrieval_gain": gain}
 
     def metrics(self) -> dict[str, bool]:
-        """Returns the metrics of a condition, and whether more is better."""
+        """Returns the metrics of a condition: whether higher is better, by name."""
         return {**super().metrics(), "retrieval_gain": True}
 
 
@@ -176,14 +187,14 @@ class TokenizedRecallTask(RecallTask):
     counter: TokenCounter
 
     def prepare(self, name: str) -> None:
-        """Reads the tokenizer, and then as all probes do."""
+        """Loads the tokenizer, then prepares the conditions as all probes do."""
         self.counter = load_counter(self.config.metadata, name)
         self.use_tokenizer(name)
         super().prepare(name)
 
     @abstractmethod
     def use_tokenizer(self, name: str) -> None:
-        """Prepares what depends on the tokenizer alone."""
+        """Checks the tokenizer, and computes the attributes that depend only on it; `name` is the task's."""
 
     def tokenizer_sha256(self) -> str:
         """Returns the hash of the tokenizer."""
@@ -191,7 +202,7 @@ class TokenizedRecallTask(RecallTask):
 
 
 class Passage(NamedTuple):
-    """A text, and the first and last + 1 character of each answer, ascending."""
+    """A text, and the range of characters (first, last + 1) of each answer, ascending."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -201,44 +212,54 @@ class TextRecallTask(TokenizedRecallTask):
     """A probe whose sequences are the first L tokens of an endless text."""
 
     def use_tokenizer(self, name: str) -> None:
-        """Refuses a tokenizer without character offsets."""
+        """Refuses a tokenizer without character offsets.
+
+        Raises:
+            UserError: the tokenizer is not a fast one.
+        """
         if not self.counter.tokenizer.is_fast:
-            raise UserError(f"{name} needs a tokenizer that tells character offsets; give a fast one.")
+            raise UserError(f"{name} needs a tokenizer that gives character offsets; use a fast tokenizer.")
 
     @abstractmethod
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
-        """Writes texts of `events` events with the same answers; those with fewer events are their beginnings."""
+        """Writes texts of `events` events, all with the same answers.
 
-    def asked(self, index: int, condition: Condition) -> list[Asked]:
-        """Tokenises enough text, cuts it to the length, and finds the answers.
+        A text with fewer events is the beginning of a text with more. Texts after the first have other values in place
+        of those that the answers repeat.
+        """
+
+    def make_sequences(self, index: int, condition: Condition) -> list[ProbeSequence]:
+        """Writes and tokenises enough text, truncates it to the context length, and finds the answers.
 
         Raises:
-            UserError: no answer lies within the length.
+            UserError: there is no answer within the context length.
         """
         length = condition.context_length
         events = max(1, length * 2 // _CHARACTERS_PER_EVENT)
         while True:
             passages = self.passages(index, condition, events)
-            asked = [asked for passage in passages if (asked := self._tokenised(passage, length)) is not None]
-            if len(asked) == len(passages):
+            probes = [self._tokenised(passage, length) for passage in passages]
+            long_enough = [probe for probe in probes if probe is not None]
+            if len(long_enough) == len(passages):
                 break
             events *= 2
-        answers = min(len(sequence.answer_tokens) for sequence in asked)
+        answers = min(len(probe.answer_tokens) for probe in long_enough)
         if not answers:
             raise UserError(
-                f"{self.config.task} asks for nothing within {length} tokens with {condition.pairs or 1} pairs; use a "
+                f"{self.config.task} has no question within {length} tokens with {condition.pairs or 1} pairs; use a "
                 "longer context length or fewer pairs."
             )
-        return [sequence.first(answers) for sequence in asked]
+        return [probe.first(answers) for probe in long_enough]
 
-    def _tokenised(self, passage: Passage, length: int) -> Asked | None:
-        """Returns the first `length` tokens with the answers in them, None where the text has fewer tokens."""
+    def _tokenised(self, passage: Passage, length: int) -> ProbeSequence | None:
+        """Returns the first `length` tokens with the answers among them, None if the text has fewer tokens."""
         tokens, starts, stops = self.counter.encode_with_offsets(passage.text)
         if len(tokens) <= length:
             return None
         places: list[int] = []
         counts: list[int] = []
-        # among a million tokens an answer is looked for only where it can be; special tokens stand at no character
+        # Binary search limits the tokens that can overlap an answer, since a text may have a million tokens. Special
+        # tokens cover no character.
         spans = np.array(passage.spans, dtype=np.int64).reshape(-1, 2)
         begins = np.where(stops > 0, starts, len(passage.text))
         lows = np.searchsorted(np.maximum.accumulate(stops), spans[:, 0], side="right")
@@ -251,18 +272,23 @@ class TextRecallTask(TokenizedRecallTask):
             counts.append(len(answer))
         positions = np.array(places, dtype=np.int64)
         sequence = TargetSequence(tokens[:length], positions, tokens[positions + 1])
-        return Asked(sequence, np.array(counts, dtype=np.int64))
+        return ProbeSequence(sequence, np.array(counts, dtype=np.int64))
 
 
 def split_answers(result: TargetLogprobs, answer_tokens: NDArray[np.int64], *, null: bool = False) -> Scored:
-    """Returns the scores of a sequence's answers, float64 [answers] each.
+    """Returns the NLL and the exactness of each answer in a sequence, both float64 [answers].
+
+    Args:
+        result: log-probabilities of the targets.
+        answer_tokens: tokens of each answer, int64 [answers].
+        null: whether NaN is allowed; the answer's scores are then NaN.
 
     Raises:
-        UserError: a log-probability is no number, and `null` does not let NaN stand for it.
+        UserError: a log-probability is not finite, and `null` is false.
     """
     starts = np.cumsum(answer_tokens) - answer_tokens
     nll = -np.add.reduceat(np.asarray(result.logprobs, dtype=np.float64), starts)
     if not null and not math.isfinite(float(nll.sum())):
-        raise UserError("Expected finite log-probabilities of the answers, found one that is not; check the model.")
+        raise UserError("The model gave a log-probability that is not finite for an answer; try dtype=float32.")
     exact = np.logical_and.reduceat(np.asarray(result.greedy), starts)
     return nll, np.where(np.isnan(nll), np.nan, exact)

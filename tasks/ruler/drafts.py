@@ -1,4 +1,4 @@
-"""A sample before its length is known, and the whole prompt around it: system text and chat template."""
+"""Drafts: samples whose number of haystack units is still open, and the prompt around them (system text, template)."""
 
 import dataclasses
 import functools
@@ -16,13 +16,18 @@ from sbeval.tasks.tokens import LINE_START, LINES, WORDS, TokenCounter
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Draft(ABC):
-    """One sample of any task, open only in its number of units.
+    """One sample of any task; only its number of haystack units is still open.
 
-    The prompt is opening, body, closing and answer prefix, each placed directly behind the other.
+    The prompt consists of opening, body, closing and answer prefix, in this order and without separators. The units
+    make up the body.
 
     Attributes:
-        least_units: fewest units the task is defined for.
-        most_units: most units there are, None without a bound.
+        references: the right answers.
+        answer_prefix: the beginning of the answer, which the prompt may end with.
+        opening: the text before the body, in pieces that are counted separately.
+        closing: the text behind the body, with the question.
+        least_units: smallest number of units for which the task is defined.
+        most_units: number of units that exist, None if there is no bound.
     """
 
     references: Sequence[str]
@@ -33,44 +38,47 @@ class Draft(ABC):
     most_units: int | None = None
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns what stands for the body's beginning and its end when opening and closing are counted."""
+        """Returns short stand-ins for the start and the end of the body, with which opening and closing are counted."""
         return "A", "a.\n"
 
     def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
-        """Returns pieces of this sample alone, by what stands around them, so that many samples are counted at once."""
+        """Returns the pieces that only this sample has, by the pair of texts between which they are counted.
+
+        The pieces of many samples can then be tokenised in one batch.
+        """
         return {}
 
     @abstractmethod
     def body_tokens(self, units: int) -> int:
-        """Returns the tokens of the body with `units` units, as the sum over its pieces."""
+        """Returns the token count of a body with `units` units: the sum over its pieces."""
 
     @abstractmethod
     def units_within(self, tokens: int) -> int:
-        """Returns the most units whose body has at most `tokens` tokens, 0 where none do."""
+        """Returns the largest number of units whose body has at most `tokens` tokens, 0 if not even one unit fits."""
 
     @abstractmethod
     def body(self, units: int) -> str:
-        """Returns the body."""
+        """Returns the body with `units` units."""
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns, for every piece the question is about, body tokens before it and its depth in percent."""
+        """Returns the depths of the pieces that the question is about: body tokens before each, and percents."""
         return [], []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListDraft(Draft):
-    """A list in random order, whose units are its items.
+    """A list in random order; a unit is one item.
 
     Attributes:
-        totals: tokens of the body with n units, int64, from n = 0.
-        name: seeds the order.
+        totals: token counts of the body with n units, int64, from n = 0.
+        name: the seed of the order.
     """
 
     totals: NDArray[np.int64]
     name: tuple[object, ...]
 
     def body_tokens(self, units: int) -> int:
-        """Returns the tokens of the first items and their numbers."""
+        """Returns the token count of the first items and their numbers."""
         return int(self.totals[units])
 
     def units_within(self, tokens: int) -> int:
@@ -79,16 +87,20 @@ class ListDraft(Draft):
 
 
 class Steps(NamedTuple):
-    """How NVIDIA's scripts fill prompts: all samples begin with the units of the first, and go down in steps.
+    """The rule of NVIDIA's scripts for filling prompts.
 
-    The first sample's units are `origin` and a whole number of steps; with None they are any number.
+    All samples start with the number of units of the first sample, and remove units in steps until they fit.
+
+    Attributes:
+        units: size of a step.
+        origin: the first sample's units are `origin` plus a whole number of steps; None allows any number.
     """
 
     units: int
     origin: int | None = None
 
     def within(self, most: int, first: int) -> int:
-        """Returns the units of a sample that has room for `most`, where the first sample has room for `first`."""
+        """Returns the units of a sample with room for `most` units, if the first sample has room for `first` units."""
         if self.origin is not None:
             first = self.origin + (first - self.origin) // self.units * self.units
         return first - max(0, -((most - first) // self.units)) * self.units
@@ -98,8 +110,10 @@ class Generator(ABC):
     """Makes the samples of one task.
 
     Args:
-        task: its name, part of every seed.
-        generated_tokens: tokens of each length kept free for the answer.
+        options: the task's options.
+        task: its name, which is part of every seed.
+        counter: counts tokens with the model's tokenizer.
+        generated_tokens: tokens of each context length that are reserved for the answer.
     """
 
     def __init__(self, options: Any, *, task: str, counter: TokenCounter, generated_tokens: int = 0) -> None:
@@ -110,36 +124,43 @@ class Generator(ABC):
 
     @abstractmethod
     def draft(self, index: int, context_length: int) -> Draft:
-        """Makes sample `index`, which depends on task, seed and index, and on the length where RULER says so."""
+        """Makes sample `index`.
+
+        It depends only on task, seed and index, and on the context length for those tasks in which RULER changes the
+        sample with the length.
+        """
 
     def available(self) -> int | None:
-        """Returns how many samples there are, None without a bound."""
+        """Returns how many samples exist, None if there is no bound."""
         return None
 
     def steps(self, length: int) -> Steps | None:
-        """Returns in which steps NVIDIA's scripts shorten prompts of a length, None for a task that is not theirs."""
+        """Returns the steps of NVIDIA's scripts at a context length, None for a task that they do not have."""
         return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Insert:
-    """Text put into a haystack at a relative depth, 0 to 1, which is recorded if the question is about it.
+    """A text that is inserted into a haystack.
 
-    It ends with its line break; in running text it has no space at either side.
+    Attributes:
+        text: ends with a line break if the haystack consists of lines; in running text it has no space at either end.
+        fraction: its relative depth, 0 to 1.
+        is_queried: whether the question is about it; its depth is then recorded.
     """
 
     text: str
     fraction: float
-    asked: bool
+    is_queried: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HaystackDraft(Draft):
-    """Inserts in a haystack: the needle tasks and variable tracking.
+    """A sample with inserts in a haystack: the needle tasks and variable tracking.
 
     Attributes:
-        inserts: in the order they stand in.
-        apart: whether two inserts have at least one unit between them.
+        inserts: in the order in which they stand in the text.
+        apart: whether at least one haystack unit separates any two inserts.
     """
 
     haystack: Haystack
@@ -148,11 +169,11 @@ class HaystackDraft(Draft):
     apart: bool = False
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns a word for the end where the haystack is running text, else a line."""
+        """Returns stand-ins for the body's start and end; the end is a word in running text, otherwise a line."""
         return "A", "a" if self.haystack.inline else "a.\n"
 
     def body_tokens(self, units: int) -> int:
-        """Returns the tokens of haystack and inserts."""
+        """Returns the token count of haystack and inserts."""
         tokens = self.haystack.tokens(units) + sum(self._insert_tokens)
         if not self.haystack.inline:
             return tokens
@@ -162,7 +183,7 @@ class HaystackDraft(Draft):
         return tokens + self.haystack.first_tokens - self.haystack.tokens(1)
 
     def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
-        """Returns the inserts as they are counted."""
+        """Returns the inserts by the pair of texts between which they are counted."""
         if not self.haystack.inline:
             return {LINES: [insert.text for insert in self.inserts]}
         texts = [insert.text for insert in self.inserts]
@@ -170,38 +191,38 @@ class HaystackDraft(Draft):
 
     @functools.cached_property
     def _insert_tokens(self) -> list[int]:
-        """Tokens of each insert inside the body."""
+        """Token count of each insert inside the body."""
         between, pieces = next(iter(self.counted_pieces().items()))
         return [int(tokens) for tokens in self.counter.count_pieces(pieces, between)]
 
     def units_within(self, tokens: int) -> int:
-        """Returns how many haystack units fit beside the inserts."""
+        """Returns the largest number of haystack units that fit beside the inserts."""
         units = self.haystack.units_within(tokens - sum(self._insert_tokens) + 1)
         while units > 0 and self.body_tokens(units) > tokens:
             units -= 1
         return units
 
     def positions(self, units: int) -> list[int]:
-        """Returns before which haystack unit each insert goes, ascending."""
-        wanted = [self.haystack.insertion(insert.fraction, units) for insert in self.inserts]
+        """Returns the index of the haystack unit before which each insert goes, ascending."""
+        positions = [self.haystack.insertion(insert.fraction, units) for insert in self.inserts]
         if not self.apart:
-            return wanted
-        count = len(wanted)
+            return positions
+        count = len(positions)
         for i in range(1, count):
-            wanted[i] = max(wanted[i], wanted[i - 1] + 1)
-        return [min(position, max(0, units - count + i)) for i, position in enumerate(wanted)]
+            positions[i] = max(positions[i], positions[i - 1] + 1)
+        return [min(position, max(0, units - count + i)) for i, position in enumerate(positions)]
 
     def body(self, units: int) -> str:
-        """Returns the haystack with its inserts."""
+        """Returns the first `units` units of the haystack with the inserts."""
         return with_inserts(self.haystack, self.inserts, self.positions(units), units)
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns token and percent depths of the inserts the question is about."""
+        """Returns the depths of the inserts that the question is about, in tokens and in percent."""
         tokens: list[int] = []
         percents: list[float] = []
         inserted = 0
         for insert, position, count in zip(self.inserts, self.positions(units), self._insert_tokens, strict=True):
-            if insert.asked:
+            if insert.is_queried:
                 tokens.append(self.haystack.tokens(position) + inserted)
                 percents.append(round(100 * insert.fraction, 6))
             inserted += count
@@ -209,7 +230,7 @@ class HaystackDraft(Draft):
 
 
 def with_inserts(haystack: Haystack, inserts: Sequence[Insert], positions: Sequence[int], units: int) -> str:
-    """Returns the first `units` units of a haystack, with inserts before the units at some positions."""
+    """Returns the first `units` units of a haystack, with each insert before the unit at its position."""
     pieces: list[str] = []
     space = " " if haystack.inline else ""
     last = 0
@@ -224,11 +245,13 @@ PROMPT_MARK, PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """What stands around a prompt: system text and chat template, or only the space before the answer prefix.
+    """The text around a prompt: system text and chat template, or only the space before the answer prefix.
 
     Attributes:
-        middle: between the question and the answer prefix.
-        prefixed: whether there is such a prefix.
+        head: the text before the prompt.
+        middle: the text between the question and the answer prefix.
+        tail: the text behind the answer prefix.
+        prefixed: whether there is an answer prefix.
     """
 
     head: str = ""
@@ -237,7 +260,7 @@ class Frame:
     prefixed: bool = True
 
     def end(self, draft: Draft) -> str:
-        """Returns what follows the body."""
+        """Returns the text that follows the body."""
         return draft.closing + self.middle + (draft.answer_prefix if self.prefixed else "") + self.tail
 
 
@@ -247,23 +270,25 @@ def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
 
 
 def rendered_frame(render: Callable[[str | None], str], *, prefixed: bool, behind: bool) -> Frame:
-    """Returns what a template puts around a prompt, by rendering marks in its place and cutting there.
+    """Returns the text that a chat template puts around a prompt: renders marks, and splits the result at the marks.
 
-    `render` goes from the start of an answer to the text of a message that is `PROMPT_MARK` and that start. A start
-    `behind` what the model thinks is none of the template's.
+    Args:
+        render: renders the message `PROMPT_MARK`; its argument is the start of the model's answer, None for none.
+        prefixed: whether the start of the answer is given.
+        behind: whether the start of the answer follows the model's thinking; the template then does not render it.
 
     Raises:
-        UserError: the template does not show each of them once.
+        UserError: the rendered text does not contain each mark exactly once.
     """
     marks = [PROMPT_MARK, PREFIX_MARK] if prefixed and not behind else [PROMPT_MARK]
     text = render(PREFIX_MARK if len(marks) > 1 else None)
     if any(text.count(mark) != 1 for mark in marks):
-        shown = (
+        parts = (
             "the user's message and the start of the answer once each" if len(marks) > 1 else "the user's message once"
         )
         counts = " and ".join(str(text.count(mark)) for mark in marks)
         remedy = "run without --apply_chat_template"
-        raise UserError(f"Expected the chat template to show {shown}, found {counts}; {remedy}.")
+        raise UserError(f"Expected the chat template to render {parts}, found {counts}; {remedy}.")
     head, middle = text.split(PROMPT_MARK)
     middle, _, tail = middle.partition(PREFIX_MARK)
     return Frame(head=head, middle=middle, tail=tail, prefixed=prefixed)

@@ -1,9 +1,9 @@
-"""The task classes: which generator makes the samples, and how answers are scored: generated, or teacher-forced.
+"""The task classes of RULER, with their options and generators; answers are generated or teacher-forced.
 
-Teacher-forced, one forward pass scores the answer, where there is exactly one. The prompts are those of the generated
-task of the same name without `_forced`, sample by sample, and filled by the same rule, `scripts: nvidia` included. Each
-is scored twice: as it is, and with the needle's value replaced by another one. What the needle is worth is the
-difference.
+A teacher-forced task has exactly one answer, and one forward pass scores it. Its prompts are those of the generating
+task (the name without `_forced`), sample by sample, and are filled by the same rule, also with `scripts: nvidia`. Each
+answer is scored twice: after the prompt, and after the prompt with the needle's value replaced by another one. The
+difference is the gain from the needle.
 """
 
 import math
@@ -58,28 +58,28 @@ class FweTask(RulerTask):
 
 
 class QaTask(RulerTask):
-    """Question answering; any of the answer's aliases counts."""
+    """Question answering; an answer is right if it contains any alias of the reference."""
 
     options_class = QaOptions
     generator_class = QaGenerator
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the questions and returns the data set's name, hash and source."""
+        """Loads the questions, and returns the data set's name, hash and source."""
         questions = task_questions(options)
         return options.dataset, questions.sha256, questions.source
 
     def score(self, answer: str, references: Sequence[str]) -> float:
-        """Scores 1 where an alias is found in the answer."""
+        """Returns 1 if the answer contains an alias, else 0."""
         return string_match_part(answer, references)
 
 
 class ForcedNiahTask(NiahTask):
-    """A needle task with one answer, scored under the model instead of generated.
+    """A needle task with one answer, which is teacher-forced instead of generated.
 
-    Metrics at each length: `answer_nll`, the answer's negative log-likelihood in nats; `retrieval_gain`, by how much it
-    rises when the needle holds another value; `exact_match`, whether every token of the answer is the model's most
-    probable one; `chance_nll`, the NLL of a guess among all values. All are stricter than RULER's substring score.
+    Metrics at each length: `answer_nll`, the answer's NLL in nats; `retrieval_gain`, by how much that NLL rises when
+    the needle holds another value; `exact_match`, whether every token of the answer is the model's most probable one;
+    `chance_nll`, the NLL of a guess among all values. All are stricter than RULER's substring score.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
@@ -88,19 +88,23 @@ class ForcedNiahTask(NiahTask):
     generator: NeedleGenerator
 
     def make_generator(self, name: str) -> NeedleGenerator:
-        """Returns the generator of the task that generates."""
+        """Returns the generator of the generating task of the same name, so that both have the same samples.
+
+        Raises:
+            UserError: the options ask for several answers.
+        """
         generator = super().make_generator(name.removesuffix("_forced"))
         assert isinstance(generator, NeedleGenerator)
         if not generator.asks_one:
-            raise UserError(f"{name} scores one answer; leave num_needle_q and num_needle_v at 1.")
+            raise UserError(f"{name} can score only one answer; set num_needle_q and num_needle_v to 1.")
         return generator
 
     def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
-        """Makes two requests for each length: with the needle's value, and with another one in its place."""
+        """Makes two requests for each length: with the needle's value, and with another value in the needle."""
         generator = self.generator
         sequences: list[TargetSequence] = []
         for _, doc in documents:
-            told, value = generator.given(doc["references"][0])
+            answer_start, value = generator.split_reference(doc["references"][0])
             rng = seeded_random(self.config.task, self.options.seed, doc["index"], "another value")
             other = generator.other_value(doc["index"], value, rng)
             needle = generator.value_in_needle(value)
@@ -108,25 +112,35 @@ class ForcedNiahTask(NiahTask):
                 if prompt.count(needle) != 1:
                     raise UserError(f"Expected the value {value} once in the prompt, found {prompt.count(needle)}.")
                 replaced = prompt.replace(needle, generator.value_in_needle(other))
-                sequences += [answer_sequence(self.counter, text + told, f" {value}") for text in (prompt, replaced)]
+                sequences += [
+                    answer_sequence(self.counter, text + answer_start, f" {value}") for text in (prompt, replaced)
+                ]
         return self.target_requests(documents, sequences)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """Scores one sample at every length."""
+        """Returns the metrics of one sample at every length."""
         chance = self.generator.guess_nats()
         scores: dict[str, float] = {}
         for length, *answers in zip(doc["lengths"], results[0::2], results[1::2], strict=True):
-            ((nll,), (exact,)), ((without,), _) = (
+            ((nll,), (exact,)), ((replaced_nll,), _) = (
                 split_answers(answer, np.array([len(answer.logprobs)]), null=self.records_null) for answer in answers
             )
-            scored = {"answer_nll": float(nll), "retrieval_gain": float(without - nll), "exact_match": float(exact)}
-            values = {**scored, "chance_nll": chance, "chance": math.exp(-chance)}
+            values = {
+                "answer_nll": float(nll),
+                "retrieval_gain": float(replaced_nll - nll),
+                "exact_match": float(exact),
+                "chance_nll": chance,
+                "chance": math.exp(-chance),
+            }
             scores |= {metric_key(metric, length): values[metric] for metric in self.metrics}
         return scores
 
 
 def answer_sequence(counter: TokenCounter, prompt: str, answer: str) -> TargetSequence:
-    """Tokenises prompt and answer together; the answer's tokens are those that the prompt's end alone does not have."""
+    """Returns the tokens of prompt and answer as one sequence whose targets are the answer's tokens.
+
+    Both are tokenised together. The answer's tokens are those that tokenising the prompt's end by itself does not give.
+    """
     (tokens,) = counter.encode([prompt + answer], special_tokens=True)
     tail = prompt[-TAIL_CHARACTERS:]
     alone, together = counter.encode([tail, tail + answer], special_tokens=False)

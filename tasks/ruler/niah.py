@@ -1,4 +1,4 @@
-"""What lies in a haystack: needles (the eight NIAH tasks), or chains of variables behind a worked example."""
+"""Generators of tasks with a haystack: needles (the eight NIAH tasks), and variable tracking."""
 
 import bisect
 import functools
@@ -22,7 +22,7 @@ from sbeval.tasks.ruler.wording import TaskWording, niah_wording, task_wording
 
 POOL_LINES = 8192
 SHORT_TOKENS = 4096
-"""Below this length NVIDIA's scripts take smaller steps where the haystack is lines."""
+"""Below this context length in tokens NVIDIA's scripts use smaller steps if the haystack consists of lines."""
 _KEYS, _VALUES = ("for", " is"), (":", ".\nA")
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
 DEMONSTRATION_TOKENS = 500
@@ -31,10 +31,10 @@ _MOST_DEMONSTRATION_HOPS = 10
 
 
 class HaystackGenerator(Generator):
-    """Makes samples that are the same at every length, in essays or noise.
+    """Makes samples with a haystack of essays or noise; a sample is the same at every context length.
 
     Attributes:
-        step_lines: lines of a step of NVIDIA's scripts from `SHORT_TOKENS` on.
+        step_lines: lines in a step of NVIDIA's scripts, for context lengths of at least `SHORT_TOKENS`.
     """
 
     options: Any
@@ -46,7 +46,7 @@ class HaystackGenerator(Generator):
         self._drafts: dict[int, HaystackDraft] = {}
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
-        """Makes sample `index`, the same at every length."""
+        """Makes sample `index`, which is the same at every length."""
         if index not in self._drafts:
             self._drafts[index] = self._make(index)
         return self._drafts[index]
@@ -55,20 +55,20 @@ class HaystackGenerator(Generator):
     def _make(self, index: int) -> HaystackDraft: ...
 
     def steps(self, length: int) -> Steps | None:
-        """Returns 500 words of essays, or some lines, 5 at short lengths."""
+        """Returns the steps of NVIDIA's scripts: 500 words of essays, otherwise `step_lines` lines (5 if short)."""
         if self._inline:
             return Steps(500)
         return Steps(self.step_lines if length >= SHORT_TOKENS else 5)
 
     def _depths(self, rng: random.Random, count: int) -> list[float]:
-        """Draws relative depths: some of RULER's own in essays, any elsewhere."""
+        """Draws relative depths, 0 to 1: from RULER's 40 depths in essays, uniformly in other haystacks."""
         if self._inline:
             return [depth / 100 for depth in rng.sample(DEPTHS, count)]
         return [rng.random() for _ in range(count)]
 
     @functools.cached_property
     def _shared_haystack(self) -> Haystack:
-        """The haystack of all samples: essays or noise."""
+        """The haystack that all samples share: essays or noise."""
         if self._inline:
             return load_essays(self.options.essays).haystack(self.counter)
         line = niah_wording().noise + "\n"
@@ -76,10 +76,10 @@ class HaystackGenerator(Generator):
 
 
 class NeedleGenerator(HaystackGenerator):
-    """Makes samples whose answers stand in needles.
+    """Makes samples whose answers are values in needles.
 
     Attributes:
-        asks_one: whether there is one answer, which can be scored under a model and replaced in its needle.
+        asks_one: whether a sample has exactly one answer, which a teacher-forced task can score and replace.
     """
 
     asks_one = True
@@ -87,35 +87,46 @@ class NeedleGenerator(HaystackGenerator):
 
     @abstractmethod
     def value_in_needle(self, value: str) -> str:
-        """Returns a value as its needle shows it, and as nothing else in a prompt does."""
+        """Returns a value with the characters around it in its needle, a text that is nowhere else in the prompt."""
 
     @abstractmethod
     def other_value(self, index: int, value: str, rng: random.Random) -> str:
-        """Draws a value that is nowhere in sample `index`."""
+        """Draws a value that does not occur in sample `index`."""
 
     @abstractmethod
     def guess_nats(self) -> float:
-        """Returns the NLL of a guess, in nats."""
+        """Returns the NLL of a random guess, in nats."""
 
-    def given(self, reference: str) -> tuple[str, str]:
-        """Returns what the prompt of a scored answer tells of the reference, and the answer that remains."""
+    def split_reference(self, reference: str) -> tuple[str, str]:
+        """Splits a reference into a start, which the prompt of a teacher-forced task holds, and the scored rest."""
         return "", reference
 
-    def placed(self, index: int, needles: Sequence[str], asked: Container[int], first: int) -> list[Insert]:
-        """Places needles, of which those asked for are recorded; the depths that are set are those of the first."""
+    def placed(self, index: int, needles: Sequence[str], queried: Container[int], first: int) -> list[Insert]:
+        """Returns the needles at random depths, sorted by depth.
+
+        Args:
+            index: the sample.
+            needles: their texts.
+            queried: indices of the needles that the question is about.
+            first: index of the needle to which the option `depths` applies.
+        """
         fractions = self._depths(seeded_random(*self._name, index, "depths"), len(needles))
         if (depths := self.options.depths) is not None:
             fractions[first] = depths[index % len(depths)] / 100
         end = "" if self._inline else "\n"
         inserts = [
-            Insert(text=needle + end, fraction=fraction, asked=number in asked)
+            Insert(text=needle + end, fraction=fraction, is_queried=number in queried)
             for number, (needle, fraction) in enumerate(zip(needles, fractions, strict=True))
         ]
         return sorted(inserts, key=lambda insert: insert.fraction)
 
 
 class NiahGenerator(NeedleGenerator):
-    """Makes the samples of one needle task."""
+    """Makes the samples of one needle task.
+
+    Raises:
+        UserError: the options ask for more needles than essays have depths.
+    """
 
     options: NiahOptions
 
@@ -125,40 +136,40 @@ class NiahGenerator(NeedleGenerator):
         self.asks_one = options.num_needle_q * options.num_needle_v == 1
         self._wording = niah_wording()
         if self._inline and self.keys * options.num_needle_v > len(DEPTHS):
-            raise UserError(f"{task} has {len(DEPTHS)} depths in essays, so at most that many needles; ask for fewer.")
+            raise UserError(f"{task} has {len(DEPTHS)} depths in essays, so at most that many needles; set fewer.")
 
     def needle(self, key: str, value: str) -> str:
-        """Returns the needle sentence; its noun stays in the plural, as RULER has it."""
+        """Returns the sentence of a needle; its noun stays in the plural, as in RULER."""
         return self._wording.needle.format(type_needle_v=self.options.type_needle_v, key=key, value=value)
 
     def value_in_needle(self, value: str) -> str:
-        """Returns a value as its needle shows it, and as nothing else in a prompt does."""
+        """Returns a value with the characters around it in its needle."""
         return f": {value}."
 
     def other_value(self, index: int, value: str, rng: random.Random) -> str:
-        """Draws a value that is nowhere in the sample."""
+        """Draws a value that does not occur in the sample."""
         return draw_distinct(self.options.type_needle_v, 1, rng, {value} | self.haystack_strings)[0]
 
     def guess_nats(self) -> float:
-        """Returns the NLL of a guess among all values."""
+        """Returns the NLL of a random guess among all values, in nats."""
         return log_count(self.options.type_needle_v)
 
     def _make(self, index: int) -> HaystackDraft:
         rng = seeded_random(*self._name, index, "needles")
         options = self.options
-        each = self.options.num_needle_v
+        per_key = self.options.num_needle_v
         keys = draw_distinct(options.type_needle_k, self.keys, rng, self.haystack_strings)
-        values = draw_distinct(options.type_needle_v, self.keys * each, rng, self.haystack_strings)
-        of_key = {key: values[i * each :][:each] for i, key in enumerate(keys)}
-        asked = rng.sample(keys, options.num_needle_q)
-        needles = [(key, value) for key in keys for value in of_key[key]]
+        values = draw_distinct(options.type_needle_v, self.keys * per_key, rng, self.haystack_strings)
+        values_of = {key: values[i * per_key :][:per_key] for i, key in enumerate(keys)}
+        queried = rng.sample(keys, options.num_needle_q)
+        needles = [(key, value) for key in keys for value in values_of[key]]
         rng.shuffle(needles)
-        query = ", ".join(asked[:-1]) + ", and " + asked[-1] if len(asked) > 1 else asked[0]
+        query = ", ".join(queried[:-1]) + ", and " + queried[-1] if len(queried) > 1 else queried[0]
         template, noun = self._template
         opening, closing = template.split("{context}")
         prefix = self._wording.prefix_one if self.asks_one else self._wording.prefix_many
         return HaystackDraft(
-            references=[value for key in asked for value in of_key[key]],
+            references=[value for key in queried for value in values_of[key]],
             answer_prefix=prefix.format(type_needle_v=noun, query=query),
             opening=[opening.format(type_needle_v=noun)],
             closing=("\n" if self._inline else "") + closing.removeprefix("\n").format(type_needle_v=noun, query=query),
@@ -166,8 +177,8 @@ class NiahGenerator(NeedleGenerator):
             inserts=self.placed(
                 index,
                 [self.needle(key, value) for key, value in needles],
-                {i for i, (key, _) in enumerate(needles) if key in asked},
-                next(i for i, (key, _) in enumerate(needles) if key == asked[0]),
+                {i for i, (key, _) in enumerate(needles) if key in queried},
+                next(i for i, (key, _) in enumerate(needles) if key == queried[0]),
             ),
             least_units=len(needles),
             most_units=POOL_LINES if self.options.type_haystack == "needle" else None,
@@ -176,7 +187,7 @@ class NiahGenerator(NeedleGenerator):
 
     @functools.cached_property
     def _template(self) -> tuple[str, str]:
-        """Template and noun, in RULER's singular where one value is asked for."""
+        """Template and noun; in RULER's singular form if the question asks for one value."""
         template = self._wording.template
         noun = str(self.options.type_needle_v)
         if not self.asks_one:
@@ -187,12 +198,12 @@ class NiahGenerator(NeedleGenerator):
 
     @property
     def haystack_strings(self) -> frozenset[str]:
-        """Keys and values of a needle haystack, which no sample's own needle has."""
+        """Keys and values in a haystack of needles, which a sample's own needles must not use."""
         return self._pool[1] if self.options.type_haystack == "needle" else frozenset()
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], frozenset[str], NDArray[np.int64]]:
-        """Lines of a needle haystack, their keys and values, and their token counts."""
+        """The lines of a haystack of needles, their keys and values, and their token counts."""
         rng = seeded_random(*self._name, "pool")
         keys = draw_distinct(self.options.type_needle_k, POOL_LINES, rng, frozenset())
         values = [draw(self.options.type_needle_v, rng) for _ in keys]
@@ -218,14 +229,14 @@ class VtGenerator(HaystackGenerator):
 
     @functools.cached_property
     def _wording(self) -> TaskWording:
-        """RULER's words; the answer prefix of NVIDIA's scripts is spelt right and ends with a space."""
+        """RULER's wording; with `scripts: nvidia` the answer prefix has no spelling mistake and ends with a space."""
         wording = task_wording("vt")
         if self.options.scripts != "nvidia":
             return wording
         return wording._replace(answer_prefix=wording.answer_prefix.replace("assgined", "assigned") + " ")
 
     def _chains(self, rng: random.Random, letters: int, hops: int) -> list[list[str]]:
-        """Draws the variables of every chain, in their order."""
+        """Draws the names of the variables of every chain, in the order of assignment."""
         chains = self.options.num_chains
         names = distinct(chains * (hops + 1), lambda: "".join(rng.choices(string.ascii_uppercase, k=letters)))
         return [names[i::chains] for i in range(chains)]
@@ -253,20 +264,21 @@ class VtGenerator(HaystackGenerator):
         return self._wording.closing.removeprefix("\n").format(query=value)
 
     def _inserts(self, chains: Sequence[Sequence[str]], fractions: Sequence[float], rng: random.Random) -> list[Insert]:
-        """Places the statements: each chain in its order, chains mixed at random."""
+        """Returns the statements at the given depths: each chain in its order, chains interleaved at random."""
         turns = [number for number, chain in enumerate(chains) for _ in chain]
         rng.shuffle(turns)
         rest = [list(chain) for chain in chains]
-        placed = [(rest[turn].pop(0), turn == 0) for turn in turns]
-        ended = [(text.strip() + "." if self._inline else text + "\n", asked) for text, asked in placed]
-        pairs = zip(ended, fractions, strict=True)
-        return [Insert(text=text, fraction=fraction, asked=asked) for (text, asked), fraction in pairs]
+        statements = [(rest[turn].pop(0), turn == 0) for turn in turns]  # the question is about the first chain
+        return [
+            Insert(text=text.strip() + "." if self._inline else text + "\n", fraction=fraction, is_queried=is_queried)
+            for (text, is_queried), fraction in zip(statements, fractions, strict=True)
+        ]
 
     @functools.cached_property
     def _demonstration_units(self) -> int:
-        """Returns how many lines of noise or words of essays the worked example has.
+        """Number of lines of noise, or of words of essays, in the worked example.
 
-        RULER gives it as many as fit 500 tokens, at least five lines or 50 words.
+        As in RULER, as many as fit 500 tokens, but at least five lines or 50 words.
         """
         statements = self.options.num_chains * (self._demonstration_hops + 1)
         least = _LEAST_DEMONSTRATION_WORDS if self._inline else max(_LEAST_DEMONSTRATION_LINES, statements)
@@ -280,9 +292,10 @@ class VtGenerator(HaystackGenerator):
 
     def _demonstration_tokens(self, units: int) -> int:
         pieces = self._demonstration_pieces(seeded_random(*self._name, "demonstration"), units)
-        shown = "".join(pieces)
-        asked = shown[: shown.rindex(pieces[-1].rsplit(": ", 1)[1])].rstrip()  # without the answer, as RULER has it
-        return int(self.counter.count_pieces([asked])[0])
+        example = "".join(pieces)
+        answer = pieces[-1].rsplit(": ", 1)[1]
+        without_answer = example[: example.rindex(answer)].rstrip()  # RULER does not count the answer
+        return int(self.counter.count_pieces([without_answer])[0])
 
     def _demonstrations(self, index: int) -> list[str]:
         names = [(index, "demonstration", *([shot] if shot else [])) for shot in range(self.options.num_fewshot)]
@@ -290,16 +303,16 @@ class VtGenerator(HaystackGenerator):
         return [piece for rng in rngs for piece in self._demonstration_pieces(rng, self._demonstration_units)]
 
     def _demonstration_pieces(self, rng: random.Random, units: int) -> list[str]:
-        """Writes one worked example with as many chains as the question behind it."""
+        """Writes one worked example with as many chains as the sample itself."""
         hops = self._demonstration_hops
         chains = self._chains(rng, 3, hops)
         count = sum(map(len, chains))
         values = distinct(len(chains), lambda: str(rng.randrange(10000, 100000)))
-        asked = values[0]
+        queried_value = values[0]
         statements = [_statements(chain, value) for chain, value in zip(chains, values, strict=True)]
         places = seeded_random(*self._name, "demonstration", units)
-        answer = self._wording.answer_prefix.format(query=asked, num_v=hops + 1)
-        ending = f"{self._question(asked)} {answer} {' '.join(chains[0])}\n\n"
+        answer = self._wording.answer_prefix.format(query=queried_value, num_v=hops + 1)
+        ending = f"{self._question(queried_value)} {answer} {' '.join(chains[0])}\n\n"
         if self._inline:
             inserts = self._inserts(statements, sorted(self._depths(places, count)), rng)
             before = [self._shared_haystack.insertion(insert.fraction, units) for insert in inserts]
@@ -316,5 +329,5 @@ class VtGenerator(HaystackGenerator):
 
 
 def _statements(names: Sequence[str], value: str) -> list[str]:
-    """Returns the assignments of one chain; RULER ends those of variables with a space."""
+    """Returns the assignments of one chain; as in RULER, those of a variable to a variable end with a space."""
     return [f"VAR {names[0]} = {value}"] + [f"VAR {b} = VAR {a} " for a, b in itertools.pairwise(names)]

@@ -1,4 +1,4 @@
-"""What a user chooses with `--metadata` for RULER's tasks."""
+"""The options of RULER's tasks, which a user sets with `--metadata`."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ GRID_DEPTHS = 11
 
 
 class RulerOptions(SampleOptions):
-    """Options of every RULER task: samples, and local copies of the texts."""
+    """Options of every RULER task: samples, local copies of texts, and the form of the prompt."""
 
     title = "RULER: sb_ruler"
     default_lengths = doublings(4096, 131072)
@@ -33,19 +33,23 @@ class RulerOptions(SampleOptions):
     essays: PathText | None = Field(
         default=None, description="Text file or folder of essays; None takes them from the hub."
     )
-    squad: PathText | None = Field(default=None, description="File in the layout of SQuAD 2; None takes the hub's.")
-    hotpot: PathText | None = Field(default=None, description="File in the layout of HotpotQA; None takes the hub's.")
+    squad: PathText | None = Field(default=None, description="File in the layout of SQuAD 2; None downloads SQuAD 2.")
+    hotpot: PathText | None = Field(
+        default=None, description="File in the layout of HotpotQA; None downloads HotpotQA."
+    )
     answer_prefix: Flag = Field(
         default=True,
-        description="Whether an answer's beginning is given, as RULER does: at the end of the prompt, in a chat as the "
-        "beginning of the model's own message, and behind its thinking where it thinks.",
+        description="Whether the model gets the beginning of its answer, as in RULER: at the end of the prompt, in a "
+        "chat at the start of the model's message, and after its thinking if it thinks.",
     )
     thinking_tokens: Tokens | None = Field(
         default=None,
-        description="An argument of the model, for which tasks keep room beside the context length.",
+        description="Tokens reserved for thinking, in addition to the context length: an argument of the model that "
+        "tasks read too.",
     )
     scripts: Literal["nvidia"] | None = Field(
-        default=None, description='"nvidia" fills and words prompts as NVIDIA\'s scripts do; None fills them up.'
+        default=None,
+        description='"nvidia" fills and words prompts as NVIDIA\'s scripts do; None fills prompts to their budget.',
     )
 
 
@@ -68,8 +72,9 @@ class PlacedOptions(RulerOptions):
         Expected('"random", "grid", a number of depths of at least 2, or a list of percents from 0 to 100', _depths),
     ] = Field(
         default=None,
-        description="Depths in percent that the samples' first asked needle goes through in turn: a list of them, a "
-        f'number of depths spread evenly, "grid" for {GRID_DEPTHS}, or "random" for RULER\'s random depths.',
+        description="Depths in percent of the first needle that the question is about; samples take them in turn: a "
+        f'list, a number of evenly spaced depths, "grid" for {GRID_DEPTHS} of them, or "random" for RULER\'s random '
+        "depths.",
     )
 
 
@@ -78,12 +83,12 @@ class NiahOptions(PlacedOptions):
 
     title = "needles: sb_niah, sb_niah_forced, sb_json_kv"
 
-    type_haystack: Literal["noise", "needle", "essay"] = Field(description="What the needles lie in.")
-    type_needle_k: NeedleType = Field(description="What keys are.")
-    type_needle_v: NeedleType = Field(description="What values are.")
-    num_needle_k: Count = Field(description="Keys in the haystack.")
-    num_needle_v: Count = Field(description="Values of a key.")
-    num_needle_q: Count = Field(description="Keys asked for.")
+    type_haystack: Literal["noise", "needle", "essay"] = Field(description="Text around the needles.")
+    type_needle_k: NeedleType = Field(description="Type of the keys.")
+    type_needle_v: NeedleType = Field(description="Type of the values.")
+    num_needle_k: Count = Field(description="Number of keys in the haystack.")
+    num_needle_v: Count = Field(description="Number of values for each key.")
+    num_needle_q: Count = Field(description="Number of keys in the question.")
 
 
 class VtOptions(RulerOptions):
@@ -91,10 +96,10 @@ class VtOptions(RulerOptions):
 
     title = "variable tracking: sb_ruler_vt"
 
-    type_haystack: Literal["noise", "essay"] = Field(description="What the assignments lie in.")
-    num_chains: Count = Field(description="Chains of assignments.")
-    num_hops: Count = Field(description="Assignments of a chain behind its first.")
-    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
+    type_haystack: Literal["noise", "essay"] = Field(description="Text around the assignments.")
+    num_chains: Count = Field(description="Number of chains of assignments.")
+    num_hops: Count = Field(description="Number of assignments in a chain after its first.")
+    num_fewshot: WholeNumber = Field(description="Number of worked examples before the question.")
 
 
 class CweOptions(RulerOptions):
@@ -102,10 +107,10 @@ class CweOptions(RulerOptions):
 
     title = "common words: sb_ruler_cwe"
 
-    freq_cw: Count = Field(description="How often a common word comes.")
-    freq_ucw: Count = Field(description="How often any other word comes.")
-    num_cw: Count = Field(description="Common words, all of them asked for.")
-    num_fewshot: WholeNumber = Field(description="Worked examples before the question.")
+    freq_cw: Count = Field(description="Number of occurrences of each common word.")
+    freq_ucw: Count = Field(description="Number of occurrences of every other word.")
+    num_cw: Count = Field(description="Number of common words; all are answers.")
+    num_fewshot: WholeNumber = Field(description="Number of worked examples before the question.")
 
 
 class FweOptions(RulerOptions):
@@ -114,10 +119,10 @@ class FweOptions(RulerOptions):
     title = "frequent words: sb_ruler_fwe"
 
     alpha: Annotated[float, number("a number above 1", lambda alpha: 1 < alpha < math.inf)] = Field(
-        description="Exponent by which counts fall off with rank."
+        description="Exponent of the power law by which counts fall with rank."
     )
-    coded_wordlen: Annotated[int, whole(3)] = Field(description="Letters of a word.")
-    vocab_size: WholeNumber = Field(description="Words to draw from; 0 is RULER's one for every 50 tokens.")
+    coded_wordlen: Annotated[int, whole(3)] = Field(description="Number of letters in a word.")
+    vocab_size: WholeNumber = Field(description="Number of different words; 0 means RULER's one for every 50 tokens.")
 
 
 class QaOptions(RulerOptions):
@@ -125,4 +130,4 @@ class QaOptions(RulerOptions):
 
     fixed = frozenset({"dataset"})
 
-    dataset: Literal["squad", "hotpotqa"] = Field(description="Whose questions are asked.")
+    dataset: Literal["squad", "hotpotqa"] = Field(description="Data set of the questions.")

@@ -30,11 +30,18 @@ PARAGRAPHS = ("a.\n\n", "A")
 
 
 _KEYS = {"squad": "squad", "hotpotqa": "hotpot"}
-"""Option that names a local copy, by data set."""
+"""The option that names a local copy, by data set."""
 
 
 class Question(NamedTuple):
-    """One answerable question: its answer's aliases, each once, its own documents, and others of the same article."""
+    """One answerable question.
+
+    Attributes:
+        text: the question.
+        answers: the distinct aliases of its answer.
+        gold: indices of the documents with the answer.
+        more: indices of further documents of the same article.
+    """
 
     text: str
     answers: Sequence[str]
@@ -43,7 +50,14 @@ class Question(NamedTuple):
 
 
 class QaCorpus(NamedTuple):
-    """Every document once, sorted, which fill all prompts; questions in the order of the file; its hash and source."""
+    """A corpus of documents and questions.
+
+    Attributes:
+        documents: the distinct documents, sorted; they fill all prompts.
+        questions: in the order of the file.
+        sha256: hash of the file.
+        source: a local path or an address.
+    """
 
     documents: Sequence[str]
     questions: Sequence[Question]
@@ -55,24 +69,25 @@ def task_questions(options: QaOptions) -> QaCorpus:
     """Returns the questions that a task's options name.
 
     Raises:
-        UserError: the file is missing, cannot be downloaded, or has another layout.
+        UserError: the file is missing, it cannot be downloaded, or it has another layout.
     """
     return load_qa(options.dataset, getattr(options, _KEYS[options.dataset]))
 
 
 @kept_by_content(2, argument=1)
 def load_qa(dataset: str, path: str | None) -> QaCorpus:
-    """Reads a corpus from a local file, or downloads it once where no path is given."""
+    """Reads a corpus from a local file; if `path` is None, downloads it once."""
     raw, source = (_read_file(local_path(path)), path) if path else _download(dataset)
     try:
         documents, questions = (_squad if dataset == "squad" else _hotpotqa)(json.loads(raw))
     except (ValueError, KeyError, TypeError) as error:
         layout = "SQuAD 2 (data, paragraphs, qas)" if dataset == "squad" else "HotpotQA's distractor setting"
         raise UserError(
-            f"Expected {source} in the layout of {layout}, and found another one ({error!r}); name a file in it."
+            f"Expected {source} in the layout of {layout}, and found another layout ({error!r}); name a file in that "
+            "layout."
         ) from error
     if not questions:
-        raise UserError(f"Expected answerable questions in {source}, and found none; name another file.")
+        raise UserError(f"{source} holds no answerable question; name another file.")
     return QaCorpus(documents=documents, questions=questions, sha256=hashlib.sha256(raw).hexdigest(), source=source)
 
 
@@ -93,47 +108,50 @@ def _squad(data: Mapping[str, Any]) -> tuple[list[str], list[Question]]:
 
 
 def _hotpotqa(data: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Question]]:
-    shown = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in data]
-    documents = sorted({document for entry in shown for document in entry})
+    contexts = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in data]
+    documents = sorted({document for context in contexts for document in context})
     number = {document: i for i, document in enumerate(documents)}
-    golds = [tuple(dict.fromkeys(number[document] for document in of_entry)) for of_entry in shown]
-    entries = zip(data, golds, strict=True)
-    return documents, [Question(entry["question"], (entry["answer"],), gold) for entry, gold in entries]
+    questions = []
+    for entry, context in zip(data, contexts, strict=True):
+        gold = tuple(dict.fromkeys(number[document] for document in context))
+        questions.append(Question(entry["question"], (entry["answer"],), gold))
+    return documents, questions
 
 
 def _read_file(path: Path) -> bytes:
     if not path.is_file():
-        raise UserError(f"Expected a corpus file at {path}, and found none; check the path in --metadata.")
+        raise UserError(f"There is no corpus file at {path}; check the path in --metadata.")
     return path.read_bytes()
 
 
 def _download(dataset: str) -> tuple[bytes, str]:
     url = qa_source(dataset)
-    kept = cache_folder("ruler") / f"{dataset}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
-    if kept.is_file():
-        return kept.read_bytes(), url
+    cached = cache_folder("ruler") / f"{dataset}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    if cached.is_file():
+        return cached.read_bytes(), url
     try:
         with urllib.request.urlopen(url, timeout=60) as response:
             raw = bytes(response.read())
     except OSError as error:
         raise MissingCorpus([Missing(_KEYS[dataset], "FILE", url, type(error).__name__)]) from error
-    with whole_file(kept, "downloaded questions") as unfinished:
+    with whole_file(cached, "downloaded questions") as unfinished:
         unfinished.write_bytes(raw)
     return raw, url
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DocumentsDraft(ListDraft):
-    """Numbered documents in random order; a unit is one document.
+    """A sample with numbered documents in random order; a unit is one document.
 
     Attributes:
-        order: which document comes in when, those with the answer first, int64.
-        document_tokens: tokens of each document of `order`, without its number.
-        number_tokens: tokens of the first n numbers, int64, from n = 0.
-        gold: how many of the first documents hold the answer.
-        template: how a document is shown.
-        shuffle_seed: seeds the one order that NVIDIA's scripts have for all pages of equally many documents; None draws
-            one for each sample.
+        documents: all documents of the corpus.
+        order: indices of documents in the order in which units are added, those with the answer first, int64.
+        document_tokens: token count of each document of `order` without its number, int64.
+        number_tokens: token counts of the first n numbers, int64, from n = 0.
+        gold: number of documents with the answer; they are the first ones of `order`.
+        template: format string of a document and its number.
+        shuffle_seed: NVIDIA's scripts shuffle all pages with equally many documents in the same way; this seeds that
+            order. None draws an order for each sample.
     """
 
     documents: Sequence[str]
@@ -145,7 +163,7 @@ class DocumentsDraft(ListDraft):
     shuffle_seed: int | None = None
 
     def _page(self, units: int) -> NDArray[np.int64]:
-        """Returns places in `order` as they stand on the page, int64 [units]."""
+        """Returns indices into `order` in the order of the page, int64 [units]."""
         if self.shuffle_seed is None:
             return np.argsort(seeded_ranks(np.arange(units), *self.name, "page"), kind="stable")
         places = list(range(units))
@@ -155,11 +173,11 @@ class DocumentsDraft(ListDraft):
     def body(self, units: int) -> str:
         """Returns the documents, each with a blank line after it."""
         page = self.order[self._page(units)].tolist()
-        shown = [self.template.format(i=i, document=self.documents[document]) for i, document in enumerate(page, 1)]
-        return "".join([document + "\n\n" for document in shown])
+        numbered = [self.template.format(i=i, document=self.documents[document]) for i, document in enumerate(page, 1)]
+        return "".join([document + "\n\n" for document in numbered])
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns token and percent depths of the documents with the answer."""
+        """Returns the depths of the documents with the answer, in tokens and in percent."""
         page = self._page(units)
         before = running_totals(self.document_tokens[page]) + self.number_tokens[: units + 1]
         places = np.flatnonzero(page < self.gold)
@@ -168,37 +186,37 @@ class DocumentsDraft(ListDraft):
 
 
 class QaGenerator(Generator):
-    """Makes the samples of one question-answering task; sample `index` is the corpus' question `index`."""
+    """Makes the samples of one question-answering task; sample `index` asks question `index` of the corpus."""
 
     options: QaOptions
 
     @property
     def _corpus(self) -> QaCorpus:
-        return task_questions(self.options)  # read once and kept
+        return task_questions(self.options)  # cached by `load_qa`
 
     def available(self) -> int:
         """Returns the number of questions."""
         return len(self._corpus.questions)
 
     def steps(self, length: int) -> Steps:
-        """Returns ten documents."""
+        """Returns steps of ten documents."""
         return Steps(10)
 
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], int]:
-        """Token counts of all documents, and of what stands before a document without its number."""
-        shown = [qa_document().format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
-        with_number = self.counter.count_pool(shown, PARAGRAPHS)
+        """Token counts of all documents without their heading, and the count of a heading ("Document 1:")."""
+        numbered = [qa_document().format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
+        with_number = self.counter.count_pool(numbered, PARAGRAPHS)
         number = int(self.counter.count_pieces([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
         return with_number - number, number
 
     @functools.cached_property
     def _number_tokens(self) -> NDArray[np.int64]:
-        shown = [qa_document().format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
-        return running_totals(self.counter.count_pool(shown, PARAGRAPHS))
+        headings = [qa_document().format(i=i, document="") for i in range(1, MOST_DOCUMENTS + 1)]
+        return running_totals(self.counter.count_pool(headings, PARAGRAPHS))
 
     def draft(self, index: int, context_length: int) -> DocumentsDraft:
-        """Makes sample `index`: its own documents, then those of the same article, then the others at random."""
+        """Makes sample `index`: documents with the answer, then others of the same article, then random ones."""
         question = self._corpus.questions[index]
         count = len(self._corpus.documents)
         more = seeded_order(len(question.more), *self._name, index, "more").tolist()

@@ -1,7 +1,8 @@
-"""Filling a prompt to its token budget; the sizes of one task's samples at each length are cached on disk.
+"""Fills prompts to their token budget, and caches the sizes of a task's samples at each context length on disk.
 
-Estimate by adding up piece counts, check one sample in `CHECKED_EVERY` whole, and, where sums are not exact for a
-tokenizer, count every prompt of that block of samples whole and adjust.
+The length of a prompt is estimated by the sum of its pieces' token counts. One sample in every block of `CHECKED_EVERY`
+is also tokenised as a whole. If its count differs from the sum, the sums are not exact for this tokenizer, and every
+prompt of that block is tokenised as a whole and adjusted.
 """
 
 import dataclasses
@@ -17,20 +18,21 @@ import pyarrow as pa
 from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder, keep_table, read_table
 from sbeval.tasks.ruler.drafts import Draft, Frame, Generator, prompt_text
-from sbeval.tasks.tokens import kept_counts
+from sbeval.tasks.tokens import cached_counts
 
 CHECKED_EVERY = 50
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSize:
-    """How one sample fills one length.
+    """The size of one sample at one context length.
 
     Attributes:
-        units: haystack units.
-        prompt_tokens: tokens of the whole prompt, BOS included.
-        depths_tokens: tokens before each piece the question is about.
-        depths_percent: their depths in the haystack, in percent.
+        index: of the sample.
+        units: number of haystack units.
+        prompt_tokens: token count of the whole prompt, BOS included.
+        depths_tokens: token counts before each piece that the question is about.
+        depths_percent: depths of these pieces in the haystack, in percent.
     """
 
     index: int
@@ -41,10 +43,12 @@ class PromptSize:
 
 
 class PromptFiller(NamedTuple):
-    """Fills the prompts of one task to one context length, without the cache on disk.
+    """Fills the prompts of one task to one context length; does not use the cache on disk.
 
     Attributes:
-        context_length: prompt plus generated tokens, never exceeded.
+        task: the task whose prompts are filled.
+        context_length: largest sum of prompt and generated tokens.
+        frame: the text around the prompt.
     """
 
     task: "SampleSizes"
@@ -53,14 +57,14 @@ class PromptFiller(NamedTuple):
 
     @property
     def budget(self) -> int:
-        """Tokens of a prompt."""
+        """Largest number of tokens in a prompt."""
         return self.context_length - self.task.generator.generated_tokens
 
     def sizes(self, indices: Iterable[int]) -> dict[int, PromptSize]:
-        """Returns the size of each sample by index, whatever other indices are given.
+        """Returns the size of each sample by index; a sample's size does not depend on the other indices.
 
         Raises:
-            UserError: the length is below the task's minimum.
+            UserError: the context length is below the task's minimum.
         """
         sizes = self._full_sizes(list(indices))
         generator = self.task.generator
@@ -74,16 +78,17 @@ class PromptFiller(NamedTuple):
         return self.task.generator.draft(index, self.context_length)
 
     def _shortened(self, size: PromptSize, units: int) -> PromptSize:
-        """Returns a sample with fewer units, counted whole, but never with fewer than its task needs."""
+        """Returns the size of a sample with fewer units, but at least `least_units`; tokenises the whole prompt."""
         draft = self._draft(size.index)
         if (units := max(units, draft.least_units)) == size.units:
             return size
         tokens = self._counted(draft, units)
         return self._size(size.index, draft, units, tokens, self._tokens_around({size.index: draft})[0][size.index])
 
-    def _full_sizes(self, asked: Sequence[int]) -> dict[int, PromptSize]:
-        checks = {i - i % CHECKED_EVERY for i in asked}
-        drafts = {i: self._draft(i) for i in dict.fromkeys([*asked, *sorted(checks)])}
+    def _full_sizes(self, indices: Sequence[int]) -> dict[int, PromptSize]:
+        """Returns the sizes of samples that are filled to the budget, by index."""
+        checks = {i - i % CHECKED_EVERY for i in indices}
+        drafts = {i: self._draft(i) for i in dict.fromkeys([*indices, *sorted(checks)])}
         self._count_together(drafts.values())
         before, around = self._tokens_around(drafts)
         units = {i: self._estimate(draft, around[i]) for i, draft in drafts.items()}
@@ -91,29 +96,30 @@ class PromptFiller(NamedTuple):
         checked = sorted(checks)
         whole = self.task.generator.counter.count([prompt_text(drafts[i], units[i], self.frame) for i in checked])
         inexact = {i for i, count in zip(checked, whole.tolist(), strict=True) if count != tokens[i]}
-        for i in asked:
+        for i in indices:
             if i - i % CHECKED_EVERY in inexact:
                 units[i], tokens[i] = self._search_units(drafts[i], units[i])
-        if any(tokens[i] > self.budget for i in asked):
-            raise UserError(needs_at_least(self.task.name, self.minimum_length(asked), [self.context_length]))
-        return {i: self._size(i, drafts[i], units[i], tokens[i], before[i]) for i in asked}
+        if any(tokens[i] > self.budget for i in indices):
+            raise UserError(needs_at_least(self.task.name, self.minimum_length(indices), [self.context_length]))
+        return {i: self._size(i, drafts[i], units[i], tokens[i], before[i]) for i in indices}
 
     def minimum_length(self, indices: Iterable[int]) -> int:
-        """Returns the least context length, in tokens, at which these samples have the units their task needs.
+        """Returns the smallest context length in tokens at which each of these samples has its `least_units`.
 
-        It holds for lengths at which the task has the same shape as at this one.
+        The result holds only for context lengths at which the task has the same form as at this one: some tasks use
+        shorter examples at short lengths.
         """
         drafts = [self._draft(i) for i in indices]
         prompts = [prompt_text(draft, draft.least_units, self.frame) for draft in drafts]
         return int(self.task.generator.counter.count(prompts).max()) + self.context_length - self.budget
 
     def _count_together(self, drafts: Iterable[Draft]) -> None:
-        """Counts the pieces of many samples in a few batches; the counter remembers them."""
-        together: dict[tuple[str, str], list[str]] = {}
+        """Counts the pieces of many samples in a few batches; the counter caches their counts."""
+        batches: dict[tuple[str, str], list[str]] = {}
         for draft in drafts:
             for between, pieces in draft.counted_pieces().items():
-                together.setdefault(between, []).extend(pieces)
-        for between, pieces in together.items():
+                batches.setdefault(between, []).extend(pieces)
+        for between, pieces in batches.items():
             self.task.generator.counter.count_pieces(pieces, between)
 
     def _size(self, index: int, draft: Draft, units: int, tokens: int, before: int) -> PromptSize:
@@ -122,7 +128,7 @@ class PromptFiller(NamedTuple):
         return PromptSize(index=index, units=units, prompt_tokens=tokens, depths_tokens=depths, depths_percent=percents)
 
     def _tokens_around(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
-        """Returns, by sample, the tokens before the body and those around it."""
+        """Returns two mappings by sample: the number of tokens before the body, and before and behind it."""
         pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
         piece_tokens = dict(zip(pieces, self.task.generator.counter.count_pieces(pieces).tolist(), strict=True))
         frame = self.frame
@@ -147,7 +153,11 @@ class PromptFiller(NamedTuple):
         return int(self.task.generator.counter.count([prompt_text(draft, units, self.frame)])[0])
 
     def _search_units(self, draft: Draft, units: int) -> tuple[int, int]:
-        """Searches the most units of one sample by counting whole prompts; returns units and prompt tokens."""
+        """Finds the largest number of units of one sample by tokenising whole prompts.
+
+        Returns:
+            Units, and tokens of the prompt.
+        """
         low = draft.least_units
         low_tokens = self._counted(draft, draft.least_units)
         high = draft.most_units + 1 if draft.most_units is not None else None
@@ -164,11 +174,11 @@ class PromptFiller(NamedTuple):
         return low, low_tokens
 
 
-def needs_at_least(task: str, needed_tokens: int, asked: Iterable[int]) -> str:
-    """Returns the sentence for a task for which all lengths asked for are too short."""
+def needs_at_least(task: str, needed_tokens: int, lengths: Iterable[int]) -> str:
+    """Returns the error message for a task for which all requested context lengths are too short."""
     return (
-        f"{task} needs at least {needed_tokens} tokens of context with this tokenizer, and was asked for "
-        f"{', '.join(map(str, asked))}; give it a longer length, for this task alone with --metadata "
+        f"{task} needs at least {needed_tokens} tokens of context with this tokenizer, but context_lengths are "
+        f"{', '.join(map(str, lengths))}; set a longer length, for this task only with --metadata "
         f'\'{{"{task}": {{"context_lengths": [{needed_tokens}]}}}}\', or leave the task out.'
     )
 
@@ -179,10 +189,13 @@ _LIKE_ONE_ANOTHER = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSizes:
-    """Sizes of the samples of one task at any length and frame, cached on disk.
+    """Sizes of the samples of one task at any context length and in any frame, cached on disk.
 
     Attributes:
-        facts: everything a sample depends on beside its index, the tokenizer included; JSON values.
+        name: of the task.
+        generator: makes the samples.
+        facts: everything that a sample depends on except its index, for the cache key: JSON values, with the hash of
+            the tokenizer.
     """
 
     name: str
@@ -190,34 +203,35 @@ class SampleSizes:
     facts: Mapping[str, Any]
 
     def at_length(self, indices: Sequence[int], length: int, frame: Frame) -> dict[int, PromptSize]:
-        """Returns the size of each sample at a length, read from the cache where it is known.
+        """Returns the size of each sample at a context length by index; known sizes come from the cache.
 
         Raises:
-            UserError: one of them does not fit.
+            UserError: a sample does not fit the length.
         """
         path = cache_folder("ruler") / f"ruler1-fits-{self._digest(length, frame)[:32]}.arrow"
         table = read_table(path)
-        kept = {} if table is None else {row["index"]: row for row in table.to_pylist()}
-        if missing := [index for index in indices if index not in kept]:
-            made = self.filler(length, frame).sizes(missing)
-            kept |= {index: dataclasses.asdict(size) for index, size in made.items()}
-            keep_table(path, pa.Table.from_pylist([kept[index] for index in sorted(kept)]))
-        return {index: PromptSize(**kept[index]) for index in indices}
+        cached = {} if table is None else {row["index"]: row for row in table.to_pylist()}
+        if missing := [index for index in indices if index not in cached]:
+            new_sizes = self.filler(length, frame).sizes(missing)
+            cached |= {index: dataclasses.asdict(size) for index, size in new_sizes.items()}
+            keep_table(path, pa.Table.from_pylist([cached[index] for index in sorted(cached)]))
+        return {index: PromptSize(**cached[index]) for index in indices}
 
     def needed_tokens(self, samples: int, length: int, frame: Frame) -> int | None:
-        """Returns the context that the first samples need where that is more than `length` tokens, else None.
+        """Returns the context length that the first `samples` samples need if it exceeds `length`, otherwise None.
 
-        Samples differ in size, so all are counted where the first one alone needs a good part of the length.
+        Samples differ in size. Only the first one is counted if it needs less than a quarter of the length; otherwise
+        all are.
         """
         filler = self.filler(length, frame)
         if length >= _LIKE_ONE_ANOTHER * filler.minimum_length([0]):
             return None
         digest = self._digest(length, frame, minimum_of=samples)
-        (needed,) = kept_counts(digest, lambda: np.array([filler.minimum_length(range(samples))]))
+        (needed,) = cached_counts(digest, lambda: np.array([filler.minimum_length(range(samples))]))
         return int(needed) if needed > length else None
 
     def filler(self, length: int, frame: Frame) -> PromptFiller:
-        """Returns the filler of prompts of a length."""
+        """Returns a filler of prompts for a context length."""
         return PromptFiller(self, length, frame)
 
     def _digest(self, length: int, frame: Frame, **more: int) -> str:

@@ -1,4 +1,4 @@
-"""The lm-eval side of RULER: documents that carry every length, requests, scores, and the record of the run."""
+"""The base class of RULER's tasks: builds documents with every context length, requests, scores and the record."""
 
 import copy
 import logging
@@ -27,28 +27,31 @@ log = logging.getLogger(__name__)
 _AROUND = ("system_instruction", "apply_chat_template", "chat_template")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 THINKING_CUT = "thinking_cut"
-"""Metric: whether the model had to be made to answer."""
+"""Metric: whether the model's thinking reached its budget and was ended, so that the model had to answer."""
 SizesByLength = Mapping[int, Mapping[int, PromptSize]]
-"""How samples fill lengths, by length and sample."""
+"""Sizes of samples, by context length and index of the sample."""
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
-    """Cleans generated answers as RULER does, so that both forms are in the logged samples."""
+    """Cleans generated answers as RULER does; a filter, so that samples log both the raw and the cleaned answer."""
 
     def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Returns the cleaned first answer of every request."""
+        """Returns the first answer to every request, cleaned."""
         return [Answer(parse_answer(answer), **getattr(answer, "facts", {})) for answer, *_ in resps]
 
 
 class RulerTask(BaseTask):
-    """One RULER task; what it asks is in its YAML under `metadata.ruler`.
+    """A RULER task; its YAML holds its options under `metadata.ruler`.
 
-    A document is one sample and carries every context length, one request for each, so `--limit N` means N samples at
-    every length. Prompts are built when lm-eval asks for requests, since chat template and system text are part of
-    the token budget.
+    A document is one sample with one request for every context length, so `--limit N` means N samples at every length.
+    Prompts are built only when lm-eval asks for requests, since the chat template and the system text are part of the
+    token budget.
 
     Attributes:
-        metrics: of each length, and whether more is better.
+        options_class: the options that a user may set.
+        generator_class: makes the samples.
+        family: the family of tasks in records.
+        metrics: the metrics of each length: whether higher is better, by name.
     """
 
     fixed: ClassVar = {"output_type": "generate_until"}
@@ -65,55 +68,59 @@ class RulerTask(BaseTask):
 
     @classmethod
     def read_options(cls, task: str, definition: Mapping[str, Any], metadata: Mapping[str, Any]) -> RulerOptions:
-        """Returns the options of a task from `metadata.ruler` in its YAML and, on top, the user's.
+        """Reads the options of a task from `metadata.ruler` in its YAML, which the user's `metadata` override.
 
         Raises:
-            UserError: the YAML holds a key that is no option of this class, or an option cannot be.
+            UserError: the YAML holds a key that is no option of this class, or an option has an impossible value.
         """
         settings = definition["ruler"]
         if not settings.keys() <= cls.options_class.model_fields.keys():
-            expected = f"Expected metadata.ruler of {task} to hold the options of one kind of task"
-            raise UserError(f"{expected}, found {', '.join(settings)}: begin with the YAML of a packaged task.")
+            expected = f"Expected metadata.ruler of {task} to hold only options of its class"
+            raise UserError(f"{expected}, found {', '.join(settings)}: start from the YAML of a packaged task.")
         return cls.options_class.of_task(task, metadata, settings)
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the essays of a haystack and returns their name, hash and source, None for other haystacks."""
+        """Loads the essays of a haystack, and returns their name, hash and source; None for other haystacks."""
         if getattr(options, "type_haystack", None) != "essay":
             return None, None, None
         essays = load_essays(options.essays)
         return "essays", essays.sha256, f"{essays.source}, {SENTENCE_RULE}"
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Reads options and tokenizer and lists the samples."""
+        """Reads the options, loads the tokenizer, and creates the documents; lm-eval's constructor calls it."""
         name = str(self.config.task)
         metadata = self.config.metadata
         self.options = self.read_options(name, metadata, metadata)
         generates = self.OUTPUT_TYPE == "generate_until"
         self.thinking_tokens = self.options.thinking_tokens if generates else None
         if not (generates or self.options.answer_prefix):
-            raise UserError(f"{name} scores an answer behind its beginning: leave answer_prefix=false to other tasks.")
+            raise UserError(f"{name} scores an answer after its prefix: set answer_prefix=false only for other tasks.")
         settled = self.options.lengths_of(name, metadata.get("pretrained"), thinking_tokens=self.thinking_tokens)
-        self.asked_lengths, self.dropped_lengths, _ = settled
+        self.requested_lengths, self.dropped_lengths, _ = settled
         self.counter: TokenCounter = load_counter(metadata, name)
         if self.dropped_lengths:
-            log.warning("%s leaves out %s: longer than the model takes", name, list(self.dropped_lengths))
+            log.warning(
+                "%s leaves out the context lengths %s, which are longer than the model's longest input",
+                name,
+                list(self.dropped_lengths),
+            )
         self._prepare(self._framed(lambda prefix: f"{PROMPT_MARK} {prefix}" if prefix else PROMPT_MARK))
         self.keep_documents({"index": index} for index in range(self.num_samples))
 
     def make_generator(self, name: str) -> Generator:
-        """Returns the generator of this task's samples; options and counter are set."""
+        """Returns the generator of this task's samples; called after `options` and `counter` are set."""
         setting: dict[str, Any] = {"counter": self.counter, "generated_tokens": self.generated_tokens}
         return self.generator_class(self.options, task=name, **setting)
 
     def record(self) -> TaskRecord:
-        """Returns the facts of this run."""
+        """Returns the facts about this run for the results file."""
         corpus, corpus_sha256, corpus_detail = self.corpus_facts(self.options)
         return TaskRecord(
             family=self.family,
             protocol=str(self.config.task).removeprefix("sb_").removeprefix("ruler_"),
             lengths=list(self.lengths),
-            dropped_lengths=sorted({*self.asked_lengths, *self.dropped_lengths} - set(self.lengths)),
+            dropped_lengths=sorted({*self.requested_lengths, *self.dropped_lengths} - set(self.lengths)),
             tokenizer_sha256=self.counter.sha256,
             seed=self.options.seed,
             lm_eval_version=lm_eval_version(),
@@ -126,21 +133,25 @@ class RulerTask(BaseTask):
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens of the context length kept free for the answer."""
+        """Tokens of the context length that are reserved for the answer."""
         return int(self.config.generation_kwargs["max_gen_toks"])
 
     def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
-        """Returns the mark that stands for the prompt while lm-eval renders what goes around it."""
+        """Returns a mark in place of the prompt, around which lm-eval renders system text and chat template."""
         return PROMPT_MARK
 
     def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> list[str]:
-        """Returns the references."""
+        """Returns the references of a sample."""
         return list(doc.get("references") or [])
 
     def build_all_requests(self, **kwargs: Any) -> None:
-        """Builds the prompts of this process's samples at every length."""
+        """Builds the requests of this rank's samples at every context length.
+
+        Raises:
+            UserError: few-shot examples are requested, or a sample does not fit.
+        """
         if self.config.num_fewshot:
-            raise UserError(f"{self.config.task} has its own demonstrations; run it without --num_fewshot.")
+            raise UserError(f"{self.config.task} has its own worked examples; run it without --num_fewshot.")
         selected = self.chosen_samples(kwargs)
         around = {name: kwargs[name] for name in _AROUND if name in kwargs}
         # lm-eval renders system text and chat template around a prompt
@@ -156,7 +167,7 @@ class RulerTask(BaseTask):
         self._instances = self.make_requests(documents, sizes, frame)
 
     def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
-        """Makes the requests of some documents: one for each length, in order."""
+        """Makes the requests of the documents: one for each context length, in ascending order."""
         requests = []
         for number, doc in documents:
             settings = self.config.generation_kwargs
@@ -174,16 +185,20 @@ class RulerTask(BaseTask):
         return rendered_frame(render, prefixed=self.options.answer_prefix, behind=self.thinking_tokens is not None)
 
     def prompts(self, index: int, sizes: SizesByLength, frame: Frame) -> list[str]:
-        """Returns the whole prompts of a sample at every length."""
+        """Returns the complete prompt of a sample at every context length."""
         drafts = [self.generator.draft(index, length) for length in sizes]
         return [
             prompt_text(draft, size[index].units, frame) for draft, size in zip(drafts, sizes.values(), strict=True)
         ]
 
     def _prepare(self, frame: Frame) -> None:
-        """Sets generator and lengths, those of the lengths asked for that all samples fit, and records them."""
+        """Sets the generator and the context lengths that all samples fit, and stores the record.
+
+        Raises:
+            UserError: no requested length is long enough for all samples.
+        """
         name = str(self.config.task)
-        asked = self.asked_lengths
+        requested = self.requested_lengths
         self._prepared_for = (frame, self.generated_tokens)
         self.generator: Generator = self.make_generator(name)
         self.num_samples = min(self.options.num_samples, self.generator.available() or self.options.num_samples)
@@ -199,13 +214,18 @@ class RulerTask(BaseTask):
                 "tokenizer": self.counter.sha256,
             },
         )
-        needed = {length: self.sizes.needed_tokens(self.num_samples, length, frame) for length in asked}
-        short = {length: tokens for length, tokens in needed.items() if tokens is not None}
-        self.lengths = tuple(length for length in asked if length not in short)
+        needed = {length: self.sizes.needed_tokens(self.num_samples, length, frame) for length in requested}
+        too_short = {length: tokens for length, tokens in needed.items() if tokens is not None}
+        self.lengths = tuple(length for length in requested if length not in too_short)
         if not self.lengths:
-            raise UserError(needs_at_least(name, short[asked[-1]], asked))
-        for length, tokens in short.items():
-            log.warning("%s leaves out %d tokens: with this tokenizer it needs at least %d", name, length, tokens)
+            raise UserError(needs_at_least(name, too_short[requested[-1]], requested))
+        for length, tokens in too_short.items():
+            log.warning(
+                "%s leaves out the context length of %d tokens: with this tokenizer it needs at least %d",
+                name,
+                length,
+                tokens,
+            )
         self.keep_record(self.record(), self.counter.tokenizer)
 
     def _row(self, index: int, sizes: Sequence[PromptSize]) -> dict[str, Any]:
@@ -222,41 +242,47 @@ class RulerTask(BaseTask):
         }
 
     def score(self, answer: str, references: Sequence[str]) -> float:
-        """Scores one parsed answer, 0 to 1."""
+        """Returns the score of one cleaned answer, 0 to 1."""
         return string_match_all(answer, references)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """Scores one sample at every length."""
-        from sbeval.scoring.non_finite import NoText  # imports torch, and options are checked without
+        """Returns the metrics of one sample at every context length."""
+        from sbeval.scoring.non_finite import NoText  # imported late: it imports torch, which options do not need
 
         references = doc["references"]
         scores: dict[str, float] = {}
         for length, answer in zip(doc["lengths"], results, strict=True):
-            none = isinstance(answer, NoText)
-            scores[metric_key("score", length)] = math.nan if none else self.score(answer, references)
+            is_missing = isinstance(answer, NoText)
+            scores[metric_key("score", length)] = math.nan if is_missing else self.score(answer, references)
             if self.thinking_tokens is not None:
-                cut = math.nan if none else float(answer.facts.get(THINKING_CUT, False))
+                cut = math.nan if is_missing else float(answer.facts.get(THINKING_CUT, False))
                 scores[metric_key(THINKING_CUT, length)] = cut
         return scores
 
     def means(self) -> dict[str, bool]:
-        """Returns which way is better at every length."""
-        metrics = {**self.metrics, **({} if self.thinking_tokens is None else {THINKING_CUT: False})}
-        return {metric_key(metric, length): more for length in self.lengths for metric, more in metrics.items()}
+        """Returns the metrics of all context lengths: whether higher is better, by metric key."""
+        metrics = dict(self.metrics)
+        if self.thinking_tokens is not None:
+            metrics[THINKING_CUT] = False
+        return {
+            metric_key(metric, length): higher_is_better
+            for length in self.lengths
+            for metric, higher_is_better in metrics.items()
+        }
 
 
 def parse_answer(answer: str) -> str:
-    """Cleans a generated answer as RULER does: outer white space off, control characters turned into line breaks."""
+    """Cleans a generated answer as RULER does: strips it, and replaces control characters by line breaks."""
     return _CONTROL.sub("\n", answer.strip()).strip()
 
 
 def string_match_all(answer: str, references: Sequence[str]) -> float:
-    """Returns the share of references found in the answer, 0 to 1."""
+    """Returns the share of references that the answer contains, 0 to 1; case does not count."""
     return sum(reference.lower() in answer.lower() for reference in references) / len(references)
 
 
 def string_match_part(answer: str, references: Sequence[str]) -> float:
-    """Returns 1 where any reference is found in the answer, else 0; references are aliases of one answer."""
+    """Returns 1 if the answer contains any reference, else 0; the references are aliases of one answer."""
     return float(any(reference.lower() in answer.lower() for reference in references))
 
 
@@ -266,9 +292,9 @@ LENGTHS = sorted(_STEPS | {2**n for n in _POWERS} | {3 * 2 ** (n - 1) for n in _
 
 
 def averages(metric: str) -> list[dict[str, object]]:
-    """Returns lm-eval's entries for a group's plain mean of a metric over its tasks, at every length people use.
+    """Returns a group's `aggregate_metric_list`: the unweighted mean of a metric at every common context length.
 
-    lm-eval averages the metrics that a group lists, and passes over listed ones that no task has.
+    lm-eval averages only metrics that a group lists, and ignores listed metrics that no task has.
     """
     plain = {"aggregation": "mean", "weight_by_size": False}
     return [{"metric": metric_key(metric, length), **plain} for length in LENGTHS]

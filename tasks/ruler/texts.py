@@ -1,4 +1,4 @@
-"""Essays as a haystack, from disk or the hub and split into sentences; and what to say where a text is missing."""
+"""Loads essays for haystacks, from local files or the hub, and splits them into sentences; reports missing texts."""
 
 import hashlib
 import re
@@ -23,7 +23,14 @@ OFFLINE_TASKS = "sb_niah_single_1, sb_niah_multikey_2, sb_niah_multikey_3, sb_ru
 
 
 class Missing(NamedTuple):
-    """A corpus that could not be loaded from `source`, and why; option `key` takes a local copy, "DIR" or "FILE"."""
+    """A corpus that could not be loaded.
+
+    Attributes:
+        key: the option that names a local copy.
+        form: a placeholder for the option's value, "DIR" or "FILE".
+        source: the path, dataset id or address that failed.
+        reason: why it failed.
+    """
 
     key: str
     form: str
@@ -32,15 +39,15 @@ class Missing(NamedTuple):
 
 
 class MissingCorpus(UserError):
-    """One or more corpora are missing; the message says how to give them, and which tasks need none."""
+    """One or more corpora are missing; the message says how to name local copies, and which tasks need no corpus."""
 
     def __init__(self, missing: Sequence[Missing], tasks: Sequence[str] = ()) -> None:
         self.missing = tuple(missing)
         where = ", ".join(f"{corpus.key} from {corpus.source} ({corpus.reason})" for corpus in missing)
         keys = ", ".join(f'"{corpus.key}": "{corpus.form}"' for corpus in missing)
         super().__init__(
-            f"{', '.join(tasks) or 'RULER'} expected text that could not be loaded: {where}; give it with --metadata "
-            f"'{{{keys}}}', or run {OFFLINE_TASKS}, which need none."
+            f"{', '.join(tasks) or 'RULER'} needs text that could not be loaded: {where}; name a local copy with "
+            f"--metadata '{{{keys}}}', or run {OFFLINE_TASKS}, which need no text."
         )
 
 
@@ -55,10 +62,13 @@ _ABBREVIATION = re.compile(rf"^{_OPENING}(?:(?:[A-Za-z]\.)+|(?:{_SHORT})\.)$")
 
 
 class Essays(NamedTuple):
-    """The text of some essays.
+    """The text of essays.
 
     Attributes:
-        sentence_starts: words that begin a sentence, int64 [sentences].
+        words: all words, in order.
+        sentence_starts: indices of the words that begin a sentence, int64 [sentences].
+        sha256: hash of the words.
+        source: a local path or the dataset's id.
     """
 
     words: list[str]
@@ -67,7 +77,7 @@ class Essays(NamedTuple):
     source: str
 
     def haystack(self, counter: TokenCounter) -> EssayHaystack:
-        """Returns the words with their token counts."""
+        """Returns a haystack of the words, with their token counts."""
         tokens = counter.count_pool([" " + word for word in self.words], WORDS)
         return EssayHaystack(
             words=self.words,
@@ -78,10 +88,10 @@ class Essays(NamedTuple):
 
 
 def sentence_starts(words: list[str]) -> NDArray[np.int64]:
-    """Returns the words that begin a sentence, int64.
+    """Returns the indices of the words that begin a sentence, int64 [sentences].
 
-    A sentence ends at a word with final `.`, `!` or `?`, closing quotes and brackets aside, that is no common
-    abbreviation or initial, where the next word begins with a capital or a digit.
+    A sentence ends after a word that ends with `.`, `!` or `?` (closing quotes and brackets may follow) if the word is
+    no common abbreviation or initial, and the next word begins with a capital letter or a digit.
     """
     starts = [0]
     for i in range(1, len(words)):
@@ -93,24 +103,24 @@ def sentence_starts(words: list[str]) -> NDArray[np.int64]:
 
 @kept_by_content(2)
 def load_essays(path: str | None) -> Essays:
-    """Reads essays from a text file or a folder of them, or from the hub where no path is given.
+    """Reads essays from a text file or a folder of .txt files; if `path` is None, from the hub.
 
     Raises:
-        UserError: there is nothing to read, or the hub cannot be reached.
+        UserError: there are no essays, or the hub cannot be reached.
     """
     if path:
         words = _read_folder(local_path(path)).split()
     else:
         words = " ".join(load_from_hub("essays", "DIR", HUB_DATASET, split="train")["text"]).split()
     if not words:
-        raise UserError(f"Expected essays at {path or HUB_DATASET}, and found no words; name a folder of .txt files.")
+        raise UserError(f"The essays at {path or HUB_DATASET} hold no words; name a folder of .txt files.")
     digest = hashlib.sha256(" ".join(words).encode()).hexdigest()
     return Essays(words, sentence_starts(words), digest, path or HUB_DATASET)
 
 
 def _read_folder(path: Path) -> str:
     if path.is_dir():
-        # a run's record of its inputs leaves hidden files out
+        # hidden files are skipped, since the record of a run's inputs skips them too
         files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))
     else:
         files = [path] if path.is_file() else []
@@ -123,12 +133,19 @@ def _read_folder(path: Path) -> str:
 
 
 def load_from_hub(key: str, form: str, dataset: str, config: str | None = None, **options: Any) -> Any:
-    """Loads a dataset, or says that it is missing and which key of `--metadata` gives a local copy.
+    """Loads a dataset from the hub.
+
+    Args:
+        key: the option that names a local copy, for the error.
+        form: a placeholder for the option's value, for the error.
+        dataset: id on the hub.
+        config: the dataset's configuration.
+        **options: further arguments of `datasets.load_dataset`.
 
     Raises:
-        MissingCorpus: it cannot be loaded.
+        MissingCorpus: the dataset cannot be loaded.
     """
-    import datasets  # seconds; options are read without
+    import datasets  # imported late: it takes seconds, and options are read without it
 
     try:
         on_hub_or_kept(dataset)
@@ -138,15 +155,18 @@ def load_from_hub(key: str, form: str, dataset: str, config: str | None = None, 
 
 
 def on_hub_or_kept(dataset: str) -> None:
-    """Raises ConnectionError where neither the hub's name resolves nor its client has the dataset on disk.
+    """Checks that the dataset is in the client's cache, or that the hub's host name resolves.
 
-    It answers at once; the client would try for half a minute.
+    The check is immediate; without a network the client would retry for half a minute.
+
+    Raises:
+        ConnectionError: neither is the case.
     """
     import datasets  # as above
 
     if (Path(datasets.config.HF_DATASETS_CACHE) / dataset.replace("/", "___")).is_dir():
         return
-    if urllib.request.getproxies():  # names are then resolved elsewhere
+    if urllib.request.getproxies():  # the proxy resolves host names
         return
     try:
         socket.getaddrinfo(urllib.parse.urlsplit(datasets.config.HF_ENDPOINT).hostname, 443)

@@ -1,7 +1,7 @@
-"""The benchmark's own words, read from the installed lm-eval without importing it.
+"""Reads the wording of RULER and LongBench v2 from the installed lm-eval without importing it.
 
-Importing lm-eval's RULER modules downloads NLTK data and shuffles global random state, so their sources are parsed with
-`ast` and only literal constants are taken. lm-eval's version is therefore part of the wording and recorded.
+Importing lm-eval's RULER modules would download NLTK data and change global random state. Their sources are therefore
+parsed with `ast`, and only literal constants are read. The wording depends on lm-eval's version, which is recorded.
 """
 
 import ast
@@ -18,14 +18,14 @@ from sbeval.tasks.packaged import lm_eval_tasks
 
 
 class NiahWording(NamedTuple):
-    """Strings of the needle-in-a-haystack tasks.
+    """The wording of the needle-in-a-haystack tasks.
 
     Attributes:
         template: instruction and question, with `{type_needle_v}`, `{context}` and `{query}`.
         needle: one needle, with `{type_needle_v}`, `{key}` and `{value}`.
         noise: one unit of the noise haystack.
-        prefix_one: answer prefix where one value is asked for, with `{type_needle_v}` (singular) and `{query}`.
-        prefix_many: answer prefix where several are.
+        prefix_one: answer prefix for questions about one value, with `{type_needle_v}` (singular) and `{query}`.
+        prefix_many: answer prefix for questions about several values.
     """
 
     template: str
@@ -36,7 +36,7 @@ class NiahWording(NamedTuple):
 
 
 class TaskWording(NamedTuple):
-    """Strings of the other tasks: what stands before and behind the haystack, and how the answer starts."""
+    """The wording of one of the other tasks: the text before and behind the haystack, and the start of the answer."""
 
     opening: str
     closing: str
@@ -44,7 +44,7 @@ class TaskWording(NamedTuple):
 
 
 def lm_eval_version() -> str:
-    """Returns the version of the installed lm-eval, the source of the wording."""
+    """Returns the version of the installed lm-eval, on which the wording depends."""
     return importlib.metadata.version("lm-eval")
 
 
@@ -52,19 +52,19 @@ def lm_eval_version() -> str:
 def _module(name: str) -> ast.Module:
     path = (lm_eval_tasks() or Path()) / "ruler" / f"{name}.py"
     if not path.is_file():
-        raise _missing("a file", name)
+        raise _missing("any text", name)
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _missing(what: str, module: str) -> UserError:
     return UserError(
-        f"RULER's wording is read from lm-eval's sources: expected {what} in tasks/ruler/{module}.py of lm-eval "
-        f"{lm_eval_version()}, found none; install lm-eval 0.4.13."
+        f"RULER's wording is read from lm-eval's sources, but tasks/ruler/{module}.py of lm-eval {lm_eval_version()} "
+        f"does not hold {what}; install lm-eval 0.4.13."
     )
 
 
 def _assigned(module: str, name: str, function: str | None = None) -> Any:
-    """Returns the literal first assigned to `name`, at the top of a module or inside one of its functions."""
+    """Returns the first literal that is assigned to `name`, at the top level of a module or in one of its functions."""
     nodes: Iterable[ast.AST] = _module(module).body
     if function is not None:
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == function]
@@ -92,10 +92,10 @@ def _as_template(node: ast.expr) -> str:
 
 @functools.cache
 def niah_wording() -> NiahWording:
-    """Reads the needle-in-a-haystack strings.
+    """Reads the wording of the needle-in-a-haystack tasks.
 
     Raises:
-        UserError: the installed lm-eval does not hold them where they are expected.
+        UserError: the installed lm-eval does not hold it in the expected places.
     """
     prefixes = [
         (_as_template(value.body), _as_template(value.orelse))
@@ -117,7 +117,7 @@ def niah_wording() -> NiahWording:
 
 @functools.cache
 def task_wording(task: str) -> TaskWording:
-    """Reads the strings of "vt", "cwe", "fwe" or "qa"; `{context}` is open, and `{query}` and `{num_v}` of some."""
+    """Reads the wording of the task "vt", "cwe", "fwe" or "qa"; some strings hold fields `{query}` and `{num_v}`."""
     module = f"{task}_utils"
     config = _assigned(module, "CONFIG")
     config = config.get("variable_tracking", {}) if task == "vt" else config
@@ -129,13 +129,20 @@ def task_wording(task: str) -> TaskWording:
 
 @functools.cache
 def qa_document() -> str:
-    """Reads how one document is shown, with `{i}` and `{document}` open."""
+    """Reads the format string of a document in question answering, with the fields `{i}` and `{document}`."""
     return str(_assigned("qa_utils", "DOCUMENT_PROMPT"))
 
 
 @functools.cache
 def long_bench_wording() -> tuple[str, str, str, list[str]]:
-    """Reads what stands before a text of LongBench v2, a Jinja template of what stands behind, data set and configs."""
+    """Reads the prompt of LongBench v2 from lm-eval's YAML files.
+
+    Returns:
+        The text before the context, a Jinja template of the text behind it, the data set, and its configurations.
+
+    Raises:
+        UserError: the installed lm-eval does not hold them.
+    """
     folder = (lm_eval_tasks() or Path()) / "longbench2"
     try:
         common = parse_task_yaml((folder / "_longbench_common_yaml").read_text(encoding="utf-8"))
@@ -149,7 +156,7 @@ def long_bench_wording() -> tuple[str, str, str, list[str]]:
 
 
 def qa_source(dataset: str) -> str:
-    """Reads where lm-eval downloads "squad" or "hotpotqa" from."""
+    """Reads the address from which lm-eval downloads "squad" or "hotpotqa"."""
     for node in _module("qa_utils").body:
         if isinstance(node, ast.FunctionDef) and node.name == f"read_{dataset}":
             for default in node.args.defaults:

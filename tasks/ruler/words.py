@@ -1,7 +1,7 @@
-"""Which words are frequent? Common-words and frequent-words extraction.
+"""Generators of common-words and frequent-words extraction: which words of a text are the most frequent?
 
-Common words: a numbered list in which ten words come more often than the others. Frequent words: coded words whose
-counts fall off as a power of their rank.
+Common words: a numbered list in which ten words occur more often than all others. Frequent words: a text of coded words
+whose counts fall with a power of their rank.
 """
 
 import dataclasses
@@ -38,10 +38,15 @@ _OCCURRENCES = 2**32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordListDraft(ListDraft):
-    """A numbered list of words in random order; a unit is one uncommon word with all its repetitions.
+    """A sample with a numbered list of words in random order; a unit is one uncommon word with all its repetitions.
 
     Attributes:
-        order: common words, then uncommon ones, in the order they come in, int64.
+        pool: all words.
+        order: indices into the pool: the common words, then the uncommon ones in the order in which units are added,
+            int64.
+        common_repeats: occurrences of each common word.
+        uncommon_repeats: occurrences of each uncommon word.
+        common: number of common words.
     """
 
     pool: Sequence[str]
@@ -51,11 +56,11 @@ class WordListDraft(ListDraft):
     common: int
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns the first number, and a word."""
+        """Returns stand-ins for the start (the first number) and the end (a word) of the list."""
         return "1", "a"
 
     def body(self, units: int) -> str:
-        """Returns the list."""
+        """Returns the numbered list."""
         common = np.repeat(np.arange(self.common), self.common_repeats)
         uncommon = self.common + np.repeat(np.arange(units), self.uncommon_repeats)
         words = self.order[np.concatenate((common, uncommon))]
@@ -71,9 +76,9 @@ def number_words(words: Sequence[str]) -> str:
 class CweGenerator(Generator):
     """Makes the samples of common-words extraction.
 
-    Below 4,096 tokens RULER uses a shorter example and fewer repetitions; so does this where the long form has no room,
-    for which RULER has no rule. If a prompt needs more words than wonderwords has, pairs of an adjective and a noun
-    follow.
+    Below 4,096 tokens RULER uses a short form, with a shorter example and fewer repetitions. This generator also uses
+    the short form where the long form does not fit, for which RULER has no rule. If a prompt needs more words than
+    wonderwords has, pairs of an adjective and a noun are added.
     """
 
     options: CweOptions
@@ -83,12 +88,12 @@ class CweGenerator(Generator):
         self._short_at: dict[int, bool] = {}
 
     def steps(self, length: int) -> Steps:
-        """Returns ten words."""
+        """Returns steps of ten words."""
         return Steps(10)
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], int, NDArray[np.int64]]:
-        """All words, how many of them are wonderwords' own, and their token counts behind a number."""
+        """All words, the number of wonderwords' own among them (the first ones), and token counts behind a number."""
         simple = sorted({word for words in word_lists() for word in words})
         nouns, adjectives, _ = word_lists()
         rng = seeded_random(*self._name, "extra words")
@@ -104,11 +109,11 @@ class CweGenerator(Generator):
         return running_totals(tokens)
 
     def draft(self, index: int, context_length: int) -> WordListDraft:
-        """Makes sample `index`; its words are the same at every length, their repetitions RULER's for the length."""
+        """Makes sample `index`; its words are the same at every length, their repetitions follow RULER's rule."""
         return self._make(index, context_length, short=self._is_short(context_length))
 
     def _is_short(self, context_length: int) -> bool:
-        """Whether a length gets the short form: below 4,096 tokens, or where RULER's long form has no room."""
+        """Whether a context length gets the short form: below 4,096 tokens, or where the long form does not fit."""
         if context_length not in self._short_at:
             self._short_at[context_length] = context_length < SHORT_BELOW
             if not self._short_at[context_length]:
@@ -116,8 +121,8 @@ class CweGenerator(Generator):
                 text = "".join([*long.opening, long.body(1), long.closing, long.answer_prefix])
                 needed = round(_LONG_FORM_MARGIN * int(self.counter.count([text])[0])) + self.generated_tokens
                 if needed > context_length:
-                    said = "%s takes its short form at %d tokens: the long one needs about %d with this tokenizer"
-                    log.warning(said, self._name[0], context_length, needed)
+                    message = "%s uses its short form at %d tokens: the long form needs about %d with this tokenizer"
+                    log.warning(message, self._name[0], context_length, needed)
                     self._short_at[context_length] = True
         return self._short_at[context_length]
 
@@ -127,12 +132,12 @@ class CweGenerator(Generator):
         words, simple, pool_tokens = self._pool
         extra = simple + seeded_order(len(words) - simple, *self._name, index, "extra words")
         order = np.concatenate((seeded_order(simple, *self._name, index, "words"), extra))
-        # a word with its number has at least two tokens, so no more words than this can fit
+        # a word with its number has at least two tokens, which bounds the number of words that fit
         order = order[: common + context_length // (2 * uncommon_repeats) + 1]
         tokens = pool_tokens[order]
         entries = common * common_repeats + uncommon_repeats * np.arange(len(order) - common + 1)
         word_tokens = common_repeats * int(tokens[:common].sum()) + uncommon_repeats * running_totals(tokens[common:])
-        # RULER's words say 10
+        # RULER's wording has 10 common words
         opening, question, prefix = (text.replace("10", str(common)) for text in task_wording("cwe"))
         return WordListDraft(
             references=[words[i] for i in order[:common].tolist()],
@@ -151,7 +156,11 @@ class CweGenerator(Generator):
         )
 
     def _examples(self, index: int, short: bool, opening: str, question: str) -> list[str]:
-        """Returns the worked examples: 20 words repeated 3 and 1 times where short, else 40 words 10 and 3 times."""
+        """Returns the worked examples.
+
+        In the short form they have 20 words, repeated 3 times (common) and once; otherwise 40 words, repeated 10 and 3
+        times.
+        """
         count, common_repeats, uncommon_repeats = (20, 3, 1) if short else (40, 10, 3)
         words, simple, _ = self._pool
         examples = []
@@ -168,13 +177,13 @@ class CweGenerator(Generator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrequencyDraft(Draft):
-    """Coded words in random order; the word of rank k comes floor(units * k^-alpha / zeta(alpha)) times.
+    """A sample of coded words in random order; the word of rank k occurs floor(units * k^-alpha / zeta(alpha)) times.
 
     Attributes:
-        words: the noise, then the words by falling frequency.
-        tokens: tokens of each behind a space, int64.
-        shares: k^-alpha / zeta(alpha), float64.
-        name: seeds the order.
+        words: the noise (rank 1), then the words by falling frequency.
+        tokens: token count of each word behind a space, int64.
+        shares: k^-alpha / zeta(alpha) for every rank k, float64.
+        name: the seed of the order.
     """
 
     words: Sequence[str]
@@ -183,19 +192,19 @@ class FrequencyDraft(Draft):
     name: tuple[object, ...]
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns a word behind a space, and one."""
+        """Returns stand-ins for the start (a word behind a space) and the end (a word) of the text."""
         return " a", "a"
 
     def counts(self, units: int) -> NDArray[np.int64]:
-        """Returns how often each word comes, int64."""
+        """Returns the number of occurrences of each word, int64 [words]."""
         return (units * self.shares).astype(np.int64)
 
     def body_tokens(self, units: int) -> int:
-        """Returns the tokens of all words."""
+        """Returns the token count of all words."""
         return int(self.counts(units) @ self.tokens)
 
     def units_within(self, tokens: int) -> int:
-        """Returns the most units whose words fit."""
+        """Returns the largest number of units whose words fit."""
         low, high = 0, max(1, 2 * tokens)
         while high - low > 1:
             middle = (low + high) // 2
@@ -214,34 +223,38 @@ class FrequencyDraft(Draft):
 
 
 class FweGenerator(Generator):
-    """Makes the samples of frequent-words extraction."""
+    """Makes the samples of frequent-words extraction.
+
+    Raises:
+        UserError: the vocabulary is too small for the words that the question asks for.
+    """
 
     options: FweOptions
 
     def __init__(self, options: FweOptions, *, task: str, **setting: Any) -> None:
         super().__init__(options, task=task, **setting)
         if 0 < options.vocab_size <= ASKED + 1:
-            raise UserError(f"{task} asks for {ASKED} of the coded words, so vocab_size is at least {ASKED + 2}.")
+            raise UserError(f"{task} asks for {ASKED} coded words, so vocab_size has to be at least {ASKED + 2}.")
 
     def steps(self, length: int) -> Steps:
-        """Returns steps of a 32nd of the budget, from the budget over the letters of a word on; both count words."""
+        """Returns steps of budget / 32 words that start from budget / `coded_wordlen` words, budget in tokens."""
         budget = length - self.generated_tokens
         return Steps(max(1, budget // 32), origin=budget // self.options.coded_wordlen)
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Coded words, and token counts behind a space of the noise and each of them."""
+        """The noise and all coded words, and their token counts behind a space."""
         letters = self.options.coded_wordlen
         rng = seeded_random(*self._name, "coded words", letters)
         pool = [NOISE, *distinct(POOL_WORDS, lambda: "".join(rng.choices(string.ascii_lowercase, k=letters)))]
         return pool, self.counter.count_pool([" " + word for word in pool], WORDS)
 
     def draft(self, index: int, context_length: int) -> FrequencyDraft:
-        """Makes sample `index`; its words and their ranks are the same at every length."""
+        """Makes sample `index`; its words and their ranks are the same at every context length."""
         pool, tokens = self._pool
         size = self.options.vocab_size or (context_length - self.generated_tokens) // _TOKENS_PER_VOCABULARY_WORD
         first = np.arange(1, POOL_WORDS + 1) ** -self.options.alpha / zeta(self.options.alpha)
-        # from here on the words asked for are more frequent than any other
+        # with at least this many units the words of the answer are more frequent than all others
         least_units = math.ceil(1 / float(-np.diff(first[1 : ASKED + 2]).min())) + 1
         size = min(POOL_WORDS, max(size, ASKED + 2, int(np.count_nonzero(least_units * first >= 1))))
         order = np.concatenate(([0], 1 + seeded_order(POOL_WORDS, *self._name, index, "vocabulary")[: size - 1]))

@@ -61,7 +61,7 @@ def test_tasks_prints_the_folder_for_include_path_and_the_version_is_the_package
 
 def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
     from sbeval.model_adapters.options import AdapterOptions
-    from sbeval.tasks.asked import metadata_keys
+    from sbeval.tasks.user_options import metadata_keys
 
     lines, imported = helped("run")
     assert not imported & {"torch", "transformers"}

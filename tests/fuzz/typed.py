@@ -28,8 +28,8 @@ from sbeval.__main__ import main
 from sbeval.demo.evaluation import shipped_checkpoints
 from sbeval.errors import UserError
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.tasks.asked import options_classes
 from sbeval.tasks.packaged import definitions
+from sbeval.tasks.user_options import options_classes
 from tests.fuzz import results
 from tests.fuzz.mutations import VALUES, changed_bytes
 

@@ -153,7 +153,7 @@ FAULTS = {
         "references=chains[-1],\n            answer_prefix=self._wording.answer_prefix.format(query=values[0], num_v",
     ),
     "a needle's value is another key's": Fault(
-        "tasks/ruler", "of_key = {key: values[i * each :][:each]", "of_key = {key: values[0:][:each]"
+        "tasks/ruler", "values_of = {key: values[i * per_key :][:per_key]", "values_of = {key: values[0:][:per_key]"
     ),
     "depths are of another sample": Fault(
         "tasks/ruler", "fractions[first] = depths[index % len(depths)] / 100", "fractions[first] = depths[0] / 100"

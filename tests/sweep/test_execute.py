@@ -172,7 +172,7 @@ def sweep_command(folder: Path, **settings: Any) -> list[str | Path]:
 
 
 BLOCKED_RUNS: dict[str, dict[str, Any]] = {
-    "the name of a task, found 'sb_wikitex'": {"tasks": ["sb_wikitex"]},
+    "There is no task 'sb_wikitex'": {"tasks": ["sb_wikitex"]},
     "nothing there": {"tasks": ["sb_text"], "metadata": {"data_path": "no.txt"}},
     "Expected a text to read": {"tasks": ["sb_text_stream"]},
     "Expected context_lengths": {"tasks": ["sb_stdlib"], "metadata": {"context_lengths": "4k"}},

@@ -12,10 +12,10 @@ from lm_eval.api.task import ConfigurableTask
 from source_tree import layer, modules
 
 from sbeval.errors import UserError
-from sbeval.tasks.asked import TASK_CLASSES, options_classes, task_class
 from sbeval.tasks.base import BaseTask
-from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, is_group, named
+from sbeval.tasks.packaged import are_all_here, check_model, check_names, definitions, expand_names, is_group
 from sbeval.tasks.recall.options import SpanOptions
+from sbeval.tasks.user_options import TASK_CLASSES, options_classes, task_class
 
 
 def test_the_files_are_read_as_lm_eval_reads_them() -> None:
@@ -47,7 +47,7 @@ def test_options_are_checked_without_torch() -> None:
     classes = sorted(
         {*TASK_CLASSES, *(settings["class"] for settings in definitions().values() if "class" in settings)}
     )
-    code = f"import sys\nfrom sbeval.tasks.asked import task_class\nfor path in {classes}: task_class(path)\n"
+    code = f"import sys\nfrom sbeval.tasks.user_options import task_class\nfor path in {classes}: task_class(path)\n"
     assert run_code(f"{code}print({{'torch', 'transformers'}} & {{*sys.modules}})") == ["set()"]
 
 
@@ -60,9 +60,9 @@ def test_only_the_base_derives_from_lm_eval_s_own_class() -> None:
 
 
 def test_groups_and_patterns_stand_for_their_tasks_and_patterns_of_another_prefix_may_be_lm_evals_too() -> None:
-    suite = dict(named(["sb_paper_nlp"]))
+    suite = dict(expand_names(["sb_paper_nlp"]))
     assert (suite["hellaswag"], suite["sb_paper_wikitext"]) == (None, definitions()["sb_paper_wikitext"])
-    assert {"sb_niah_single_1", "sb_niah_single_1_forced"} <= dict(named(["sb_niah_single_*"])).keys()
+    assert {"sb_niah_single_1", "sb_niah_single_1_forced"} <= dict(expand_names(["sb_niah_single_*"])).keys()
     assert not any(are_all_here([name]) for name in ("sb_paper_nlp", "*niah_single_1"))
     assert are_all_here(["sb_paper_length", "sb_ruler", "sb_niah_single_*"])
 
@@ -86,7 +86,7 @@ def test_names_that_are_somewhere_pass(name: str) -> None:
 def test_a_name_of_a_folder_that_is_included_passes(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("task: sb_of_my_own\n")
     check_names(["sb_of_my_own"], [tmp_path])
-    with pytest.raises(UserError, match=r"found 'sb_of_my_own', which is none"):
+    with pytest.raises(UserError, match=r"There is no task 'sb_of_my_own'"):
         check_names(["sb_of_my_own"])
 
 
@@ -95,23 +95,23 @@ def test_a_name_of_a_folder_that_is_included_passes(tmp_path: Path) -> None:
     [("sb_niah_singel_1", "sb_niah_single_1"), ("helaswag", "hellaswag"), ("wikitex", "wikitext"), ("sb_none", "sb_")],
 )
 def test_a_name_that_is_nowhere_is_answered_with_those_near_it(wrong: str, near: str) -> None:
-    with pytest.raises(UserError, match=rf"found '{wrong}', which is none: try .*{near}"):
+    with pytest.raises(UserError, match=rf"There is no task '{wrong}': try .*{near}"):
         check_names(["hellaswag", wrong])
 
 
 @pytest.mark.parametrize(
     ("tasks", "model", "reason"),
     [
-        (["sb_stdlib_stream", "sb_span"], "vllm", "sb_span, found vllm, which scores tokens and does not show its"),
+        (["sb_stdlib_stream", "sb_span"], "vllm", "sb_span .*vllm, which does not expose its attention weights"),
         (["sb_niah_forced"], "local-chat-completions", "sb_niah_single_1_forced, .* gives no log-probabilities of a"),
-        (["sb_paper_nlp"], "gguf", "sb_paper_wikitext, found gguf, which gives no log-probabilities of a text"),
-        (["sb_wikitext_rolling"], object(), "sb_wikitext_rolling, found object, which gives no log-probabilities"),
+        (["sb_paper_nlp"], "gguf", "sb_paper_wikitext .*gguf, which gives no log-probabilities of a text"),
+        (["sb_wikitext_rolling"], object(), "sb_wikitext_rolling .*object, which gives no log-probabilities"),
     ],
     ids=["spans", "chats", "no tokens", "no model"],
 )
 def test_tasks_that_a_model_cannot_answer_are_refused(tasks: list[str], model: object, reason: str) -> None:
     check_model("sb", tasks)
-    with pytest.raises(UserError, match=f"Expected the model sb for {reason}"):
+    with pytest.raises(UserError, match=f"^{reason}.*: use --model sb"):
         check_model(model, tasks, get_model)
 
 
@@ -125,5 +125,5 @@ def test_tasks_that_generate_are_every_models_and_others_those_of_all_that_score
 def test_a_folder_of_tasks_may_hold_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "gone.yaml").symlink_to(tmp_path / "nothing")
-    with pytest.raises(UserError, match="Expected the name of a task, found 'sb_nope'"):
+    with pytest.raises(UserError, match="There is no task 'sb_nope'"):
         check_names(["sb_nope"], [tmp_path])

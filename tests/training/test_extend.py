@@ -294,7 +294,7 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
     extended = extend(tiny_extension(tmp_path / "parent", data_folder, rope_scaling=scaling), tmp_path / "run")
     checkpoint = load_checkpoint(extended)
     assert checkpoint.format == ("huggingface:llama" if kind == "llama" else "sbeval")
-    assert checkpoint.training_length_tokens == (64 if kind == "llama" else CONTEXT_TOKENS)
+    assert checkpoint.training_length_tokens == CONTEXT_TOKENS
     assert checkpoint.model.config.max_position_embeddings == CONTEXT_TOKENS
     found = checkpoint.model.config.rope_parameters
     assert (found["rope_type"], found["factor"]) == (scaling.partition(":")[0], 2.0)

@@ -47,7 +47,7 @@ def metadata(tmp_path: Path) -> dict[str, Any]:
         ("rolling", {"tokenizer": "/nowhere/tokenizer"}, "nowhere"),
         ("rolling", {"tokenizer": None}, "pretrained"),
         ("rolling", {"seed": -1}, "seed"),
-        ("stream", {"protocol": "rolling"}, "in the task's name"),
+        ("stream", {"protocol": "rolling"}, "the task's name decides its protocol"),
         ("sliding", {"sb_stdlib_sliding": {"stride": 0}}, "Expected stride of sb_stdlib_sliding to be a whole number"),
         ("sliding", {"sb_stdlib_sliding": {"strid": 8}}, "unknown key 'strid' in --metadata: did you mean 'stride'"),
         ("sliding", {"sb_stdlib_sliding": 8}, 'found 8: write --metadata .{"sb_stdlib_sliding": {...}}.'),

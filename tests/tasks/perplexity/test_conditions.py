@@ -73,7 +73,7 @@ def test_what_is_no_pair_is_one_sentence(tmp_path: Path, line: str, message: str
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"split": "paragraph"}, "no dataset, split or text_field"), ({}, "since the longest context has")],
+    [({"split": "paragraph"}, "no dataset, split or text_field"), ({}, "because the longest context has")],
 )
 def test_pairs_refuse_what_they_cannot_do(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -130,9 +130,9 @@ def test_riffled_documents_hold_the_same_tokens_and_the_same_targets(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_lengths": [12]}, "two pieces or more of 4 tokens from each of 3 documents, multiples of 12"),
-        ({"context_lengths": [40]}, r"multiples of 12, found \[40\]"),
-        ({"riffled_documents": 24, "context_lengths": [192]}, "25 documents are riffled and replaced"),
+        ({"context_lengths": [12]}, r"two pieces of 4 tokens from each of 3 documents \(multiples of 12"),
+        ({"context_lengths": [40]}, r"multiples of 12\), found \[40\]"),
+        ({"riffled_documents": 24, "context_lengths": [192]}, "a longer one needs 25 longer documents"),
         ({"riffled_documents": 1}, "at least 2"),
     ],
 )

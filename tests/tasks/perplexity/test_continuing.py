@@ -12,7 +12,7 @@ from sbeval.commands.cli import find_finished as find_finished_of
 from sbeval.errors import UserError
 from sbeval.harness.run import run
 from sbeval.reports.build import load_results
-from sbeval.tasks.perplexity.continuing import Found, find_finished
+from sbeval.tasks.perplexity.continuing import Continuations, find_finished
 
 TASK = "sb_text_fixed_target"
 
@@ -83,7 +83,7 @@ def text_sha256(texts: Path) -> str:
     return corpus_sha256(local_corpus(texts, name="texts"))
 
 
-def found(folder: Path, texts: Path, lengths: list[int] | None, **more: Any) -> Found:
+def found(folder: Path, texts: Path, lengths: list[int] | None, **more: Any) -> Continuations:
     chosen = {"tasks": [TASK], "model": "sb", "model_args": ARGUMENTS, "limit": None}
     chosen |= {key: more.pop(key) for key in list(more) if key in chosen}
     metadata = {"data_path": str(texts), **({"context_lengths": lengths} if lengths else {}), **more}
@@ -117,7 +117,7 @@ def test_a_run_at_all_finished_lengths_with_the_same_targets_replaces_them_in_si
     lengths: list[int], texts: Path, tmp_path: Path
 ) -> None:
     finished(tmp_path / "out", texts)
-    assert found(tmp_path / "out", texts, lengths) == Found({}, [])
+    assert found(tmp_path / "out", texts, lengths) == Continuations({}, [])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_length_that_finished_targets_cannot_have_is_refused_with_all_lengths_
         found(tmp_path / "out", texts, lengths)
     assert f'"context_lengths": {sorted({16, 64, *lengths})}' in str(refused.value)
     assert '"continues": "none"' in str(refused.value)
-    assert found(tmp_path / "out", texts, lengths, continues="none") == Found({}, [])
+    assert found(tmp_path / "out", texts, lengths, continues="none") == Continuations({}, [])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_what_chooses_other_targets_is_named(more: dict[str, Any], words: str, t
 )
 def test_another_model_or_task_is_left_alone_in_silence(more: dict[str, Any], texts: Path, tmp_path: Path) -> None:
     finished(tmp_path / "out", texts)
-    assert found(tmp_path / "out", texts, [32], **more) == Found({}, [])
+    assert found(tmp_path / "out", texts, [32], **more) == Continuations({}, [])
 
 
 def test_a_text_is_known_by_its_content(texts: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_text_is_known_by_its_content(texts: Path, tmp_path: Path) -> None:
     moved = texts.rename(tmp_path / "elsewhere")
     assert found(tmp_path / "out", moved, [32]).files == {TASK: file}
     next(moved.iterdir()).write_text("another text")
-    assert found(tmp_path / "out", moved, [32]) == Found({}, [])
+    assert found(tmp_path / "out", moved, [32]) == Continuations({}, [])
 
 
 def test_a_protocol_that_cannot_be_continued_says_so(texts: Path, tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_files_that_are_no_results_are_passed_over(texts: Path, tmp_path: Path) 
     for number, text in enumerate(["", "[]", "{}", '{"configs": [], "config": {}}', '{"configs": {"a": 1}}']):
         (file.parent / f"results_2026-02-0{number + 1}T00-00-00.000000.json").write_text(text)
     assert found(tmp_path / "out", texts, [32]).files == {TASK: file}
-    assert find_finished([TASK], model="sb", model_args={}, metadata={}, limit=None, output_path="no/such") == Found(
-        {}, []
-    )
+    assert find_finished(
+        [TASK], model="sb", model_args={}, metadata={}, limit=None, output_path="no/such"
+    ) == Continuations({}, [])
 
 
 def test_lengths_by_default_are_said_to_continue_nothing(texts: Path, tmp_path: Path) -> None:

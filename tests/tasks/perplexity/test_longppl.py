@@ -151,7 +151,7 @@ def test_other_tokenizers_tokens_match_by_characters(metadata, tmp_path, vocabul
 def test_an_evaluator_whose_tokenizer_tells_no_characters_is_refused(metadata, tmp_path, monkeypatch):
     tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "other")
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "is_fast", False)
-    with pytest.raises(UserError, match="one that tells character offsets"):
+    with pytest.raises(UserError, match="nor a fast one, which gives character offsets"):
         run_task("sb_stdlib_fixed_target", KnownLM(), metadata | {"tokenizer": str(tmp_path / "other")})
 
 

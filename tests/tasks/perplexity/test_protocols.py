@@ -156,7 +156,7 @@ def test_fixed_target_scores_identical_targets_with_growing_context(corpus):
 def test_fixed_target_has_room_for_its_targets_beside_the_longest_context(corpus):
     room = max(map(len, documents(corpus).values())) - LENGTHS[0] // 2
     run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room]})
-    with pytest.raises(UserError, match=f"{room + 1} tokens, found room for {room},"):
+    with pytest.raises(UserError, match=f"{room + 1} tokens, only up to {room}, because"):
         run_task("sb_stdlib_fixed_target", KnownLM(), metadata(corpus) | {"context_lengths": [LENGTHS[0], room + 1]})
 
 
@@ -253,7 +253,7 @@ def test_a_run_says_and_records_which_documents_its_model_was_trained_on(corpus,
     longest = max(texts, key=lambda name: len(texts[name]))
     keep_seen([np.array(texts[longest])], tokenizer_sha256(load_tokenizer(given["tokenizer"])), tmp_path)
     assert run_task("sb_stdlib_stream", KnownLM(), given)["record"]["seen_documents"] == [longest]
-    assert f"at least 1 of the documents scored, {longest} among them" in caplog.text
+    assert f"at least 1 of the scored documents, such as {longest}" in caplog.text
 
 
 def test_group_runs_every_protocol_on_one_tokenisation(corpus, monkeypatch):
@@ -274,8 +274,8 @@ DEFAULTS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
     ("task", "choices", "scored", "reason"),
     [
         ("stream", {"max_length": 1024}, DEFAULTS[:2], "the model was given max_length=1024"),
-        ("stream", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned positions"),
-        ("rolling", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned positions"),
+        ("stream", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned position embeddings"),
+        ("rolling", {"pretrained": "gpt2"}, DEFAULTS[:1], "the model has 600 learned position embeddings"),
         ("rolling", {}, DEFAULTS[:2], "no document is longer than"),
         ("stream", {}, DEFAULTS[:4], "the whole text has"),
     ],
@@ -295,7 +295,7 @@ def test_default_lengths_that_do_not_fit_are_dropped_and_the_reason_is_named(
 
 def test_a_length_beyond_the_learned_positions_is_refused_by_name(corpus, tmp_path):
     choices = metadata(corpus, pretrained=str(tiny_gpt2(tmp_path / "gpt2", positions=32)))
-    with pytest.raises(UserError, match=r"64 tokens, found room for 32, since the model has 32 learned positions"):
+    with pytest.raises(UserError, match=r"64 tokens, only up to 32, because the model has 32 learned position"):
         run_task("sb_stdlib_stream", KnownLM(), choices)
 
 
@@ -309,7 +309,7 @@ def test_shuffled_answers_are_refused(corpus):
 
 
 def few_documents(text: str) -> bool:
-    return "and an interval needs 20" in text
+    return "and a confidence interval needs 20" in text
 
 
 @pytest.mark.parametrize("split", ["paragraph", "40 tokens", r"\n\n(?=\S)"])
@@ -339,7 +339,7 @@ def test_a_limit_to_few_documents_is_said_before_any_is_scored(corpus, caplog):
 
 
 def test_wikitext_s_pages_are_not_split(corpus):
-    with pytest.raises(UserError, match="no split for wikitext"):
+    with pytest.raises(UserError, match="wikitext are its pages and cannot be split"):
         run_task("sb_wikitext_rolling", KnownLM(), metadata(corpus, split="paragraph"))
 
 
@@ -364,7 +364,7 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
     assert rows(second, 32) == rows(whole, 32)
     third = at([8, 48], continues=finished(second, tmp_path / "second.json"))
     assert third["record"]["targets_sha256"] == whole["record"]["targets_sha256"]
-    with pytest.raises(UserError, match=r"found \d+ of \d+ blocks .* to have 64: .* \[16, 32, 64, 120\]"):
+    with pytest.raises(UserError, match=r"found only \d+ of \d+ blocks .* to have 64: .* \[16, 32, 64, 120\]"):
         at([120], continues=results)
     with pytest.raises(UserError, match="at most the shortest context length, 4"):
         at([4], continues=results)
@@ -372,7 +372,7 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
         at([8], continues=results, blocks_per_document=1)
     with pytest.raises(UserError, match="record which targets"):
         run_task("sb_wikitext_fixed_target", KnownLM(), metadata(corpus, continues=results))
-    with pytest.raises(UserError, match="no results to continue"):
+    with pytest.raises(UserError, match="only fixed_target scores"):
         run_task("sb_stdlib_stream", KnownLM(), metadata(corpus, continues=results))
     assert first["record"]["room_tokens"] == 64
 

@@ -41,7 +41,7 @@ def task_of(folder: Path) -> Any:
 @given(length=st.integers(700, 20_000), index=st.integers(0, 50))
 def test_every_answer_stands_where_it_is_said_to(task_of: Any, name: str, kind: str, length: int, index: int) -> None:
     task = task_of(name, kind)
-    shown, replaced = task.asked(index, Condition(length))
+    shown, replaced = task.make_sequences(index, Condition(length))
     inputs, positions, targets = shown.sequence
     assert len(inputs) == len(replaced.sequence.inputs_L) == length
     assert positions[-1] == length - 1
@@ -50,23 +50,23 @@ def test_every_answer_stands_where_it_is_said_to(task_of: Any, name: str, kind: 
     assert (whole[positions + 1] == targets).all()
     changed = np.flatnonzero(inputs != replaced.sequence.inputs_L)
     copied = task.copied(length, task.config.task, task.options.seed, index)
-    answers = [one for one in copied if one.asked]
+    answers = [one for one in copied if one.is_scored]
     assert shown.answer_tokens.tolist() == [len(task.words.tokens[one.word]) for one in answers]
     sources: set[int] = set()
     for one in copied:
         own = task.words.tokens[one.word]
         for place in (one.source, one.target):
             assert (whole[place : place + len(own)] == own).all()
-        if one.asked:
+        if one.is_scored:
             sources |= set(range(one.source, one.source + len(own)))
             assert (
                 inputs[one.source : one.source + len(own)] != replaced.sequence.inputs_L[one.source :][: len(own)]
             ).any()
     assert set(changed.tolist()) <= sources
     assert (replaced.sequence.targets_T == targets).all()
-    again, _ = task.asked(index, Condition(length))
+    again, _ = task.make_sequences(index, Condition(length))
     assert (again.sequence.inputs_L == inputs).all()
-    other, _ = task.asked(index + 1, Condition(length))
+    other, _ = task.make_sequences(index + 1, Condition(length))
     assert (other.sequence.inputs_L != inputs).any()
 
 
@@ -79,7 +79,7 @@ def test_a_text_begins_with_the_whole_prefix_of_the_tokenizer(folder: Path, name
     tokenizer.backend_tokenizer.post_processor = processor
     options = {"passage_words": 12, "marked_words": 6, "phrase_words": 5}
     task = load_task(name, {"tokenizer": tokenizer, "context_lengths": [1024], **options})
-    inputs, positions, targets = task.asked(0, Condition(1024))[0].sequence
+    inputs, positions, targets = task.make_sequences(0, Condition(1024))[0].sequence
     prefix = [tokenizer.convert_tokens_to_ids(token) for token in template.partition("$A")[0].split()]
     ids = [token for _, token in special]
     assert [token for token in inputs.tolist() if token in ids] == inputs[: len(prefix)].tolist() == prefix

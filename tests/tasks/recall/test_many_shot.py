@@ -16,11 +16,11 @@ from ruler_problems import KINDS, evaluated, load_task, write_labelled
 
 from sbeval.errors import UserError
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, resolve_sequence
-from sbeval.tasks.asked import check_options
 from sbeval.tasks.recall.labelled import SOURCES, load_labelled
 from sbeval.tasks.recall.many_shot import LabelTree
 from sbeval.tasks.ruler.drafts import Frame, prompt_text
 from sbeval.tasks.ruler.texts import MissingCorpus
+from sbeval.tasks.user_options import check_options
 
 SHOT = re.compile(r"(.+) Label: ?(\d+)")
 
@@ -148,7 +148,7 @@ def test_logits_that_are_no_numbers_are_an_error_or_no_score(folder: Path) -> No
             for following in task.tree.next_of.values()
         ]
         if not given:
-            with pytest.raises(UserError, match="check the model"):
+            with pytest.raises(UserError, match="try dtype=float32"):
                 task.process_results(task.eval_docs[0], none)
             continue
         scores = task.process_results(task.eval_docs[0], none)
@@ -164,8 +164,8 @@ def rows(field: str, start: int, count: int, labels: int) -> list[dict[str, Any]
 def test_the_hubs_layouts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examples: str) -> None:
     source = SOURCES[examples]
     splits = {"train": datasets.Dataset.from_list(rows(source.label_field, 0, 60, 6))}
-    if source.asked:
-        splits[source.asked] = datasets.Dataset.from_list(rows(source.label_field, 50, 30, 6))
+    if source.question_split:
+        splits[source.question_split] = datasets.Dataset.from_list(rows(source.label_field, 50, 30, 6))
     asked: list[Any] = []
 
     def load_dataset(*place: Any, **options: Any) -> Any:
@@ -178,7 +178,7 @@ def test_the_hubs_layouts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = load_labelled(examples, None)
     assert asked == [((source.path, source.config), {"revision": "refs/convert/parquet" if source.converted else None})]
     assert (found.labels, found.source) == (6, source.path)
-    if source.asked:
+    if source.question_split:
         assert found.questions == [f"sentence {i}" for i in range(60, 80)]  # the ten others are shots
         assert len(found.shots) == 60
     else:
@@ -225,8 +225,8 @@ def test_what_cannot_be_had_is_named_before_a_model_is_loaded(folder: Path, monk
     ("content", "message"),
     [
         ('{"text": "a", "class": 1}\n', "Expected the columns text and label in train of .*, found text, class"),
-        ('{"text": "a", "label": 1}\n' * 30, "found 1 labels and 0 texts to ask for"),
-        ("{not json", "found what cannot be read"),
+        ('{"text": "a", "label": 1}\n' * 30, "found 1 labels and 0 questions"),
+        ("{not json", "cannot be read as rows of labelled texts"),
     ],
 )
 def test_a_file_of_another_layout_is_one_sentence(tmp_path: Path, content: str, message: str) -> None:

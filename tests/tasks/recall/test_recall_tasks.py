@@ -158,18 +158,18 @@ def test_metrics_inside_lm_eval(folder):
     [
         ("sb_mqrar", {"pairs": 0}, "pairs of sb_mqrar to be a list of whole numbers"),
         ("sb_mqrar", {"context_lengths": [64]}, "need at least"),
-        ("sb_mqrar_text", {"pairs": 100, "context_lengths": [300]}, "asks for nothing within 300 tokens"),
+        ("sb_mqrar_text", {"pairs": 100, "context_lengths": [300]}, "has no question within 300 tokens"),
         ("sb_flipflop", {"ignore_share": 1}, "ignore_share of sb_flipflop to be a number"),
-        ("sb_niah_single_1_forced", {"num_needle_v": 2, "context_lengths": [2000]}, "scores one answer"),
-        ("sb_copy_passage", {"context_lengths": [64]}, "to have room for its words and their return"),
-        ("sb_copy_selective", {"context_lengths": [128]}, "found a context of 128 tokens"),
-        ("sb_copy_phrase", {"context_lengths": [200]}, "give it a longer context length, or ask for fewer words"),
-        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4000]}, "to have room"),
-        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4]}, "to have room"),
+        ("sb_niah_single_1_forced", {"num_needle_v": 2, "context_lengths": [2000]}, "can score only one answer"),
+        ("sb_copy_passage", {"context_lengths": [64]}, "does not fit its words and their repetitions"),
+        ("sb_copy_selective", {"context_lengths": [128]}, "into a context of 128 tokens"),
+        ("sb_copy_phrase", {"context_lengths": [200]}, "use a longer context length or fewer words"),
+        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4000]}, "does not fit its words"),
+        ("sb_copy_phrase", {"context_lengths": [2048], "distances": [4]}, "does not fit its words"),
         ("sb_copy_passage", {"passage_words": 3}, "passage_words of sb_copy_passage to be"),
         ("sb_copy_selective", {"marked_words": 0}, "marked_words of sb_copy_selective to be"),
         ("sb_copy_phrase", {"sb_copy_phrase": {"distance": 4}}, "did you mean 'distances'"),
-        ("sb_json_kv", {"type_haystack": "noise"}, "asks for one value in an object of pairs"),
+        ("sb_json_kv", {"type_haystack": "noise"}, "asks for one value in one JSON object"),
         ("sb_json_kv", {"num_needle_v": 2}, "leave type_haystack, num_needle_q and num_needle_v out"),
         ("sb_json_kv", {"num_needle_q": 2}, "asks for one value"),
         ("sb_json_kv", {"context_lengths": [300]}, "sb_json_kv needs at least"),
@@ -207,5 +207,5 @@ def test_a_model_with_too_few_token_ids_is_refused(folder):
 
 def test_a_length_that_this_machine_cannot_write_is_refused(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 2**14)
-    with pytest.raises(UserError, match="room for 524288, since a text takes 512 bytes a token to write and this mach"):
+    with pytest.raises(UserError, match="up to 524288, because building a text needs 512 bytes of memory a token and"):
         FlipFlopOptions(context_lengths=[2**20]).lengths_of("sb_flipflop", None)

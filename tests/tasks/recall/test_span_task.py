@@ -52,5 +52,5 @@ def test_rows_of_every_head_at_every_length(checkpoint: Path) -> None:
 
 
 def test_a_text_too_short_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(UserError, match="expected text for 4000 tokens, and found"):
+    with pytest.raises(UserError, match="needs a text of at least 4000 tokens and found"):
         run(checkpoint, context_lengths=[4000], data_path=str(checkpoint.parent / "essays" / "essay0.txt"))

@@ -90,9 +90,9 @@ def test_the_record_names_what_was_run_and_single_samples_can_be_chosen(metadata
         ("sb_niah_single_1", {"context_lengths": [100]}, "needs at least .* tokens of context"),
         ("sb_niah_single_1", {"context_lengths": ["4K"]}, "list of positive whole numbers of tokens, found"),
         ("sb_niah_single_1", {"context_lengths": []}, "list of positive whole numbers"),
-        ("sb_niah_single_1", {"max_length": 2048}, "of 3000 tokens, found room for 2048, since the model takes 2048"),
-        ("sb_niah_single_1", {"max_length": 3500, "thinking_tokens": 501}, "room for 2999, .* 3500 .* thinks 501 of"),
-        ("sb_niah_single_1_forced", {"answer_prefix": False}, "leave answer_prefix=false to other tasks"),
+        ("sb_niah_single_1", {"max_length": 2048}, "of 3000 tokens, only up to 2048, because the model's"),
+        ("sb_niah_single_1", {"max_length": 3500, "thinking_tokens": 501}, "up to 2999, .* 3500 .* 501 of"),
+        ("sb_niah_single_1_forced", {"answer_prefix": False}, "set answer_prefix=false only for other tasks"),
         ("sb_niah_single_1", {"depths": 1}, "Expected depths of sb_niah_single_1 to be"),
         ("sb_niah_single_1", {"num_samples": 0}, "num_samples of sb_niah_single_1 to be a whole number of at least 1"),
         ("sb_niah_single_1", {"type_haystack": "straw"}, "to be one of noise, needle, essay"),
@@ -101,15 +101,15 @@ def test_the_record_names_what_was_run_and_single_samples_can_be_chosen(metadata
         ("sb_niah_single_1", {"type_haystak": "noise"}, "expected type_haystack in --metadata, found type_haystak"),
         ("sb_ruler_qa_hotpot", {"hotpotqa": "FILE"}, "expected hotpot in --metadata, found hotpotqa"),
         ("sb_niah_single_1", {"sb_ruler_vtt": {"num_hops": 6}}, "found sb_ruler_vtt; did you mean sb_ruler_vt"),
-        ("sb_niah_single_1", {"sb_niah": {"depths": 5}}, "the name of a task, found the group sb_niah"),
+        ("sb_niah_single_1", {"sb_niah": {"depths": 5}}, "--metadata, found the group sb_niah"),
         ("sb_ruler_vt", {"sb_ruler_vt": {"depths": 5}}, "keys that sb_ruler_vt has, found unknown key 'depths'"),
         ("sb_ruler_qa_squad", {"sb_ruler_qa_squad": {"dataset": "hotpotqa"}}, "found unknown key 'dataset'"),
-        ("sb_niah_single_1", {"tokenizer": None}, "found none: give the model with --model_args"),
+        ("sb_niah_single_1", {"tokenizer": None}, "none is named: name the model with --model_args"),
         ("sb_niah_single_2", {"essays": "/no/such/folder"}, "folder of them at /no/such/folder, and found none"),
         ("sb_niah_single_2", {"num_needle_k": 41}, "40 depths in essays"),
         ("sb_ruler_fwe", {"alpha": 1}, "alpha of sb_ruler_fwe to be a number above 1"),
-        ("sb_ruler_fwe", {"vocab_size": 4}, "vocab_size is at least 5"),
-        ("sb_ruler_qa_squad", {"squad": "/no/such/file"}, "corpus file at /no/such/file, and found none"),
+        ("sb_ruler_fwe", {"vocab_size": 4}, "vocab_size has to be at least 5"),
+        ("sb_ruler_qa_squad", {"squad": "/no/such/file"}, "There is no corpus file at /no/such/file"),
     ],
 )
 def test_what_a_user_can_mend_is_one_sentence(metadata, task, options, message):
@@ -141,7 +141,8 @@ def test_a_length_too_short_for_one_task_is_absent_there_and_run_by_the_others(m
     lengths = [needed - 1, 3000]
     results = evaluate(["sb_ruler"], {**metadata, "context_lengths": lengths}, limit=1)
     short, long = (f"score@{length:07d},none" for length in lengths)
-    assert f"sb_ruler_cwe leaves out {needed - 1} tokens: with this tokenizer it needs at least {needed}" in caplog.text
+    left_out = f"sb_ruler_cwe leaves out the context length of {needed - 1} tokens"
+    assert f"{left_out}: with this tokenizer it needs at least {needed}" in caplog.text
     for name in TASKS:
         own = results["results"][name]
         assert long in own

@@ -8,8 +8,8 @@ from fresh_process import run
 from ruler_problems import TASKS
 
 from sbeval.errors import UserError
-from sbeval.tasks.asked import check_keys, check_options
 from sbeval.tasks.ruler.texts import OFFLINE_TASKS
+from sbeval.tasks.user_options import check_keys, check_options
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
 OFFLINE = set(OFFLINE_TASKS.replace(" and ", ", ").split(", "))
@@ -81,4 +81,4 @@ def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(asked, keys
     (sentence,) = process.stderr.splitlines()
     assert "sb_ruler_qa_squad" in sentence
     assert f"--metadata '{{{keys}}}'" in sentence
-    assert f"or run {OFFLINE_TASKS}, which need none." in sentence
+    assert f"or run {OFFLINE_TASKS}, which need no text." in sentence

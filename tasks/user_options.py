@@ -1,4 +1,7 @@
-"""Reads the options of packaged tasks from YAML and metadata before torch is imported and a model loaded."""
+"""Reads and checks the options of packaged tasks before torch is imported and a model is loaded.
+
+Options come from a task's YAML file and from `--metadata`. They are read here by the same classes that the tasks use.
+"""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -9,7 +12,7 @@ from sbeval.errors import UserError
 from sbeval.hub_names import local_path
 from sbeval.settings import described, read_value, unknown_key
 from sbeval.tasks.metadata import TaskOptions
-from sbeval.tasks.packaged import PREFIX, named
+from sbeval.tasks.packaged import PREFIX, expand_names
 from sbeval.tasks.perplexity.options import CorpusOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus
 
@@ -35,49 +38,56 @@ TASK_CLASSES = (
     "sbeval.tasks.recall.many_shot.ManyShotTask",
     "sbeval.tasks.recall.long_bench.LongBenchTask",
 )
-"""Task classes in the order in which the help lists their options; named, since importing them imports lm-eval."""
+"""Import paths of the task classes, in the order in which `--help` lists their options.
+
+They are strings because importing a task class imports lm-eval.
+"""
 
 
 def task_class(path: str) -> "type[BaseTask]":
-    """Imports a task's class, which carries its options, by the path that its YAML names."""
+    """Imports a task class by its import path, such as "sbeval.tasks.recall.span.SpanTask"."""
     module, _, name = path.rpartition(".")
-    found: type[BaseTask] = getattr(importlib.import_module(module), name)
-    return found
+    imported_class: type[BaseTask] = getattr(importlib.import_module(module), name)
+    return imported_class
 
 
 def options_classes() -> list[type[TaskOptions]]:
-    """Returns the options of all tasks in the order of the help, shared ones before those that add to them."""
-    kinds: dict[type[TaskOptions], None] = {}
+    """Returns the option classes of all tasks in the order of `--help`, each base class before its subclasses."""
+    ordered: dict[type[TaskOptions], None] = {}
     for path in TASK_CLASSES:
         mro = task_class(path).options_class.__mro__
-        kinds |= dict.fromkeys(kind for kind in reversed(mro) if issubclass(kind, TaskOptions))
-    return list(kinds)
+        ordered |= dict.fromkeys(base for base in reversed(mro) if issubclass(base, TaskOptions))
+    return list(ordered)
 
 
 def metadata_keys() -> list[tuple[str, list[tuple[str, str]]]]:
-    """Returns, for each kind of task, the keys that no kind above it shares with the same meaning."""
+    """Returns the metadata keys of each option class for `--help`: its title, and pairs of key and description.
+
+    A key that a base class already lists with the same description is left out.
+    """
     titled = []
-    for kind in options_classes():
-        parents = (parent for parent in kind.__mro__[1:] if issubclass(parent, TaskOptions))
-        above = {line for parent in parents for line in described(parent)}
-        lines = [line for line in described(kind, without=kind.fixed) if line not in above]
-        if lines and "title" in vars(kind):
-            titled.append((kind.title, lines))
+    for options_class in options_classes():
+        parents = (parent for parent in options_class.__mro__[1:] if issubclass(parent, TaskOptions))
+        inherited = {line for parent in parents for line in described(parent)}
+        lines = [line for line in described(options_class, without=options_class.fixed) if line not in inherited]
+        if lines and "title" in vars(options_class):
+            titled.append((options_class.title, lines))
     return titled
 
 
 def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
-    """Reads every option of the packaged tasks, and the corpora of RULER's, which stay in memory for them.
+    """Checks every option of the packaged tasks, and loads the corpora of RULER's tasks.
 
-    Of other tasks, whose names and patterns may be among those given, the options are read that all have in common.
+    Loaded corpora stay in memory, so the tasks do not read them again. `tasks` may also name tasks of lm-eval or
+    patterns: for those only the options that all tasks share are checked.
 
     Raises:
-        UserError: naming the option, what it may be and what it is; or there is no text to read.
+        UserError: an option has an impossible value, or a text cannot be read.
     """
     for place, options in [("", metadata), *metadata.items()]:
         if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
             _check_shared(place, options)
-    definitions = {name: definition for name, definition in named(tasks) if definition and "class" in definition}
+    definitions = {name: definition for name, definition in expand_names(tasks) if definition and "class" in definition}
     options_of = {name: task_options(name, definition, metadata) for name, definition in definitions.items()}
     missing: dict[Missing, list[str]] = {}
     for name, options in options_of.items():
@@ -91,13 +101,15 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
 
 
 def check_keys(tasks: Iterable[str], keys: Iterable[str]) -> None:
-    """Checks the metadata's keys where packaged tasks alone are asked for, since of others nobody knows what they read.
+    """Checks that some packaged task reads each metadata key.
+
+    The check is skipped where `tasks` names a task that is not packaged, since such a task may read any key.
 
     Raises:
         UserError: no packaged task reads a key.
     """
     unprefixed = [key for key in keys if not key.startswith(PREFIX)]
-    if not unprefixed or None in dict(named(tasks)).values():
+    if not unprefixed or None in dict(expand_names(tasks)).values():
         return
     known = {field for kind in options_classes() for field in kind.model_fields}
     for key in unprefixed:
@@ -109,7 +121,7 @@ def task_options(name: str, definition: Mapping[str, Any], metadata: Mapping[str
     """Returns the options of a packaged task as the task itself reads them.
 
     Raises:
-        UserError: one cannot be, or they name no text.
+        UserError: an option has an impossible value, or the options name no text.
     """
     options = task_class(definition["class"]).read_options(name, definition.get("metadata") or {}, metadata)
     if isinstance(options, CorpusOptions):
