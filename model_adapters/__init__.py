@@ -37,8 +37,8 @@ Used by several of these:
 - `rope`: RoPE scaling and extrapolation for one request at a time
 - `record`: the model's record in the results file, and the settings that a response cache must match
 
-Every request type is a function of a session. So everything that an answer depends on is in the function's arguments,
-and none of it changes while the model answers. Scores and texts come from generators. Inside them, batches are queued
-and halved; outside, one class (`answers.Answers`) collects answers of every type. If an answer cannot be stored, or a
+Every request type is a function of a session. So everything that an answer depends on is in the function's arguments;
+only limits on memory change while the model answers. Scores and texts come from generators. Inside them, batches are
+queued and halved; outside, one class (`answers.Answers`) collects answers of every type. If an answer cannot be stored, or a
 later pass fails, the generator first yields the results that are computed already.
 """

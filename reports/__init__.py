@@ -12,7 +12,7 @@
 - `judge`: judges whether a model is worse than a reference
 - `gate`: judges a model by a policy, a file of rules over several tasks
 
-Imports run one way: build -> write, kinds -> figures -> analyse -> read. Reports read only result files and samples
+Imports run one way: build -> {write, kinds} -> {figures, analyse} -> read. Reports read only result files and samples
 files, so a report can be rebuilt years after its runs.
 """
 

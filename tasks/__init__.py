@@ -20,6 +20,6 @@ Decisions that hold for all tasks:
 - One lm-eval document carries every context length: it is a block of text (or a sample) at the longest length, with
   requests for all lengths. `--limit N` therefore selects the same N documents at each length, and differences between
   lengths are paired.
-- The options of each family live in an `options.py` that imports neither torch nor lm-eval, so that `sbeval run --help`
-  can list them quickly and every option is checked before a model is loaded.
+- A task's class names the class of its options, which `user_options` collects. So `sbeval run --help` lists every
+  option, and each is checked before a model is loaded. No options class imports torch.
 """

@@ -3,7 +3,7 @@
 `prepare` takes the model, the tokenizer and the `Setting` of an `Opened`, changes the model in place and returns a
 `Prepared`. The step after this one is the self-test, which makes a `Session` of it.
 
-- `prepared`: `prepare`, the only entry, and `CHANGES`, all changes in their order with the reason for that order
+- `prepared`: `prepare`, and `CHANGES`, all changes in their order with the reason for that order
 - `change`: `Change`, one change to a model, and `Setting`, the facts that decide whether a run makes it
 - `changes`: the changes, one in each file
 - `trial`: compares the logits of the changed model with those before, and undoes changes one by one

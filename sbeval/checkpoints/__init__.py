@@ -15,8 +15,9 @@
 - `moduleformer`: checkpoints of ModuleFormer (MoLM)
 - `moduleformer_model`: ModuleFormer's model, for evaluation
 
-The format is recognised by the `model_type` in config.json, so nothing else is downloaded to find out. A reader turns
-the tensors into an `SbevalForCausalLM`, whose model the lm-eval adapter passes to lm-eval's `hf`. So scoring, batching
+The format is recognised by the `model_type` in config.json, so nothing else is downloaded to find out. A reader
+returns a configuration and tensors, `load` makes an `SbevalForCausalLM` of them, and the lm-eval adapter passes that
+model to lm-eval's `hf`. So scoring, batching
 and generation are the same code for every format. Only ModuleFormer has a model class of its own.
 
 No key of config.json and no tensor is silently ignored: a key that is neither read nor listed as harmless, and a tensor

@@ -94,7 +94,8 @@ class TaskRecord(_Record):
         corpus_sha256: hash of the corpus text as used.
         corpus_detail: further facts that identify the corpus, such as the interpreter's version for the standard
             library, and changes to its text as it was read, such as a removed byte order mark.
-        protocol: "rolling", "stream", "sliding", "fixed_target", "position", or the generator's name.
+        protocol: "rolling", "stream", "sliding", "fixed_target", "position", "pairs", "riffled", or
+            the generator's name.
         context: "document" or "stream": where a window's left context may come from, None if neither limits it.
         separator: token text between joined documents, None if nothing is joined.
         bos: "text", "window" or "hf".
