@@ -39,6 +39,6 @@ Used by several of these:
 
 Every request type is a function of a session. So everything that an answer depends on is in the function's arguments;
 only limits on memory change while the model answers. Scores and texts come from generators. Inside them, batches are
-queued and halved; outside, one class (`answers.Answers`) collects answers of every type. If an answer cannot be stored, or a
-later pass fails, the generator first yields the results that are computed already.
+queued and halved; outside, one class (`answers.Answers`) collects answers of every type. If an answer cannot be stored,
+or a later pass fails, the generator first yields the results that are computed already.
 """
