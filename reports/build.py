@@ -265,7 +265,7 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
     place = local_path(path)
     if (ending := place.suffix.removeprefix(".")) not in IMAGE_FORMATS:
         endings = f".{', .'.join(IMAGE_FORMATS)}"
-        raise UserError(f"Expected a file name for the figure that ends in one of {endings}, found {place.name}.")
+        raise UserError(f"{place.name} is no name for a figure: choose one that ends in {endings}.")
     shown = pool_seeds(restrict(results, only), None)
     report = assemble(shown, baseline=None, publish=lambda spec, stem: (stem, ()), folder=place.parent)
     if report.opening is None:

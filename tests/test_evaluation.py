@@ -111,7 +111,7 @@ def test_every_process_of_a_sharded_model_has_the_curve() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "tokenizer": (lambda: callback(every_steps=1, tasks=TASK, tokenizer=None), "a tokenizer, found none"),
+    "tokenizer": (lambda: callback(every_steps=1, tasks=TASK, tokenizer=None), "There is no tokenizer"),
     "steps": (lambda: callback(every_steps=0, tasks=TASK), "every_steps"),
     "callback's task": (lambda: callback(every_steps=1, tasks="sb_text_fixed"), "'sb_text_fixed'"),
     "task": (lambda: numbers(torch.nn.Linear(1, 1), tasks="sb_text_fixed"), "'sb_text_fixed'"),
@@ -121,9 +121,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no task": (lambda: numbers(small_nope(), tasks=[]), "holds an empty name"),
     "limit": (lambda: callback(every_steps=1, tasks=TASK, limit=0), "limit"),
     "words": (lambda: callback(every_steps=1, tasks=TASK, model_args="dtype=float32"), "dictionary for model_args"),
-    "files": (lambda: numbers(small_nope(), model_args={"pretrained": CHECKPOINT}), "found pretrained"),
+    "files": (lambda: numbers(small_nope(), model_args={"pretrained": CHECKPOINT}), "model_args contains pretrained"),
     "lengths": (lambda: numbers(small_nope(), lengths="long"), "context_lengths"),
-    "figure": (lambda: draw(SimpleNamespace(), "c.gif"), "ends in .png, .svg, .pdf for a figure, found c.gif"),  # type: ignore[arg-type]
+    "figure": (lambda: draw(SimpleNamespace(), "c.gif"), "c.gif is no name for a figure: .* .png, .svg, .pdf"),  # type: ignore[arg-type]
 }
 
 
@@ -220,9 +220,7 @@ def test_a_path_that_no_file_can_have_is_one_sentence(argument: str) -> None:
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_one_sentence(case: str) -> None:
     call, words = REFUSED[case]
-    with pytest.raises(
-        sbeval.UserError, match=f"^(Expected|There is no task|The list of tasks|{TASK}).*{words}.*: .*[.]$"
-    ):
+    with pytest.raises(sbeval.UserError, match=rf"^(?=.*{words}).+: .+[.]$"):
         call()
 
 

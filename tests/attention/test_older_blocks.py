@@ -128,8 +128,8 @@ def test_what_newer_keys_left_ends_the_walk_within_the_bound(impl: str) -> None:
         ({"newer_remainder": torch.ones(1, 2, 7)}, "needs causal=False"),
         ({"causal": False, "newer_remainder": torch.ones(1, 2, 6)}, r"must be torch.float32 \[1, 2, 7\]"),
         ({"causal": False, "newer_remainder": torch.ones(1, 2, 7).double()}, "must be torch.float32"),
-        ({"causal": False, "cu_seqlens": ONE}, "give cu_seqlens_k"),
-        ({"cu_seqlens_k": ONE}, "goes with cu_seqlens and causal=False"),
+        ({"causal": False, "cu_seqlens": ONE}, "pass cu_seqlens_k"),
+        ({"cu_seqlens_k": ONE}, "cu_seqlens_k needs cu_seqlens and causal=False"),
         ({"causal": False, "cu_seqlens": ONE, "cu_seqlens_k": TWO}, "same sequences"),
     ],
 )
@@ -197,9 +197,9 @@ def test_packed_sequences_skip_within_the_bound(impl: str, gradient_error: float
         ({"cu_seqlens": cumulative([4, 2])}, "rise from 0"),
         ({"cu_seqlens": cumulative([4, 4])}, "rise from 0"),
         ({"cu_seqlens": cumulative([2, 5])[1:]}, "rise from 0"),
-        ({"cu_seqlens": cumulative([7]), "seq_start": cumulative([])}, "seq_start must be None"),
+        ({"cu_seqlens": cumulative([7]), "seq_start": cumulative([])}, "leave out seq_start"),
         ({"cu_seqlens": cumulative([5]), "queries": 5}, "as many queries as keys"),
-        ({"cu_seqlens": cumulative([7]), "batch": 2}, "batch of one"),
+        ({"cu_seqlens": cumulative([7]), "batch": 2}, "needs batch size 1"),
     ],
 )
 @pytest.mark.parametrize("impl", ["reference", "blockwise", "triton"])

@@ -95,7 +95,7 @@ def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "nothing")
     with pytest.raises(UserError, match=r"config\.json"):
         load_checkpoint(tmp_path)
-    for config, words in (("{", "no JSON"), ('{"model_type": "stickbreaking"}', r"model\.safetensors")):
+    for config, words in (("{", "not JSON"), ('{"model_type": "stickbreaking"}', r"model\.safetensors")):
         (tmp_path / "config.json").write_text(config)
         with pytest.raises(UserError, match=words):
             load_checkpoint(tmp_path)

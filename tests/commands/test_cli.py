@@ -11,8 +11,8 @@ from sbeval.errors import UserError
 from sbeval.harness.options import parse
 from sbeval.registered import tasks_folder
 from sbeval.settings import described
-from sbeval.tasks import asked as task_asked
 from sbeval.tasks import metadata as task_metadata
+from sbeval.tasks import user_options as task_user_options
 from sbeval.tasks.metadata import TaskOptions
 from sbeval.tasks.perplexity import options as perplexity_options
 from sbeval.tasks.recall import options as recall_options
@@ -82,7 +82,7 @@ def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
 def test_help_of_metadata_knows_the_options_of_every_packaged_task() -> None:
     options = [getattr(module, name) for module in OPTION_MODULES for name in dir(module)]
     kinds = {kind for kind in options if isinstance(kind, type) and issubclass(kind, TaskOptions)}
-    assert kinds == set(task_asked.options_classes())
+    assert kinds == set(task_user_options.options_classes())
     assert {kind for kind in kinds if "title" not in vars(kind)} == {ruler_options.QaOptions}
 
 

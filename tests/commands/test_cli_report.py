@@ -108,15 +108,15 @@ def test_a_gate_s_code_is_its_verdict(results: Path, tmp_path: Path, corpus: str
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gate", "gate.yaml"], "--compare A B with --gate"),
+        (["--gate", "gate.yaml"], "--gate needs --compare A B"),
         (["--compare", "a", "b", "--gate", "gate.yaml", "--fail-if-worse"], "exclude each other"),
-        (["--least-effect", "0.1"], "--compare A B with --least-effect"),
+        (["--least-effect", "0.1"], "--least-effect needs --compare A B"),
         (["--compare", "a", "b", "--least-effect", "-1"], "--least-effect to be 0 or more"),
         (["--label", "one"], "--label OLD=NEW"),
-        (["--hub-results", "hub", "--watch"], "found --watch or --compare"),
-        (["--compare", "a", "b", "--wandb", "project"], "found --watch or --compare"),
-        (["--fail-if-worse"], "--compare A B with --fail-if-worse"),
-        (["--compare", "a", "b", "--watch", "--only", "x"], "--compare with --watch, --only"),
+        (["--hub-results", "hub", "--watch"], "--watch and --compare cannot be combined with"),
+        (["--compare", "a", "b", "--wandb", "project"], "--watch and --compare cannot be combined with"),
+        (["--fail-if-worse"], "--fail-if-worse needs --compare A B"),
+        (["--compare", "a", "b", "--watch", "--only", "x"], "or remove --watch, --only"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(results: Path, arguments: list[str], words: str) -> None:

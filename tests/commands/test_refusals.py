@@ -80,7 +80,7 @@ SENTENCES = {
     "run --tasks sb_stdlib --model_args pretrained=trained/checkpoint": "Expected a tokenizer beside the model",
     f"{RUN} sb_span --model hf": "sb_span cannot run with the model hf",
     f"{RUN} sb_stdlib --batch_size abc": "Expected batch_size to be a positive number or auto, found 'abc'",
-    "report models -o out": "found none",
+    "report models -o out": "There are no result files of lm-eval (results_*.json) below models",
     "demo --text nope": "Expected text at data_path 'nope', found nothing there",
     "train no_such_recipe": "no recipe file at no_such_recipe",
     "train demo_rope --data nope": "nope holds no token arrays: tokens.npy is missing",

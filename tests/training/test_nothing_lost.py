@@ -163,7 +163,7 @@ def test_a_conversion_moves_what_lies_there_aside_where_asked(parent, tmp_path):
 
 
 def test_two_processes_never_train_in_one_folder(tmp_path, data_folder):
-    refused = pytest.raises(UserError, match="no other process that writes to")
+    refused = pytest.raises(UserError, match="Another process is writing to")
     with alone_in(tmp_path / "running.lock"), unchanged(tmp_path), refused:
         train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder)
     assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder) is not None

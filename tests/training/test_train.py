@@ -175,7 +175,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
 def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, data_folder, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(UserError, match=r"a folder to write to, .*: choose another --out"):
+        with pytest.raises(UserError, match=r"cannot be written to, .*: choose another --out"):
             train(tiny_recipe(steps=2), out, data_folder=data_folder)
 
     def no_room(file, *arguments, **options):

@@ -44,10 +44,10 @@ PROMPTS: list[list[tuple[slice, dict[str, Any]]]] = [  # of each process; the se
     [(slice(7, 20), SETTING), (slice(100, 500), {**SETTING, "max_gen_toks": 3})],
 ]
 REFUSED = {
-    "left over": (3, "stickbreaking", "in groups of context_parallel=3, found 4"),
+    "left over": (3, "stickbreaking", "context_parallel=3 needs a multiple of 3 processes, found 4"),
     "another family": (2, "llama", "found LlamaForCausalLM"),
-    "decay along the text": (2, "forgetting", "found decay or shifts"),
-    "several models": (2, "stickbreaking", "one model in all 2 processes"),
+    "decay along the text": (2, "forgetting", "this model has a decay or token shifts"),
+    "several models": (2, "stickbreaking", "The 2 processes of a context_parallel group loaded different models"),
 }
 
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_shared_is_refused_in_every_process(name, found):
     ("model", "options", "message"),
     [
         ("rope", {"extrapolation": "log_length"}, "extrapolation=log_length does not work with context_parallel=2"),
-        ("stickbreaking", {}, "context_parallel=2, found 1: start a multiple of 2"),
+        ("stickbreaking", {}, "context_parallel=2 needs a multiple of 2 processes, found 1"),
     ],
 )
 def test_neither_an_extrapolation_nor_one_process_can_be_shared(model, options, message, checkpoint):

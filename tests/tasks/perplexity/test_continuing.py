@@ -109,7 +109,7 @@ def test_a_run_at_all_finished_lengths_says_that_its_targets_are_others(
     assert answer.files == {}
     (sentence,) = answer.sentences
     assert str(file) in sentence
-    assert f"{other_end} context differs" in sentence
+    assert f"its {other_end} context length differs" in sentence
 
 
 @pytest.mark.parametrize("lengths", [[16, 64], [16, 32, 64]], ids=str)
@@ -199,4 +199,4 @@ def test_files_that_are_no_results_are_passed_over(texts: Path, tmp_path: Path) 
 def test_lengths_by_default_are_said_to_continue_nothing(texts: Path, tmp_path: Path) -> None:
     finished(tmp_path / "out", texts)
     (sentence,) = found(tmp_path / "out", texts, None).sentences
-    assert "names no context_lengths" in sentence
+    assert "sets no context_lengths" in sentence

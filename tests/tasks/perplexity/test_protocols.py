@@ -368,7 +368,7 @@ def test_a_run_that_continues_another_scores_its_targets_at_further_lengths(corp
         at([120], continues=results)
     with pytest.raises(UserError, match="at most the shortest context length, 4"):
         at([4], continues=results)
-    with pytest.raises(UserError, match="found others"):
+    with pytest.raises(UserError, match="found different ones"):
         at([8], continues=results, blocks_per_document=1)
     with pytest.raises(UserError, match="record which targets"):
         run_task("sb_wikitext_fixed_target", KnownLM(), metadata(corpus, continues=results))

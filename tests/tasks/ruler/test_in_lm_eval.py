@@ -206,7 +206,7 @@ def test_a_longer_answer_takes_its_tokens_from_the_context(metadata):
 
 def test_default_lengths_beyond_the_model_are_left_out_and_named(metadata):
     task = load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 9000, "num_samples": 1})
-    assert (task.asked_lengths, task.dropped_lengths) == ((4096, 8192), (16384, 32768, 65536, 131072))
+    assert (task.requested_lengths, task.dropped_lengths) == ((4096, 8192), (16384, 32768, 65536, 131072))
     with pytest.raises(UserError, match="shortest default context length"):
         load_task("sb_niah_single_1", {**metadata, "context_lengths": None, "max_length": 4095})
 
