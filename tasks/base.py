@@ -58,9 +58,9 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the text that samples are made of into the cache, and returns its name, hash and source.
+        """Loads the text from which the task makes its samples into the cache; returns its name, hash and source.
 
-        All three are None where the text is generated, or where the task needs the tokenizer to load it.
+        All three are None if the task generates its text, or if it needs the tokenizer to load its text.
 
         Raises:
             UserError: the text cannot be loaded.
@@ -68,7 +68,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         return None, None, None
 
     def keep_documents(self, documents: Iterable[Mapping[str, Any]]) -> None:
-        """Sets the documents that lm-eval counts, limits and logs."""
+        """Sets the task's documents, which lm-eval counts, selects with `--limit`, and logs."""
         self.dataset = {"test": datasets.Dataset.from_list([dict(document) for document in documents])}
 
     def keep_record(self, record: TaskRecord, tokenizer: Any) -> None:
@@ -101,15 +101,15 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         return chosen
 
     def keep_samples(self, chosen: Numbered, samples: Mapping[int, dict[str, Any]], count: int) -> Numbered:
-        """Replaces the `count` documents by the samples of this rank; documents of other ranks get empty fields.
+        """Replaces the task's `count` documents by finished samples; documents of other ranks keep only empty fields.
 
         Args:
             chosen: number and document of each sample of this rank.
-            samples: the finished samples by index.
+            samples: the finished samples of this rank, by index.
             count: number of all documents.
 
         Returns:
-            Number and sample of the chosen documents.
+            The number and the finished sample of each chosen document.
         """
         blank = dict.fromkeys(next(iter(samples.values())))
         self.keep_documents(samples.get(index, {**blank, "index": index}) for index in range(count))
@@ -118,10 +118,11 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     def target_requests(
         self, documents: Numbered, sequences: Sequence[TargetSequence], answer_tokens: Sequence[Sequence[int]] = ()
     ) -> list[Instance]:
-        """Returns one request for each sequence; every document owns equally many consecutive sequences.
+        """Returns one request for each sequence of tokens with targets.
 
-        `answer_tokens` are the token counts of each sequence's answers. A model that reports only sums of
-        log-probabilities needs them to score the answers of a sequence separately.
+        The sequences are those of the first document, then those of the second, and so on, equally many for each
+        document. `answer_tokens` holds, for each sequence, the token counts of its answers. A model that reports only
+        sums of log-probabilities needs them to score the answers of a sequence separately.
         """
         requests = keep_sequences(sequences)
         per_document = len(requests) // len(documents)
@@ -140,7 +141,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         return bool(self.config.metadata.get("non_finite") == "null")
 
     def means(self) -> dict[str, bool]:
-        """Returns the metrics that are means over samples: whether higher is better, by metric key."""
+        """Returns the keys of the metrics that are means over samples, each mapped to whether higher is better."""
         return {}
 
     def aggregation(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
@@ -148,7 +149,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         return dict.fromkeys(self.means(), mean)
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Returns whether higher is better, by metric key."""
+        """Returns a mapping from each metric key to whether higher is better."""
         return self.means()
 
     def fewshot_docs(self) -> None:

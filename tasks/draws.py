@@ -34,10 +34,10 @@ def seeded_order(count: int, *name: object) -> NDArray[np.int64]:
 
 
 def seeded_ranks(numbers: NDArray[np.int64], *name: object) -> NDArray[np.uint64]:
-    """Hashes each number to a uniform 64-bit word, uint64 of the same shape.
+    """Hashes each number with a seed made of `name` to a uniform 64-bit integer; returns uint64 of the same shape.
 
-    Sorting items by the hashes of their numbers shuffles them, and any subset of the items comes in the same relative
-    order. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+    Items that are sorted by the hashes of their numbers are shuffled. If some items are left out, the others keep their
+    relative order. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
     """
     start = np.uint64(seed_of(*name) & (2**64 - 1))
     with np.errstate(over="ignore"):
@@ -75,7 +75,7 @@ def short_nouns() -> list[str]:
 
 
 def draw(kind: NeedleType, rng: random.Random) -> str:
-    """Draws one key or value: an adjective and a noun with a hyphen, a number of seven digits, or a version-4 UUID."""
+    """Draws a key or value of a kind: an adjective and a noun joined by a hyphen, a 7-digit number, or a UUID 4."""
     if kind == "words":
         nouns, adjectives, _ = word_lists()
         return f"{rng.choice(adjectives)}-{rng.choice(nouns)}"
@@ -90,7 +90,7 @@ def draw_distinct(kind: NeedleType, count: int, rng: random.Random, taken: froze
 
 
 def distinct(count: int, draw_text: Callable[[], str], taken: Container[str] = ()) -> list[str]:
-    """Draws until there are `count` different texts, none of them in `taken`, in the order of their first draws."""
+    """Calls `draw_text` until it has returned `count` different texts that are not in `taken`, and returns these."""
     drawn: dict[str, None] = {}
     while len(drawn) < count:
         if (text := draw_text()) not in taken:

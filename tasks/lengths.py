@@ -12,7 +12,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS
 
 
 class Limit(NamedTuple):
-    """A largest context length in tokens, its reason ("the text has 4,000 tokens"), and what a user can do about it."""
+    """An upper bound of the context length in tokens, its reason ("the text has 4,000 tokens"), and a remedy."""
 
     tokens: int
     because: str
@@ -25,7 +25,7 @@ Limits = Sequence[Limit]
 class SettledLengths(NamedTuple):
     """The context lengths of a run in tokens, ascending; the dropped default lengths, and the reason for dropping them.
 
-    `reason` is None where no default length was dropped.
+    `reason` is None if no default length was dropped.
     """
 
     scored: tuple[int, ...]
@@ -36,7 +36,7 @@ class SettledLengths(NamedTuple):
 def settle_lengths(
     task: str, requested: Sequence[int] | None, defaults: tuple[int, ...], *, hard: Limits, by_default: Limits = ()
 ) -> SettledLengths:
-    """Returns the requested context lengths, or the default lengths that fit where none were requested.
+    """Returns the requested context lengths or, if the user requested none, the default lengths within all limits.
 
     Args:
         task: its name, for errors.
@@ -75,7 +75,7 @@ def settle_lengths(
 
 
 def text_limit(corpus: TokenizedCorpus, context: str, *, targets: int) -> Limit:
-    """Returns the longest context that the text can fill beside `targets` further tokens.
+    """Returns the longest context for which the text is long enough if `targets` further tokens follow the context.
 
     With `context` "stream" the text is all documents joined, otherwise it is the longest document.
     """
@@ -92,10 +92,10 @@ def text_limit(corpus: TokenizedCorpus, context: str, *, targets: int) -> Limit:
 
 
 def interval_limits(room: NDArray[np.int64], *, shortest: int) -> list[Limit]:
-    """Returns the longest length for which enough documents for a confidence interval have room.
+    """Returns a limit: the longest context length that enough documents can fill to compute a confidence interval.
 
-    `room` holds the largest context of each document in tokens, int64 [documents]. The list is empty where that length
-    is below the `shortest` default length.
+    `room` holds the longest context that each document can fill, in tokens, int64 [documents]. The list is empty if the
+    limit would be below the `shortest` default length.
     """
     enough = int(np.sort(room)[-MINIMUM_CLUSTERS]) if len(room) >= MINIMUM_CLUSTERS else 0
     because = f"fewer than {MINIMUM_CLUSTERS} documents are that long, too few for a confidence interval"

@@ -43,7 +43,7 @@ class TaskOptions(Settings):
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Fields that a task's YAML sets and that no user option may change."""
     default_lengths: ClassVar[tuple[int, ...]]
-    """Context lengths in tokens where the user sets none, ascending."""
+    """Context lengths in tokens that are scored if the user sets none, ascending."""
 
     context_lengths: Lengths | None = Field(
         default=None,
@@ -86,8 +86,9 @@ class TaskOptions(Settings):
     def lengths_of(self, task: str, pretrained: object, *, thinking_tokens: int | None = None) -> SettledLengths:
         """Returns the context lengths to run, and the default lengths that are too long for the model or the machine.
 
-        The longest input of the model is `max_length`, otherwise the one in a local checkpoint's configuration. A
-        longer prompt would be truncated on the left, and no result would show it.
+        The longest input of the model is the model argument `max_length` or, if that is not set, the context length in
+        a local checkpoint's configuration. lm-eval would truncate a longer prompt on the left, and no result would
+        show that.
 
         Args:
             task: its name, for errors.
@@ -113,7 +114,7 @@ class TaskOptions(Settings):
 
 
 class SampleOptions(TaskOptions):
-    """Options of tasks that draw their samples."""
+    """Options of tasks that generate their samples at random from a seed."""
 
     title = "tasks that draw samples: RULER, recall, copying"
 
@@ -122,10 +123,10 @@ class SampleOptions(TaskOptions):
 
     @classmethod
     def of_task(cls, task: str, metadata: Mapping[str, Any], definition: Mapping[str, Any] | None = None) -> Self:
-        """Reads the options of one task; refuses a count that is larger than a sample has tokens.
+        """Reads the options of one task; refuses a number, such as of needles, above the longest context length.
 
         Raises:
-            UserError: as for every task, or a count, such as of needles, exceeds the longest context length.
+            UserError: as in `TaskOptions.of_task`, or such a number exceeds the longest context length in tokens.
         """
         options = super().of_task(task, metadata, definition)
         longest = max(options.context_lengths or cls.default_lengths)
@@ -140,10 +141,10 @@ class SampleOptions(TaskOptions):
 
 
 def _check_shared(key: str, task: str, known: Iterable[str]) -> None:
-    """Refuses a key for all tasks that looks like a misspelt option or task name, or that names a group.
+    """Refuses a metadata key outside any task's entry that looks like a misspelt option or task name, or is a group.
 
     Raises:
-        UserError: naming the key and the likely spelling.
+        UserError: the key is such a key; the message names it and the likely spelling.
     """
     if near := get_close_matches(key, known, n=1, cutoff=_LEAST_LIKENESS):
         raise UserError(f"{task}: expected {near[0]} in --metadata, found {key}: correct the name.")

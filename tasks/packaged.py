@@ -1,7 +1,7 @@
 """Finds the packaged tasks and groups in their YAML files, and checks the names and the model of a run.
 
-Nothing here imports lm-eval or reads its thousands of task files as YAML, which would take seconds. `requested` are
-always the names of `--tasks`, one by one; `folders` are those of `--include_path`.
+This module neither imports lm-eval nor parses its thousands of YAML files, which would take seconds. In every function,
+`requested` are the names passed with `--tasks`, one by one, and `folders` are those passed with `--include_path`.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def expand_names(requested: Iterable[str]) -> Iterator[tuple[str, Mapping[str, A
 def check_names(requested: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
     """Refuses names that belong to no packaged task, to no task of lm-eval, and to none in the given folders.
 
-    lm-eval needs ten seconds to read its tasks. Here their files are only searched for the name.
+    lm-eval needs ten seconds to parse its task files. This function only searches the files for the name.
 
     Raises:
         UserError: a name is unknown (the message lists similar ones), or a folder does not exist.
@@ -94,7 +94,7 @@ def check_model(model: object, requested: Iterable[str], class_of: Callable[[str
         class_of: returns a model's class by its name.
 
     Raises:
-        UserError: naming the tasks.
+        UserError: the model cannot answer the requests of some tasks; the message names them.
     """
     scored_tasks = {
         name: settings
@@ -107,7 +107,7 @@ def check_model(model: object, requested: Iterable[str], class_of: Callable[[str
     resolved = model
     with contextlib.suppress(Exception):  # lm-eval is about to raise the same error when it loads the model
         resolved = class_of(model) if isinstance(model, str) else model
-    if isinstance(resolved, str):  # no class was found: the name has to tell
+    if isinstance(resolved, str):  # no class was found: only the model's name shows which requests it answers
         scores_tokens = "chat" not in resolved
     else:
         model_class = resolved if isinstance(resolved, type) else type(resolved)
@@ -130,7 +130,7 @@ def check_model(model: object, requested: Iterable[str], class_of: Callable[[str
 
 
 def are_all_here(requested: Iterable[str], folders: Iterable[str | Path] = ()) -> bool:
-    """Whether every task is packaged or defined in the given folders; lm-eval's own task files are then not needed."""
+    """Whether every requested task is packaged or defined in `folders`, so that lm-eval's own tasks are not needed."""
     names = list(requested)  # a pattern without our prefix may match tasks of lm-eval too
     patterns_are_ours = all(name.startswith(PREFIX) for name in names if _is_file(name) or _WILDCARD.search(name))
     include_folders = [Path(folder) for folder in folders]
@@ -167,7 +167,7 @@ def _is_file(name: str) -> bool:
 
 
 def lm_eval_tasks() -> Path | None:
-    """Returns the folder of lm-eval's own tasks without importing lm-eval; None where it is not installed."""
+    """Returns the folder of lm-eval's own tasks without importing lm-eval; None if lm-eval is not installed."""
     spec = sys.modules["lm_eval"].__spec__ if "lm_eval" in sys.modules else find_spec("lm_eval")
     places = list(spec.submodule_search_locations or ()) if spec else []
     return Path(places[0]) / "tasks" if places else None

@@ -1,7 +1,8 @@
 """Loads the model's tokenizer, and counts the tokens of whole prompts and of their pieces.
 
-With most tokenizers the token counts of pieces add up where the pre-tokenizer splits anyway, for instance after a line
-break. Each piece is therefore tokenised once, and sums of counts estimate the length of a prompt.
+A prompt is written from pieces, such as lines. If pieces end where the pre-tokenizer splits the text, for instance
+after a line break, then with most tokenizers the token count of a text is the sum of its pieces' counts. Each piece is
+therefore tokenised once, and the sum of the counts is an estimate of the length of a prompt.
 `tasks/ruler/sizes.py` checks such estimates against whole prompts.
 """
 
@@ -37,7 +38,7 @@ class TokenCounter:
 
     Attributes:
         special_tokens: whether the model adapter lets the tokenizer add special tokens, such as BOS.
-        keeps_suffix: whether the adapter keeps the special tokens that the tokenizer adds behind a text, such as EOS.
+        keeps_suffix: whether the adapter keeps the special tokens that the tokenizer adds after a text, such as EOS.
     """
 
     def __init__(self, tokenizer: Any, *, special_tokens: bool = True, keeps_suffix: bool = False) -> None:
@@ -49,7 +50,7 @@ class TokenCounter:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of the tokenizer."""
+        """SHA-256 of everything that determines the tokenizer's output."""
         return tokenizer_sha256(self.tokenizer)
 
     @functools.cached_property
@@ -86,7 +87,8 @@ class TokenCounter:
     def count_pieces(self, pieces: Iterable[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
         """Returns how many tokens each piece adds inside a text, int64 [pieces]; each distinct piece is counted once.
 
-        Every piece is tokenised between the two texts of `between`, so that effects at the ends of a text do not count.
+        Every piece is tokenised between the two texts of `between`, because a tokenizer may treat the start and the end
+        of a text differently.
         """
         listed = list(pieces)
         known = self._pieces.setdefault(between, {})
@@ -97,7 +99,7 @@ class TokenCounter:
         return np.array([known[piece] for piece in listed], dtype=np.int64)
 
     def count_starts(self, starts: Iterable[str], after: str) -> NDArray[np.int64]:
-        """Returns the token counts of the starts of prompts when `after` follows them, BOS included, int64 [starts]."""
+        """Counts the tokens of prompts' beginnings, each followed by the text `after`, BOS included, int64 [starts]."""
         distinct = list(dict.fromkeys(starts := list(starts)))
         extra = int(self.count_pieces([after], ("a.\n", ""))[0])
         counts = self._lengths([start + after for start in distinct], special_tokens=True) - extra
@@ -105,7 +107,7 @@ class TokenCounter:
         return np.array([by_start[start] for start in starts], dtype=np.int64)
 
     def count_pool(self, pieces: Sequence[str], between: tuple[str, str] = LINES) -> NDArray[np.int64]:
-        """Counts many pieces as `count_pieces` does and caches the counts on disk, int64 [pieces]."""
+        """Counts many pieces as `count_pieces` does, int64 [pieces], and caches the counts on disk."""
         digest = hashlib.sha256("\x1e".join([self.sha256, *between, *pieces]).encode()).hexdigest()
         return cached_counts(digest, lambda: self.count_pieces(pieces, between))
 
@@ -144,9 +146,9 @@ class TokenCounter:
 
 
 def cached_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Returns the token counts that are cached on disk under a hash, int64; calls `count` where there are none.
+    """Returns the token counts that are cached on disk under the hash `digest`, int64.
 
-    `digest` must cover everything that the counts depend on.
+    If there are none, calls `count` and caches its result. `digest` must cover everything that the counts depend on.
     """
     path = cache_folder("ruler") / f"ruler1-counts-{digest[:32]}.arrow"
     if (table := read_table(path)) is not None:
@@ -157,7 +159,7 @@ def cached_counts(digest: str, count: Callable[[], NDArray[np.int64]]) -> NDArra
 
 
 def load_counter(metadata: Mapping[str, Any], task: str) -> TokenCounter:
-    """Returns a counter with the tokenizer of the model that lm-eval runs.
+    """Returns a token counter with the tokenizer of the model that lm-eval runs.
 
     Raises:
         UserError: no tokenizer is named, it cannot be loaded, or it turns text into no tokens.

@@ -1,6 +1,6 @@
 """Reads and checks the options of packaged tasks before torch is imported and a model is loaded.
 
-Options come from a task's YAML file and from `--metadata`. They are read here by the same classes that the tasks use.
+Options come from a task's YAML file and from `--metadata`. The classes that read them here are those that tasks use.
 """
 
 import importlib
@@ -78,8 +78,8 @@ def metadata_keys() -> list[tuple[str, list[tuple[str, str]]]]:
 def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
     """Checks every option of the packaged tasks, and loads the corpora of RULER's tasks.
 
-    Loaded corpora stay in memory, so the tasks do not read them again. `tasks` may also name tasks of lm-eval or
-    patterns: for those only the options that all tasks share are checked.
+    Loaded corpora stay in memory, so the tasks do not read them again. `tasks` may also hold patterns or tasks of
+    lm-eval. For these names only the options that all tasks share are checked.
 
     Raises:
         UserError: an option has an impossible value, or a text cannot be read.
@@ -101,9 +101,9 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
 
 
 def check_keys(tasks: Iterable[str], keys: Iterable[str]) -> None:
-    """Checks that some packaged task reads each metadata key.
+    """Checks that each metadata key is read by at least one packaged task.
 
-    The check is skipped where `tasks` names a task that is not packaged, since such a task may read any key.
+    The check is skipped if `tasks` names a task that is not packaged, since such a task may read any key.
 
     Raises:
         UserError: no packaged task reads a key.

@@ -39,14 +39,14 @@ _NEW_TARGETS_REMEDY = 'or add "continues": "none" to --metadata to score other t
 
 
 class Continuations(NamedTuple):
-    """The results file that each task continues, by task, and sentences that explain it to the user."""
+    """The results file that each task continues (`files`, by task name), and sentences that explain it to the user."""
 
     files: dict[str, Path]
     sentences: list[str]
 
 
 class _Finished(NamedTuple):
-    """One task of a results file: its metadata, the fields of its `TaskRecord`, and `config` of the whole file."""
+    """One task of a results file: path, the task's metadata, its `TaskRecord` as JSON, and the file's `config`."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -59,12 +59,12 @@ class _Finished(NamedTuple):
 
     @property
     def room(self) -> int:
-        """The left context in tokens that every target has."""
+        """Number of tokens that precede every target: the longest context length at which it can be scored."""
         return int(self.record.get("room_tokens") or self.lengths[-1])
 
 
 class _Run(NamedTuple):
-    """The arguments of the run that is about to start."""
+    """The run that is about to start: model, model arguments, metadata and `--limit`."""
 
     model: str
     arguments: Mapping[str, Any]
@@ -92,8 +92,8 @@ def find_finished(
         output_path: lm-eval's `--output_path`.
 
     Raises:
-        UserError: the run would score targets that differ from those of the finished results, at a length at which it
-            cannot score the finished ones.
+        UserError: the run would score other targets than the finished run, and it cannot score the finished run's
+            targets, because one of its context lengths is too long or too short for them.
     """
     continuations = Continuations({}, [])
     perplexity_tasks = {
@@ -177,7 +177,11 @@ def _add(
 def _continue(
     continuations: Continuations, task: str, options: PerplexityOptions, entries: Sequence[_Finished]
 ) -> None:
-    """Continues the newest of some finished results with the same targets, unless the run has to score other ones."""
+    """Lets the task continue the newest of finished results that share their targets, or notes why it does not.
+
+    Raises:
+        UserError: a requested length is too long or too short for the finished targets.
+    """
     newest = entries[0]
     path = newest.path
     finished_lengths = _lengths(entries)
@@ -226,7 +230,7 @@ def _continue(
             f"targets a window, and other targets make another curve. {remedy}"
         )
     if requested[-1] == newest.room and targets == width:
-        return  # the run scores the same targets without continuing
+        return  # the run chooses the same targets anyway
     continuations.files[task] = path
     continuations.sentences.append(
         f"{task}: continues {path}, which has results at {_listed(finished_lengths)}. This run scores the same "
@@ -239,19 +243,22 @@ def _lengths(entries: Iterable[_Finished]) -> set[int]:
 
 
 def _listed(lengths: Iterable[int]) -> str:
-    """Returns "512, 1024 and 2048 tokens"."""
+    """Formats lengths for a sentence, such as "512, 1024 and 2048 tokens"."""
     *shorter, longest = (str(length) for length in sorted(lengths))
     return f"{', '.join(shorter)} and {longest} tokens" if shorter else f"{longest} tokens"
 
 
 def _of_task(task: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metadata with the entry under the task's name merged over them."""
+    """Returns the metadata of one task: the entry under its name overrides the settings for all tasks."""
     entry = metadata.get(task)
     return {**metadata, **(entry if isinstance(entry, Mapping) else {})}
 
 
 def _is_same_model(run: _Run, entry: _Finished) -> bool:
-    """Whether both runs evaluate the same model: the same weights (or else name) and the same relevant arguments."""
+    """Whether both runs evaluate the same model: equal relevant arguments, and equal hashes of the weights.
+
+    If a run has no such hash, the model names are compared instead.
+    """
     finished_arguments = entry.config.get("model_args")
     if not isinstance(finished_arguments, Mapping) or entry.config.get("model") != run.model:
         return False
@@ -273,7 +280,7 @@ def _is_same_label(run: _Run, entry: _Finished) -> bool:
 
 
 def _inputs(entry: _Finished) -> dict[str, str]:
-    """Returns the recorded hashes of the finished run's model files by name, empty where none are recorded."""
+    """Returns the recorded hashes of the finished run's model files by name; empty if none are recorded."""
     record = entry.config.get("sbeval")
     inputs: Any = record.get("inputs") if isinstance(record, Mapping) else None
     return inputs if fits(inputs, dict[str, str]) else {}
@@ -286,18 +293,19 @@ def _parts(run: _Run) -> dict[str, str]:
 
 
 def _has_same_text(task: str, corpus: str, options: PerplexityOptions, run: _Run, entry: _Finished) -> bool:
-    """Whether both runs read the same text: compares hashes where it is local, otherwise the options that name it."""
+    """Whether both runs read the same text: compares hashes if the text is local, else the options that name it."""
     if options.dataset is None and (options.data_path is not None or corpus == "stdlib"):
         try:
             return corpus_sha256(load_corpus(corpus, options, None)) == entry.record.get("corpus_sha256")
-        except (UserError, AttributeError, TypeError):  # split by the tokenizer, or unreadable: the task reports that
+        # the text is unreadable, which the task reports, or is split by tokens, and there is no tokenizer here
+        except (UserError, AttributeError, TypeError):
             pass
     before = _of_task(task, entry.metadata)
     return all(before.get(name) == _of_task(task, {**run.arguments, **run.metadata}).get(name) for name in _TEXT)
 
 
 def _difference(task: str, options: PerplexityOptions, run: _Run, entry: _Finished) -> str | None:
-    """Describes a setting by which the finished targets differ from this run's; None where no such setting is known."""
+    """Describes a setting that differs and that targets depend on; None if all such settings are equal."""
     before = _of_task(task, entry.metadata)
     for name in _CHOOSING:
         was = PerplexityOptions.model_fields[name].default if before.get(name) is None else before[name]

@@ -1,8 +1,8 @@
 """`fixed_target`: the same targets at every context length, so that only the context can explain a difference.
 
 Targets are chosen so that the longest context length fits before them. A later run at other lengths scores the same
-targets if it continues the first run: it reads their left context and their number from the results file of that run,
-and fails if the targets would still differ.
+targets if it continues the first run: it reads from that run's results file how many targets a window has and how many
+tokens precede each target, and fails if the chosen targets would still differ.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ class FixedTarget(PerplexityTask):
     def targets_per_window(self) -> int:
         """Returns the number of scored targets in every window.
 
-        It is that of the continued run, else the option `targets_per_window`, else half the shortest context length
-        but at most `MOST_TARGETS`.
+        A continued run determines it, otherwise the option `targets_per_window`. The default is half the shortest
+        context length, but at most `MOST_TARGETS`.
 
         Raises:
-            UserError: it is larger than the shortest context length.
+            UserError: the number is larger than the shortest context length.
         """
         shortest = (self.options.context_lengths or self.options.default_lengths)[0]
         targets = self.options.targets_per_window or max(1, min(MOST_TARGETS, shortest // 2))
@@ -67,11 +67,14 @@ class FixedTarget(PerplexityTask):
         return self.settle_full_windows(targets=self.targets_per_window())
 
     def room_tokens(self) -> int:
-        """Returns the least left context of every target in tokens: the longest length of this or the continued run."""
+        """Returns how many tokens precede every target at least: the longest length of this or the continued run."""
         return self.lengths.scored[-1] if self._finished is None else self._finished.room_tokens
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Returns one block for each stretch of targets, taken from the documents in turn."""
+        """Returns one block for each range of consecutive targets.
+
+        With `context` "document", the first blocks of all documents come before all second blocks.
+        """
         longest = self.room_tokens()
         targets = self.targets_per_window()
         if self.context == "stream":
@@ -91,7 +94,7 @@ class FixedTarget(PerplexityTask):
         ]
 
     def _bytes(self, start: int, stop: int) -> dict[str, int | None]:
-        """Returns the byte range of a block's targets in their document, None if they span several documents.
+        """Returns the byte range of a block's targets in their document; both ends are None if unknown.
 
         Byte ranges allow a comparison with the targets of another tokenizer.
         """
@@ -105,7 +108,7 @@ class FixedTarget(PerplexityTask):
         """Checks that the targets are those of the continued run, and that every length fits before them.
 
         Raises:
-            UserError: the targets differ, or some of them have less left context than the longest length.
+            UserError: the targets differ, or fewer tokens than the longest length precede one of them.
         """
         if self._finished is None:
             return
@@ -161,12 +164,12 @@ class FixedTarget(PerplexityTask):
         self.task_record = dataclasses.replace(self.task_record, longppl=longppl)
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Adds the targets at which stretches of key tokens begin and end."""
+        """Adds the indices of targets at which a range of consecutive key tokens begins or ends."""
         changes = np.flatnonzero(np.diff(self._key_tokens[block["start"]])) + 1 if self.metrics.longppl else ()
         return [*super().cuts(block, window), *map(int, changes)]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the sums over the block's key tokens under `longppl@L`."""
+        """Adds the NLL sums over the block's key tokens, under `longppl@L` for each length L."""
         sample = super().logged(doc, nll)
         if self.metrics.longppl:
             mask = self._key_tokens[doc["start"]]

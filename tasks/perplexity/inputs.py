@@ -22,12 +22,12 @@ _WIKITEXT_WORDS_SHA256 = "06f8f4136de90fcf1b32ffda9136ecab621b3e437c370b5cdd27b3
 
 
 def load_corpus(name: str, options: CorpusOptions, tokenizer: Any) -> corpora.Corpus:
-    """Returns the corpus of a task, or the text of `data_path` or `dataset` where these options are set.
+    """Returns the corpus of a task: the text of the option `data_path` or `dataset` if set, else the YAML's corpus.
 
     Args:
         name: the corpus that the task's YAML names.
         options: may name another text; its corpus then has another name.
-        tokenizer: needed where documents are split by tokens.
+        tokenizer: needed only if the option `split` splits documents by tokens.
 
     Raises:
         UserError: there is no such text, or it cannot be read or split.
@@ -60,7 +60,10 @@ def _whole_corpus(name: str, options: CorpusOptions) -> corpora.Corpus:
 
 
 def local_name(path: Path) -> str:
-    """Returns the corpus name of a local file or folder; its parent's name precedes it if a packaged corpus has it."""
+    """Returns a corpus name for a local file or folder: its name without suffixes.
+
+    If a packaged corpus has that name, the parent folder's name is put before it ("texts/stdlib").
+    """
     place = local_path(path).resolve()
     name = corpora.text_name(place)
     return f"{place.parent.name}/{name}" if name in (*HUB_DATASETS, "stdlib", "text") else name
@@ -79,7 +82,7 @@ def words_sha256(path: Path) -> str:
 def model_positions(metadata: Mapping[str, Any]) -> int | None:
     """Returns the number of learned position embeddings of the evaluated model.
 
-    It is None where the model has none, or is not loaded from a checkpoint.
+    Returns None if the model has none, or if it is not loaded from a checkpoint.
     """
     # imported late: it imports torch, which `sbeval inspect` may not need
     from sbeval.models.learned_positions import checkpoint_learned_positions
@@ -94,7 +97,7 @@ def model_positions(metadata: Mapping[str, Any]) -> int | None:
 def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: Iterable[int]) -> list[str] | None:
     """Returns the names of the given documents that are in the model's training text.
 
-    It is None where the model is not a local folder of a training run that recorded its text.
+    Returns None if the model's folder holds no record of its training text for this corpus's tokenizer.
     """
     pretrained, subfolder = metadata.get("pretrained"), metadata.get("subfolder")
     if not isinstance(pretrained, str):
@@ -139,10 +142,10 @@ class LeadIn:
 
     @classmethod
     def settle(cls, task: str, tokenizer: Any, *, requested: str | None, separator: tuple[int, ...]) -> "LeadIn":
-        """Returns the requested rule; by default "window" if the tokenizer adds BOS to a text, otherwise "text".
+        """Returns the rule with the requested policy; by default "window" if the tokenizer adds BOS, otherwise "text".
 
         Raises:
-            UserError: the rule needs BOS, and the tokenizer has none.
+            UserError: the policy needs BOS, and the tokenizer has none.
         """
         policy = requested or ("window" if corpora.adds_bos(tokenizer) else "text")
         if policy == "text":

@@ -1,13 +1,14 @@
 """LongPPL: selects the key tokens, the targets that need a long context, with an evaluator model.
 
 After Fang et al., "What is Wrong with Perplexity for Long-context Language Modeling?" (arXiv 2410.23771). A target is a
-key token if the long context raises the evaluator's log-probability of it by more than `LEAST_GAIN_NATS` over the short
-context, and the log-probability with the long context is above `LEAST_LOGPROB_NATS`. The long and the short context are
-the run's longest and shortest context length, so the key tokens are the same at every length and for every evaluated
-model. The evaluator's log-probabilities can therefore be cached on disk.
+key token if its log-probability under the evaluator is more than `LEAST_GAIN_NATS` higher with a long context than with
+a short one, and is above `LEAST_LOGPROB_NATS` with the long one. The long and the short context are the run's longest
+and shortest context length, so the key tokens are the same at every length and for every evaluated model. The
+evaluator's log-probabilities can therefore be cached on disk.
 
 An evaluator with another tokenizer reads the same text in its own tokens. As in the authors' code, key tokens are then
-matched by characters: a target is a key token if it lies inside a stretch of adjacent key tokens of the evaluator.
+matched by characters: a target is a key token if its characters lie inside those of adjacent key tokens of the
+evaluator.
 """
 
 import json
@@ -32,20 +33,22 @@ LEAST_GAIN_NATS = 2.0
 LEAST_LOGPROB_NATS = -2.0
 OWN_DTYPE = "auto"
 """Load the evaluator in the dtype that its config.json names."""
-_LEAD_TOKENS = 16  # decoded before the counted tokens, so that a character cut off at the start does not change theirs
+# this many tokens before the counted ones are decoded too: a character that is cut off at the start of the decoded text
+# then does not change the characters of the counted tokens
+_LEAD_TOKENS = 16
 Pair = tuple[TokenLogprobsRequest, TokenLogprobsRequest]
 
 
 def key_tokens(
     evaluator: str, pairs: Sequence[Pair], *, tokenizer: Any, tokenizer_hash: str, dtype: str = OWN_DTYPE
 ) -> list[NDArray[np.bool_]]:
-    """Returns which targets of each pair of requests are key tokens, bool [scored] for each pair.
+    """Returns, for each pair of requests, whether each target is a key token: a list of bool [scored].
 
     Args:
         evaluator: folder or hub id of a causal language model. It is loaded only if the cache lacks an answer.
         pairs: requests for the same targets with the short and with the long context.
         tokenizer: the tokenizer of the requests' tokens.
-        tokenizer_hash: its hash.
+        tokenizer_hash: hash of that tokenizer.
         dtype: the dtype in which the evaluator is loaded.
 
     Raises:
@@ -66,7 +69,7 @@ def _need_context(short_logprobs: NDArray[np.float64], long_logprobs: NDArray[np
 
 
 def places_from_end(tokenizer: Any, tokens: Sequence[int], count: int) -> NDArray[np.int64]:
-    """Returns where each of the last `count` tokens begins, in characters from the end of the text, int64 [count].
+    """Returns the first character of each of the last `count` tokens, counted from the end of the text, int64 [count].
 
     Distances are counted from the end because the first token of a truncated text may decode to other characters. A
     token that only completes a character begins where that character begins.
@@ -111,7 +114,7 @@ class _Evaluator:
         return self.cache.get_or_make(request, lambda: self._computed(lead_in, resolve_tokens(key), scored))
 
     def matched(self, short: TokenLogprobsRequest, long: TokenLogprobsRequest, tokenizer: Any) -> NDArray[np.bool_]:
-        """Returns which targets lie inside key tokens of the evaluator's tokenizer, bool [scored]."""
+        """Returns whether the characters of each target lie inside key tokens of the evaluator, bool [scored]."""
         name = ("inside characters", *short, *long, LEAST_GAIN_NATS, LEAST_LOGPROB_NATS)
         return self.cache.get_or_make(name, lambda: self._matched(short, long, tokenizer).astype(np.float64)) > 0
 
@@ -149,7 +152,10 @@ class _Evaluator:
         return np.array(encoded["input_ids"], dtype=np.int64), len(text) - offsets[:, 0], len(text) - offsets[:, 1]
 
     def _computed(self, lead_in: int, tokens: NDArray[Any], scored: int) -> NDArray[np.float64]:
-        """Computes the log-probabilities of the last `scored` tokens, with the lead-in fed first, float64 [scored]."""
+        """Computes the log-probabilities of the last `scored` tokens, float64 [scored].
+
+        The token `lead_in` is fed to the model before `tokens`.
+        """
         import torch  # imported late: only an evaluator needs torch, and lm-eval lists tasks without it
 
         scorer, device = self._scorer
@@ -197,7 +203,7 @@ class EvaluatorCache:
         self._waiting: dict[str, bytes] = {}
 
     def get_or_make(self, request: Named, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Returns the cached answer to a request, float64 [scored]; where there is none, calls `make` and caches it.
+        """Returns the cached answer to a request, float64 [scored]; if there is none, calls `make` and caches it.
 
         New answers are written in batches: call `write` after the last request.
         """

@@ -50,7 +50,7 @@ def checked_nll(task: str, window: Window, answer: Any, *, null: bool = False) -
 
 
 def document_rows(corpus: TokenizedCorpus, windows: Iterable[Window], nll: WindowNll) -> list[ClusterSums]:
-    """Returns the sums over the windows' scored targets, one row for each source document."""
+    """Sums NLL, tokens, words and bytes over the windows' scored targets; returns one row for each source document."""
     sums: dict[int, list[float]] = {}
     for window in windows:
         for document_sums in corpus.document_sums(window.stop - window.scored, nll[window]):
@@ -74,7 +74,7 @@ OF_LONGPPL = ("longppl_ci95", "longppl_tokens", "longppl_clusters")
 
 
 class CompactList(tuple[Any, ...]):
-    """A list that lm-eval prints in short form in its table and writes completely to its JSON files."""
+    """A list of numbers that lm-eval's table shows in short form, and that its JSON files hold completely."""
 
     __slots__ = ()
 
@@ -90,7 +90,8 @@ class SampleMetrics(dict[str, Any]):
     """The values that one sample logs, and the keys of metrics that are computed from all samples together.
 
     lm-eval logs the entries of the dictionary, but aggregates the keys that `items()` yields. `items()` therefore also
-    yields the computed keys; in the dictionary itself they would add a hundred empty values to every logged sample.
+    yields the keys of the computed metrics; as entries of the dictionary they would add a hundred empty values to every
+    logged sample.
     """
 
     def __init__(self, logged: dict[str, Any], computed: Iterable[str]) -> None:
@@ -98,12 +99,15 @@ class SampleMetrics(dict[str, Any]):
         self._computed = tuple(computed)
 
     def items(self) -> Any:
-        """Returns the logged entries, then None for every computed key."""
+        """Returns the pairs of the logged entries, then a pair (key, None) for every computed metric."""
         return [*super().items(), *((key, None) for key in self._computed if key not in self)]
 
 
 def cluster_sums(samples: Iterable[Iterable[Sequence[Any]]], columns: int) -> NDArray[np.float64]:
-    """Sums the rows (cluster, values) of all samples by cluster, float64 [columns, C], clusters sorted by name."""
+    """Sums the rows (cluster name, then values) of all samples by cluster.
+
+    Returns float64 [columns, clusters], with clusters sorted by name.
+    """
     sums: dict[str, NDArray[np.float64]] = {}
     for rows in samples:
         for name, *values in rows:
@@ -120,9 +124,10 @@ class PerplexityMetrics:
         seed: seed of the bootstrap.
         same_targets: whether every length scores the same targets, so that only the context differs. There is then a
             metric `nll_change@L`, NLL at L minus NLL at the shortest length: below zero, the longer context helps.
-        beside: further conditions under which the same targets are scored. Samples log their sums under
-            `nll_<condition>@L`; `gain_over_<condition>@L` is that NLL minus `nll@L`, paired by document.
-        longppl: whether samples also log sums over key tokens under `longppl@L`.
+        beside: names of further contexts after which the same targets are scored, such as "without" (no context).
+            Samples log the sums with such a context under `nll_<name>@L`. The metric `gain_over_<name>@L` is
+            `nll_<name>@L` minus `nll@L`, paired by document.
+        longppl: whether samples also log sums over LongPPL's key tokens under `longppl@L`.
     """
 
     lengths: Sequence[int]
@@ -134,7 +139,7 @@ class PerplexityMetrics:
     _nats: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Returns whether higher is better, by metric key; intervals and counts are left out."""
+        """Returns a mapping from metric keys to whether higher is better; intervals and counts are left out."""
         undirected = ("_ci95", "tokens@", "clusters@")
         keys = [key for key in self.aggregation() if not any(word in key for word in undirected)]
         return {key: key.startswith("gain_over_") for key in keys}

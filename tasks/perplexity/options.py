@@ -25,7 +25,7 @@ Continued = Annotated[
 
 
 class CorpusOptions(TaskOptions):
-    """Options that choose the text of a task; None leaves the task's own corpus or setting."""
+    """Options that choose the text of a task; with None the task uses the corpus and settings of its YAML."""
 
     title = "perplexity and attention spans: which text"
 
@@ -49,7 +49,8 @@ class CorpusOptions(TaskOptions):
             corpus: the corpus that the task's YAML names.
 
         Raises:
-            UserError: they name no text, or wikitext would come from another dataset or be split.
+            UserError: the options name no text, or the corpus is wikitext and they set `dataset`, `text_field` or
+                `split`.
         """
         if corpus == "wikitext" and (self.dataset is not None or self.text_field is not None):
             raise UserError(
@@ -112,7 +113,7 @@ class PerplexityOptions(CorpusOptions):
         """Reads the options of one task.
 
         Raises:
-            UserError: as for every task, or the metadata set a protocol, which is part of a task's name.
+            UserError: as in `TaskOptions.of_task`, or `--metadata` sets a protocol: the task's name determines it.
         """
         if "protocol" in metadata:
             remedy = "run the task sb_<corpus>_<protocol>, such as sb_text_stream (`sbeval ls` lists the tasks)"

@@ -1,8 +1,8 @@
 """`pairs`: the user's own targets, scored after the last N tokens of their own contexts and after no context.
 
-The pairs of context and target are the lines of a .jsonl file. Context and target are tokenised together; the tokens of
-the target are those that tokenising the context alone does not give. N counts only context tokens: the model's input
-also holds the token that begins documents, and the target.
+The pairs of context and target are the lines of a .jsonl file. Context and target are tokenised together. The target's
+tokens are those after the longest common prefix with the tokens of the context by itself. N counts only context tokens;
+the model's input also holds a first token, such as BOS or EOS, with which every document begins, and the target.
 """
 
 import functools
@@ -61,11 +61,11 @@ class Pairs(PerplexityTask):
         )
 
     def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
-        """Returns a lead-in that feeds the token that begins documents, also where a target has no context."""
+        """Returns the rule that feeds the same first token in every window, also before a target without context."""
         return LeadIn(policy="window", token=prefix_token_id(tokenizer))
 
     def settle(self) -> SettledLengths:
-        """Chooses lengths up to the longest context, for which the model also has room for the longest target."""
+        """Chooses lengths that some context has, and at which context and longest target fit the model's input."""
         room = self.corpus.document_tokens - self._targets
         longest = int(self._targets.max())
         because = f"the longest context has {room.max()} tokens"
@@ -98,6 +98,6 @@ class Pairs(PerplexityTask):
         return [*super().distinct_windows(block), *self.windows(block, 0)]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the sums over the target without context under `nll_without@L`."""
+        """Adds the sums over the target when it is scored without context, under `nll_without@L`."""
         alone = document_rows(self.corpus, self.windows(doc, 0), nll)
         return super().logged(doc, nll) | {metric_key("nll_without", length): alone for length in self.lengths.scored}

@@ -1,11 +1,11 @@
 """`riffled`: can a model use the earlier pieces of a document when pieces of other documents stand in between?
 
-A context of L tokens holds pieces of k documents, L / k tokens of each, and ends with the scored piece. The model reads
-it in three arrangements; the first two consist of the same tokens:
+A context of L tokens holds pieces of k documents, L / k tokens of each document, and ends with the only scored piece.
+The model reads it in three arrangements, of which the first two consist of the same tokens:
 
-- riffled: the documents alternate piece by piece
-- blocks: one document after the other, the scored one last
-- replaced: riffled, with another document instead of the earlier pieces of the scored document
+- riffled: the documents alternate piece by piece, as cards of a riffle shuffle
+- blocks: all pieces of a document follow each other, and the scored piece's document is the last one
+- replaced: as riffled, but pieces of another document replace the earlier pieces of the scored piece's document
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Riffled(PerplexityTask):
         return self.options.piece_tokens
 
     def settle(self) -> SettledLengths:
-        """Chooses lengths that hold equally many whole pieces, at least two, of every document."""
+        """Chooses lengths at which all k documents contribute the same number of whole pieces, at least two."""
         documents, piece = self.options.riffled_documents, self.options.piece_tokens
         room = (np.sort(self.corpus.document_tokens) - piece) * documents
         enough = int(room[-documents - 1]) if len(room) > documents else 0
@@ -54,7 +54,7 @@ class Riffled(PerplexityTask):
         return lengths
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Returns one block for each scored piece, with the stretches of other documents in its context."""
+        """Returns one block for each scored piece; it also says which ranges of other documents are in its context."""
         stretch = self.lengths.scored[-1] // self.options.riffled_documents
         bounds = document_target_blocks(
             self.corpus.starts[:-1],
@@ -71,7 +71,7 @@ class Riffled(PerplexityTask):
         ]
 
     def _others(self, index: int, stop: int, long: NDArray[np.int64], stretch: int) -> list[int]:
-        """Draws k other documents, and returns where a stretch of each ends in the corpus."""
+        """Draws k other documents and a range of `stretch` tokens in each; returns where these ranges end."""
         rng = np.random.default_rng([self.options.seed, index])
         candidates = long[long != self.corpus.document_at(stop - 1)]
         documents = rng.permutation(candidates)[: self.options.riffled_documents]
@@ -80,15 +80,19 @@ class Riffled(PerplexityTask):
         return rng.integers(firsts, stops, endpoint=True).tolist()  # type: ignore[no-any-return]
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
-        """Returns the window of the scored piece and the part of its own document in the context."""
+        """Returns the window that consists of the scored piece and its document's earlier pieces in the context."""
         own_tokens = context_length // self.options.riffled_documents
         stop = block["stop"]
         return [Window(stop - own_tokens, stop, self.options.piece_tokens)]
 
     def build_all_requests(self, **kwargs: Any) -> None:
-        """Builds the requests, and completes the record: no context consists of one document only."""
+        """Builds the requests, and corrects two fields of the task's record.
+
+        `own_document_share` becomes None, since every context holds several documents. The hash of the targets also
+        covers the number of documents.
+        """
         super().build_all_requests(**kwargs)
-        # the same targets among another number of documents are not comparable
+        # NLLs of the same targets are not comparable if their contexts hold another number of documents
         among = f"{self.task_record.targets_sha256} among {self.options.riffled_documents}"
         self.task_record = dataclasses.replace(
             self.task_record,
@@ -105,11 +109,11 @@ class Riffled(PerplexityTask):
         return ((condition, length) for condition in ("", *self.beside) for length in self.lengths.scored)
 
     def sequence(self, block: Mapping[str, Any], context_length: int, condition: str) -> TargetSequence:
-        """Returns the context and the scored piece in one arrangement; the empty condition means riffled."""
+        """Returns the context and the scored piece in the arrangement `condition`; "" means riffled."""
         piece, documents = self.options.piece_tokens, self.options.riffled_documents
         stretch = context_length // documents
         ends: Sequence[int] = [*block["others"], block["stop"]]
-        # [k + 1, pieces, tokens]; in the condition "replaced" the first document replaces the last
+        # [k + 1 documents, pieces, tokens]; with "replaced", the first document's pieces replace the last one's
         tokens = np.stack([self.corpus.tokens(end - stretch, end) for end in ends]).reshape(len(ends), -1, piece)
         if condition == "replaced":
             tokens[-1, :-1] = tokens[0, :-1]
@@ -118,7 +122,7 @@ class Riffled(PerplexityTask):
         return TargetSequence(ids[:-1], np.arange(context_length - piece, context_length), ids[-piece:])
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> SampleMetrics:
-        """Returns the sums over the scored piece by condition and length."""
+        """Returns the NLL sums over the scored piece, for each arrangement and length."""
         logged = {}
         for (condition, length), result in zip(self._conditions(), results, strict=True):
             (window,) = self.windows(doc, length)

@@ -20,15 +20,15 @@ class Rolling(PerplexityTask):
     context = "document"
 
     def separator(self, tokenizer: Any) -> tuple[int, ...]:
-        """Returns EOS: no window spans documents, but with EOS between them the cached tokens suit all protocols."""
+        """Returns EOS, so that the cached tokens of a corpus serve all protocols; here no window spans documents."""
         return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
     def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
-        """Returns lm-eval's rule: BOS, or else EOS, before every document, whatever the tokenizer adds."""
+        """Returns lm-eval's rule: BOS (or else EOS) precedes every document, also if the tokenizer adds neither."""
         return LeadIn(policy="hf", token=prefix_token_id(tokenizer))
 
     def settle(self) -> SettledLengths:
-        """Chooses the requested lengths, or the defaults up to the first one that holds the longest document."""
+        """Chooses the requested lengths, or the default lengths up to the first that no document exceeds."""
         longest = int(self.corpus.document_tokens.max(initial=0))
         defaults = self.options.default_lengths
         enough = next((length for length in defaults if length >= longest), defaults[-1])
@@ -47,7 +47,7 @@ class Rolling(PerplexityTask):
         return rolling_windows(block["start"], block["stop"], context_length)
 
     def rows(self, doc: Mapping[str, Any], context_length: int, nll: WindowNll) -> list[ClusterSums]:
-        """Returns the sums over a document; words and bytes are those of the original document, as lm-eval counts."""
+        """Returns a document's NLL sum; words and bytes are counted in the page before preprocessing, as in lm-eval."""
         windows = self.windows(doc, context_length)
         corpus = self.corpus
         index = doc["document"]

@@ -24,7 +24,7 @@ class Stream(PerplexityTask):
     protocol = "stream"
 
     def settle(self) -> SettledLengths:
-        """Chooses lengths that divide the longest one, which the text must be able to fill.
+        """Chooses lengths that divide the longest one; the text must be at least as long as the longest one.
 
         Raises:
             UserError: a length does not divide the longest one.
@@ -39,10 +39,10 @@ class Stream(PerplexityTask):
         return lengths
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Returns one block for each window of the longest length; the rest at the end of a region is not scored.
+        """Returns one block for each window of the longest length.
 
-        A region is the joined text or one document. Blocks are taken from the regions in turn, so that `--limit`
-        selects as many documents as possible.
+        Blocks are cut from the joined text or from each document; a rest that is shorter than a block is not scored.
+        Blocks of different documents alternate, so that `--limit` selects as many documents as possible.
         """
         longest = self.lengths.scored[-1]
         if self.context == "stream":
@@ -71,7 +71,7 @@ class Sliding(Stream):
         """Chooses lengths as `stream` does, and checks that the strides divide the longest one and skip no token.
 
         Raises:
-            UserError: a stride does not.
+            UserError: a stride does not divide the longest length, or skips tokens.
         """
         self.lengths = lengths = super().settle()
         for length, stride in self.strides().items():
@@ -88,7 +88,7 @@ class Sliding(Stream):
         return sliding_windows(block["start"], block["stop"], context_length, stride=stride, region=block["region"])
 
 
-# cluster, NLL in nats, tokens
+# the sums over one bin in one source document: name of the document (the cluster), NLL in nats, number of tokens
 BinRow = tuple[str, float, int]
 
 
@@ -104,7 +104,7 @@ class Position(Stream):
         return lengths._replace(scored=lengths.scored[-1:])
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Adds the first target of every bin."""
+        """Adds the index of the first target of every position bin."""
         return [*super().cuts(block, window), *(first - 1 for first, _ in position_bins(window.scored))]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Position(Stream):
         def clusters(samples: list[Any]) -> CompactList:
             return CompactList(ratio.clusters for ratio in self._estimates)
 
-        # lm-eval calls these in order: the means must come first, since the others use their estimates
+        # lm-eval calls these functions in order: `means` must come first, since the others use its estimates
         further = {"position_nll": means, "position_nll_ci95": intervals, "position_clusters": clusters}
         return super().aggregation() | further
 

@@ -47,8 +47,8 @@ class PerplexityTask(BaseTask):
     Attributes:
         protocol: the name of the protocol in records.
         special_tokens: whether documents are encoded with the special tokens that their tokenizer adds.
-        beside: further conditions under which the same targets are scored.
-        default_context: the value of `context` where the user sets none.
+        beside: names of further contexts after which the same targets are scored, such as "without" (no context).
+        default_context: the value of `context` if the user sets none.
     """
 
     protocol: str
@@ -72,7 +72,7 @@ class PerplexityTask(BaseTask):
         """Cuts a block into the windows of one context length."""
 
     def source(self, tokenizer: Any) -> Corpus:
-        """Returns the corpus; called after `options` is set."""
+        """Returns the corpus that the task scores; called after `options` is set."""
         return load_corpus(self.config.dataset_name, self.options, tokenizer)
 
     def settle(self) -> SettledLengths:
@@ -80,15 +80,15 @@ class PerplexityTask(BaseTask):
         return self.settle_full_windows(targets=0)
 
     def settle_full_windows(self, *, targets: int) -> SettledLengths:
-        """Chooses lengths for which the joined text, or a document, has room beside `targets` further tokens."""
+        """Chooses lengths for which the joined text, or a document, is long enough to hold `targets` further tokens."""
         hard = [text_limit(self.corpus, self.context, targets=targets), *self.model_limits()]
         return self.settle_within(hard, None if self.context == "stream" else self.corpus.document_tokens - targets)
 
     def settle_within(self, hard: Limits, room: NDArray[np.int64] | None) -> SettledLengths:
         """Chooses lengths within hard limits.
 
-        Default lengths must also leave enough documents for a confidence interval. `room` holds the largest context of
-        each document in tokens, int64 [documents]; None skips that check.
+        Default lengths must also be short enough for enough documents to compute a confidence interval. `room` holds
+        the longest context that each document can fill, in tokens, int64 [documents]; None skips that check.
         """
         defaults, name = self.options.default_lengths, self.config.task
         by_default = [] if room is None else interval_limits(room, shortest=defaults[0])
@@ -96,7 +96,7 @@ class PerplexityTask(BaseTask):
 
     @property
     def context(self) -> str:
-        """Source of a window's left context: "document" (its own document) or "stream" (the joined text)."""
+        """Source of the tokens before a target: "document" (only its document) or "stream" (the joined text)."""
         return self.options.context or self.default_context
 
     def model_limits(self) -> list[Limit]:
@@ -104,11 +104,11 @@ class PerplexityTask(BaseTask):
         return model_limits(self.options.max_length, model_positions(self.config.metadata))
 
     def targets_per_window(self) -> int | None:
-        """Returns the number of scored targets in every window, None where the protocol does not fix it."""
+        """Returns the number of scored targets in every window, None if the protocol does not fix it."""
         return None
 
     def room_tokens(self) -> int | None:
-        """Returns the left context in tokens by which targets were chosen, None where they are not chosen by it."""
+        """Returns how many tokens at least precede every chosen target; None if the protocol has no such minimum."""
         return None
 
     def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
@@ -128,7 +128,7 @@ class PerplexityTask(BaseTask):
             )
 
     def strides(self) -> dict[int, int] | None:
-        """Returns the stride in tokens by context length, None where windows do not overlap."""
+        """Returns the stride in tokens by context length, None if windows do not overlap."""
         return None
 
     def separator(self, tokenizer: Any) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ class PerplexityTask(BaseTask):
         self.keep_record(record, tokenizer)
 
     def build_all_requests(self, *, limit: int | None = None, samples: list[int] | None = None, **kwargs: Any) -> None:
-        """Builds the requests of this rank, and records the targets that all ranks score together.
+        """Builds the requests of this rank, and records a hash of the targets that all ranks together score.
 
         Raises:
             UserError: there are fewer blocks than ranks, or the targets are not those of the continued run.
@@ -217,7 +217,7 @@ class PerplexityTask(BaseTask):
             message = "%s: the model was trained on at least %d of the scored documents, such as %s"
             log.warning(message, self.config.task, len(seen), seen[0])
         self._warn_of_few_documents(min(int((of_length > 0).sum()) for of_length in targets))
-        # lm-eval's request cache does not depend on corpus, tokenizer or lengths, so it could return other requests
+        # lm-eval's request cache ignores corpus, tokenizer and lengths, so it could return the requests of another run
         kwargs["cache_requests"] = False
         super().build_all_requests(limit=limit, samples=samples, **kwargs)
 
@@ -244,9 +244,10 @@ class PerplexityTask(BaseTask):
         return instances
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Returns the indices of scored targets at which a new sum begins: here those that begin a document.
+        """Returns the indices of the scored targets at which a new sum of log-probabilities has to begin.
 
-        A model that reports only sums of log-probabilities scores the stretches between cuts separately.
+        In this class these are the targets that begin a document. A model that reports only sums of log-probabilities
+        reports one for each range of targets between two of these indices.
         """
         first = window.stop - window.scored
         starts = self.corpus.starts
@@ -263,7 +264,7 @@ class PerplexityTask(BaseTask):
         )
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> SampleMetrics:
-        """Returns the block's sums by source document under `nll@L`; all other metrics are computed from them."""
+        """Returns the block's NLL sums by source document, under `nll@L`; all metrics are computed from these sums."""
         nll = {
             window: checked_nll(self.config.task, window, result, null=self.records_null)
             for window, result in zip(self.distinct_windows(doc), results, strict=True)
@@ -271,11 +272,11 @@ class PerplexityTask(BaseTask):
         return SampleMetrics(self.logged(doc, nll), self.aggregation())
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Returns the values that a block's sample logs, from the NLL in nats of each window's scored targets."""
+        """Returns the values that a block's sample logs; `nll` maps windows to the NLL in nats of their targets."""
         return {metric_key("nll", length): self.rows(doc, length, nll) for length in self.lengths.scored}
 
     def rows(self, doc: Mapping[str, Any], context_length: int, nll: WindowNll) -> list[ClusterSums]:
-        """Returns the sums over a block's targets at one length, by source document."""
+        """Returns the sums of NLL, tokens, words and bytes over a block's targets at one length, by source document."""
         return document_rows(self.corpus, self.windows(doc, context_length), nll)
 
     def aggregation(self) -> dict[str, Any]:
@@ -283,7 +284,7 @@ class PerplexityTask(BaseTask):
         return dict(self.metrics.aggregation())
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Returns whether higher is better, by metric key, for each metric that has a better direction."""
+        """Returns a mapping from metric keys to whether higher is better, without metrics that have no direction."""
         return self.metrics.higher_is_better()
 
     def distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:

@@ -4,9 +4,9 @@
 - `options`: the options of recall tasks
 - `sequences`: multi-query repeated associative recall (MQRAR) as sequences of token ids
 - `mqrar`: MQRAR tasks over token ids and as text, and flip-flops
-- `copying`: copying of words that the model read a given number of tokens ago
+- `copying`: copying of words that already occurred earlier in the text
 - `json_kv`: retrieval of a key's value from a long JSON object
-- `retrieval`: needles without a word in common with their question, and the n-th of several similar replies
+- `retrieval`: retrieval of sentences that share no word with the question, and of the n-th of several similar replies
 - `questions`: the list of associations, and the questions of LongBench v2
 - `long_bench`: LongBench v2: questions on long texts with four choices
 - `labelled`: loads labelled texts for many-shot classification
@@ -15,21 +15,21 @@
 
 Decisions:
 
-- A recall answer is scored twice: in the text as it is, and with its value replaced earlier in the text. The difference
-  (`retrieval_gain`) is the information that the model took from the context. The NLL by itself also falls when a model
-  merely gets used to the form of the answers, such as digits.
-- `sb_copy` builds its texts from token ids. The words are tokenised once and drawn by index, so a sequence has exactly
-  the requested length, a phrase returns after exactly its distance, and 2M tokens take a second. No word's tokens are a
-  prefix of another word's: a model that knows only the list of words is then at the level of a guess, in accuracy and
-  in nats.
+- A recall answer is scored twice: after the original text, and after a text in which another value stands in place of
+  the answer. The difference of both NLLs (`retrieval_gain`) is the information that the model took from the context.
+  The NLL by itself also falls when a model merely learns the form of the answers in the context, such as digits.
+- The `sb_copy` tasks build their texts from token ids. The words are tokenised once and drawn by index, so a sequence
+  has exactly the requested length, a phrase is repeated after exactly the requested distance, and 2M tokens take a
+  second. No word's tokens are a prefix of another word's tokens. A model that knows only the list of words is therefore
+  as good as a random guess, both in accuracy and in NLL.
 - Many-shot labels all have the same number of digits, because a label that is a prefix of another one would always be
   the more probable of the two. The scored targets are the tokens at which labels differ, so one forward pass scores all
-  labels where a number is one token.
-- `chance` is the accuracy of a guess among the candidates that the text offers: a model that finds the people of
-  `sb_association`, or the replies of `sb_turns`, but not which one the question means, is right once in four. For the
-  needles of RULER a guess is one of all possible values.
-- Lists of words and associations are packaged, as a benchmark's own lists would need a download. A user's list is
-  refused if a needle shares a word with its question.
+  labels if the tokenizer makes one token of each label.
+- `chance` is the accuracy of a random guess among the candidates in the text. For example, a model may find the four
+  people of `sb_association` (or the four replies of `sb_turns`) but not know which of them the question means; it is
+  then right in a quarter of the samples. For the needles of RULER, the guess is among all possible values.
+- The package contains its own lists of words and associations, because those of the original benchmarks would have to
+  be downloaded. A user's list of associations is refused if a needle shares a word with its question.
 - LongBench v2 removes the middle of a text that is too long, as its authors do, and asks every question a second time
   without its text.
 """

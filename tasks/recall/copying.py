@@ -1,9 +1,9 @@
 """Copying from a distance: a repeated passage, marked words, and phrases that return after given distances.
 
 All texts consist of words that are drawn uniformly from one list, so only the text itself can predict a word. No word's
-tokens are a prefix of another word's: a model that knows only the list gives each of its n words a probability of 1/n,
-and is right as often. Selective copying follows Gu and Dao, *Mamba* (arXiv 2312.00752), with marks around words in
-place of special tokens.
+tokens are a prefix of another word's tokens, so a model that knows only the list gives each of its n words a
+probability of 1/n, and its most probable word is right in one of n cases. Selective copying follows Gu and Dao, *Mamba*
+(arXiv 2312.00752), but words to be copied are marked by text before and after them instead of special tokens.
 """
 
 from abc import abstractmethod
@@ -45,7 +45,7 @@ class Copied(NamedTuple):
 
 
 class WordList:
-    """A list of words with the tokens that each has behind a space.
+    """A list of words with the tokens of each word when it follows a space.
 
     Raises:
         UserError: the tokenizer gives no two words with equally many tokens.
@@ -67,7 +67,7 @@ class WordList:
         self._flat = np.concatenate(self.tokens)
 
     def inside(self, text: str) -> list[int]:
-        """Returns the tokens of a text that follows a word."""
+        """Returns the tokens that `text` has when it follows a word; empty if it changes the tokens of that word."""
         alone, together = self._counter.encode(["a", "a" + text], special_tokens=False)
         return list(together[len(alone) :]) if together[: len(alone)] == alone else []
 
@@ -76,7 +76,7 @@ class WordList:
         return (np.random.PCG64(seed_of(*name)).random_raw(count) % np.uint64(len(self.tokens))).astype(np.int64)
 
     def text(self, tokens: int, *name: object) -> Tokens:
-        """Returns `tokens` tokens of words drawn by a name; a shorter text is the beginning of a longer one."""
+        """Returns `tokens` tokens of random words, seeded by a name; shorter texts are beginnings of longer ones."""
         words = self.draw(tokens, *name)
         words = words[: 1 + int(np.searchsorted(np.cumsum(self.counts[words]), tokens))]
         counts = self.counts[words]
@@ -94,8 +94,8 @@ class WordList:
 class CopyTask(WithRetrievalGain, TokenizedRecallTask):
     """A text of random words in which some words return; their second occurrences are the answers.
 
-    Every sequence has exactly as many tokens as its context length. The last token of the last answer is predicted from
-    all of them.
+    A sequence has exactly as many input tokens as its context length. Its last target, the last token of the last
+    answer, is predicted from all of them.
     """
 
     def use_tokenizer(self, name: str) -> None:
@@ -106,17 +106,17 @@ class CopyTask(WithRetrievalGain, TokenizedRecallTask):
 
     @abstractmethod
     def copied(self, length: int, *name: object) -> list[Copied]:
-        """Draws the returning words, seeded by a name, and places them in a text of `length` + 1 tokens.
+        """Draws the words that occur twice, seeded by a name, and their positions in a text of `length` + 1 tokens.
 
-        They are sorted by their second occurrence. The last token of the text is only a target, never an input.
+        The result is sorted by the second occurrence. The last token of the text is only a target, never an input.
         """
 
     def fixed_text(self, copied: Sequence[Copied]) -> list[tuple[int, list[int]]]:
-        """Returns further parts of the text, such as marks and a question, as pairs of position and tokens."""
+        """Returns parts of the text that are not random words (marks, question), as pairs of position and tokens."""
         return []
 
     def make_sequences(self, index: int, condition: Condition) -> list[ProbeSequence]:
-        """Makes the text, and the same text with other words at the first occurrences of the scored words."""
+        """Makes two sequences: the text, and the text with other words at the first occurrences of scored words."""
         name = (self.config.task, self.options.seed, index)
         length = condition.context_length
         copied = self.copied(length, *name)
@@ -153,7 +153,10 @@ class CopyTask(WithRetrievalGain, TokenizedRecallTask):
         )
 
     def in_a_row(self, words: NDArray[np.int64], source: int, target: int, *, cue: int) -> list[Copied]:
-        """Places words directly one after the other; the first `cue` words are a cue and are not scored."""
+        """Returns consecutive words whose first occurrences start at `source` and whose repetitions start at `target`.
+
+        The first `cue` words are not scored: from them the model can tell which words it has to repeat.
+        """
         offsets = np.cumsum(self.words.counts[words]) - self.words.counts[words]
         return [
             Copied(int(word), source + int(offset), target + int(offset), number >= cue)
@@ -168,7 +171,7 @@ class PassageTask(CopyTask):
     options: PassageOptions
 
     def copied(self, length: int, *name: object) -> list[Copied]:
-        """Places the passage behind the first token or the tokenizer's prefix, and again at the end of the text."""
+        """Places the passage after the first token or after all leading special tokens, and again at the text's end."""
         words = self.words.draw(self.options.passage_words, *name, "passage")
         tokens = int(self.words.counts[words].sum())
         if 2 * tokens > length + 1 - self.first_place:
@@ -188,7 +191,7 @@ class SelectiveTask(CopyTask):
         self._mark, self._end_of_mark, self._question = map(self.words.inside, (_MARK, _END_OF_MARK, _QUESTION))
 
     def copied(self, length: int, *name: object) -> list[Copied]:
-        """Divides the text into equal stretches, and places one marked word at random in each."""
+        """Divides the text into parts of equal length, and places one marked word at a random position in each part."""
         words = self.words.draw(self.options.marked_words, *name, "marked")
         counts = self.words.counts[words]
         target = length + 1 - int(counts.sum())
@@ -203,7 +206,7 @@ class SelectiveTask(CopyTask):
         return [Copied(word, source, target, is_scored=True) for word, source, target in places]
 
     def fixed_text(self, copied: Sequence[Copied]) -> list[tuple[int, list[int]]]:
-        """Returns the marks and the question."""
+        """Returns the texts before and after every marked word, and the question, with their positions."""
         marks = [(copy.source - len(self._mark), self._mark) for copy in copied]
         ends = [(copy.source + int(self.words.counts[copy.word]), self._end_of_mark) for copy in copied]
         return [*marks, *ends, (copied[0].target - len(self._question), self._question)]
@@ -216,7 +219,7 @@ class PhraseTask(CopyTask):
     options: PhraseOptions
 
     def distances(self, length: int) -> tuple[int, ...]:
-        """Returns the distances in tokens at a context length, ascending."""
+        """Returns the distances, in tokens, between phrases and their repetitions at a context length, ascending."""
         candidates = self.options.distances or tuple(2**power for power in range(length.bit_length()))
         least = 0 if self.options.distances else SHORTEST_DISTANCE
         return tuple(distance for distance in candidates if least <= distance <= length // 2)
@@ -256,7 +259,7 @@ class PhraseTask(CopyTask):
         }
 
     def means(self) -> dict[str, bool]:
-        """Returns the metrics of every length and distance: whether higher is better, by metric key."""
+        """Returns the keys of the metrics of all lengths and distances, mapped to whether higher is better."""
         return {
             condition.key(f"{metric}_{distance}_tokens"): higher_is_better
             for condition in self.all_conditions

@@ -28,9 +28,9 @@ INSTRUCTION = "Look up keys in the JSON object above."
 
 
 class JsonKvGenerator(NiahGenerator):
-    """Makes the samples of JSON key-value retrieval: the needles are pairs in a haystack of other pairs.
+    """Makes the samples of JSON key-value retrieval: the needles are pairs of key and value in a haystack of pairs.
 
-    One of the `num_needle_k` keys is the question; the others become worked examples.
+    The question asks for the value of one of the `num_needle_k` keys; the other keys become worked examples.
 
     Raises:
         UserError: the options name another haystack, or several answers.
@@ -44,18 +44,18 @@ class JsonKvGenerator(NiahGenerator):
             raise UserError(f"{task} asks for one value in one JSON object: {remedy}.")
 
     def steps(self, length: int) -> None:
-        """Returns None, since NVIDIA's scripts have no such task."""
+        """Returns None: NVIDIA's RULER scripts, whose rule for filling prompts has steps, do not have this task."""
 
     def needle(self, key: str, value: str) -> str:
-        """Returns one pair of the object."""
+        """Returns one pair of key and value as a line of the JSON object."""
         return f'"{key}": "{value}",'
 
     def value_in_needle(self, value: str) -> str:
-        """Returns a value as it stands in its pair and nowhere else in the prompt."""
+        """Returns a value with the characters around it in its pair, a text that is nowhere else in the prompt."""
         return f': "{value}"'
 
     def draft(self, index: int, context_length: int) -> HaystackDraft:
-        """Makes sample `index`, which is the same at every length; only as many pairs as a length needs are counted."""
+        """Makes sample `index`, which is the same at every length; tokenises only as many pairs as the length needs."""
         blocks = 1 + context_length // (LEAST_PAIR_TOKENS * BLOCK_PAIRS)
         for first in range(len(self._block_tokens) * BLOCK_PAIRS, min(POOL_PAIRS, blocks * BLOCK_PAIRS), BLOCK_PAIRS):
             lines = self._lines[0][first : first + BLOCK_PAIRS]
@@ -69,7 +69,7 @@ class JsonKvGenerator(NiahGenerator):
 
     @functools.cached_property
     def _lines(self) -> tuple[list[str], frozenset[str]]:
-        """The lines of all pairs, and the set of their keys and values."""
+        """The lines of all pairs that a haystack may hold, and the set of their keys and values."""
         rng = seeded_random(*self._name, "pool")
         keys, values = (draw_distinct(kind, POOL_PAIRS, rng, frozenset()) for kind in self._kinds)
         lines = [self.needle(key, value) + "\n" for key, value in zip(keys, values, strict=True)]

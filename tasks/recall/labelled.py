@@ -1,7 +1,7 @@
 """Loads labelled texts for many-shot classification, from the hub or from local files in the same layouts.
 
-The datasets and their fields are those of HELMET (Yen et al., arXiv 2410.02694). Three of them are loading scripts on
-the hub, which `datasets` no longer runs; for these the hub's conversion to Parquet is read.
+The datasets and their fields are those of HELMET (Yen et al., arXiv 2410.02694). Three of them consist of loading
+scripts, which `datasets` no longer runs. For these the module reads Parquet files into which the hub converted them.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from sbeval.tasks.recall.options import ManyShotOptions
 from sbeval.tasks.ruler.texts import Missing, MissingCorpus, load_from_hub
 
 HELD_OUT = 10
-"""If a dataset has no split for questions, one text in `HELD_OUT` becomes a question and is not used as a shot."""
+"""If a dataset has no split for questions, one text in `HELD_OUT` becomes a question and is not used as an example."""
 
 
 class HubLabels(NamedTuple):
-    """The place of labelled texts in a dataset on the hub.
+    """Where a dataset on the hub holds labelled texts.
 
     Attributes:
         key: the option that names a local copy.
         path: the dataset's id on the hub.
         config: the dataset's configuration.
-        converted: whether the hub's conversion to Parquet is read.
+        converted: whether to read the Parquet files into which the hub converted the dataset.
         label_field: column of the labels; the texts are in the column `text`.
         question_split: split of the questions, None if there is only `train`.
     """
@@ -53,7 +53,7 @@ SOURCES: dict[str, HubLabels] = {
 
 
 class LabelledTexts(NamedTuple):
-    """Texts with labels; every label has at least one shot.
+    """Texts with labels, divided into shots (examples in prompts) and questions; every label has at least one shot.
 
     Attributes:
         shots: distinct texts that prompts show with their labels.
@@ -87,7 +87,7 @@ def task_labelled(options: ManyShotOptions) -> LabelledTexts:
 
 @kept_by_content(8, argument=1)
 def load_labelled(examples: str, path: str | None) -> LabelledTexts:
-    """Reads the texts of the source `examples`, a key of `SOURCES`, from a local path or, if that is None, the hub."""
+    """Reads labelled texts from a local path or, if `path` is None, from the hub; `examples` is a key of `SOURCES`."""
     source = SOURCES[examples]
     splits = _splits(source, path)
     where = path or source.path
@@ -128,7 +128,7 @@ def load_labelled(examples: str, path: str | None) -> LabelledTexts:
 
 
 def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
-    """Returns the tables of a local copy or of the hub by split; there is always a split `train`."""
+    """Returns a mapping from splits, of which one is `train`, to tables; reads a local copy, or the hub without one."""
     if path is None:
         if source.key == "examples_file":
             raise MissingCorpus([Missing(source.key, "PATH", source.path, "none is given")])
@@ -138,7 +138,7 @@ def _splits(source: HubLabels, path: str | None) -> dict[str, Any]:
 
 
 def local_splits(path: str, key: str, what: str) -> dict[str, Any]:
-    """Returns the tables of a local file or folder by split; there is always a split `train`.
+    """Reads a local file or folder; returns a mapping from splits to tables, of which one is `train`.
 
     Args:
         path: the file or folder.

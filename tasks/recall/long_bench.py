@@ -27,11 +27,11 @@ _CUE = "Answer:"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CutDraft(Draft):
-    """A sample with a text whose middle may be removed; a unit is one token of the text.
+    """A sample with a text whose middle may be removed; it is shortened or extended in units of one token.
 
     Attributes:
         starts: first character of each token, int64 [tokens].
-        stops: last + 1 character of each token, int64 [tokens].
+        stops: the character after each token, int64 [tokens].
     """
 
     text: str
@@ -40,7 +40,7 @@ class CutDraft(Draft):
     counter: TokenCounter
 
     def body(self, units: int) -> str:
-        """Returns the first and the last tokens of the text, `units` in all."""
+        """Returns the text without its middle: the first half and the last half of `units` tokens."""
         if units >= len(self.starts):
             return self.text
         first, last = (units + 1) // 2, len(self.starts) - units // 2
@@ -54,7 +54,10 @@ class CutDraft(Draft):
         return len(whole) - len(around)
 
     def units_within(self, tokens: int) -> int:
-        """Returns how many tokens of the text fit; the two joined ends are counted together."""
+        """Returns how many tokens of the text can be kept so that the shortened text has at most `tokens` tokens.
+
+        The text's beginning and end are joined and tokenised together, since tokens may change where they meet.
+        """
         units = min(max(0, tokens), len(self.starts))
         while units > 0 and (over := self.body_tokens(units) - tokens) > 0:
             units = max(0, units - over)
@@ -62,7 +65,10 @@ class CutDraft(Draft):
 
 
 class LongBenchGenerator(Generator):
-    """Makes the samples of one stratum (short, medium or long texts) in an order that the seed decides."""
+    """Makes the samples of one stratum, the benchmark's category of text length, in an order that the seed decides.
+
+    The strata are "short", "medium" and "long".
+    """
 
     options: LongBenchOptions
     labels = LETTERS
@@ -76,7 +82,7 @@ class LongBenchGenerator(Generator):
         """Returns the number of questions.
 
         Raises:
-            UserError: the tokenizer gives no character offsets, or the stratum is empty.
+            UserError: the tokenizer gives no character offsets, or no question has a text of the requested stratum.
         """
         if not self.counter.tokenizer.is_fast:
             raise UserError("LongBench v2 needs a tokenizer that gives character offsets; use a fast tokenizer.")
@@ -124,6 +130,6 @@ class LongBenchTask(LabelTask):
         return "longbench2", digest, source
 
     def prompts(self, index: int, sizes: SizesByLength, frame: Frame) -> list[str]:
-        """Returns the prompt of every length, each followed by the prompt of the same question without its text."""
+        """Returns two prompts for every length: the question with its text, and the same question without its text."""
         without_text = prompt_text(self.generator.draft(index, self.lengths[0]), 0, frame)
         return [prompt for with_text in super().prompts(index, sizes, frame) for prompt in (with_text, without_text)]

@@ -1,8 +1,9 @@
 """Many-shot classification: labelled texts fill the context, and the model predicts the label of one more text.
 
-Labels are integers that every sample assigns anew, so that the model can learn them only from the shots. All have the
-same number of digits, so that none is a prefix of another. They are scored by log-likelihood: the answer is the label
-to which the model gives the highest probability. Shots come in rounds; each round has one shot of every label.
+The labelled texts are called shots. Labels are integers that every sample assigns to the classes anew, so the model can
+learn them only from the shots. All have the same number of digits, so no label is a prefix of another. They are scored
+by log-likelihood: the model's answer is the label to which it gives the highest probability. The context consists of
+rounds, each with one shot of every label.
 """
 
 import dataclasses
@@ -34,9 +35,9 @@ LEAST_SHOT_TOKENS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shots(LineHaystack):
-    """A haystack of labelled texts; a unit is one shot.
+    """The labelled texts of a prompt, which is lengthened in units of one labelled text (shot).
 
-    `pool` holds the texts, and `numbers` the label that a sample shows for each text, int64 [texts].
+    `pool` holds all texts, and `numbers` the label that this sample shows for each text, int64 [texts].
     """
 
     numbers: NDArray[np.int64]
@@ -68,7 +69,7 @@ class ManyShotGenerator(Generator):
 
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Token counts of every text with its cue, and of every label with its line break."""
+        """Token counts of every text with the words "Label:" after it, and of every label with its line break."""
         texts = self.counter.count_pool([f"{text} {CUE}" for text in self._labelled.shots], ("1\n", " 1"))
         return texts, self.counter.count_pieces([f" {number}\n" for number in self.numbers], (CUE, "A"))
 
@@ -97,9 +98,9 @@ class ManyShotGenerator(Generator):
         )
 
     def _order(self, rounds: int, *name: object) -> NDArray[np.int64]:
-        """Returns the indices of texts in the order of shots, int64 [rounds * labels].
+        """Returns indices of texts in the order in which a prompt shows them, int64 [rounds * labels].
 
-        The texts of a label are repeated if there are fewer of them than rounds.
+        If a label has fewer texts than there are rounds, its texts are repeated.
         """
         texts = [
             shots[seeded_order(len(shots), *name, "texts", label)] for label, shots in enumerate(self._shots_by_label)
@@ -113,7 +114,7 @@ Path = tuple[int, ...]
 
 
 class LabelTree:
-    """A prefix tree of the tokens of all labels behind a prompt; no label's tokens are a prefix of another's."""
+    """A prefix tree of the token sequences of all labels; no label's tokens are a prefix of another label's."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -125,7 +126,10 @@ class LabelTree:
                     following.append(token)
 
     def sequences(self, prompt: NDArray[np.int64]) -> list[TargetSequence]:
-        """Returns one sequence for each inner node of the tree; all tokens that may follow the node are its targets."""
+        """Returns one sequence for each inner node: the prompt and the node's tokens.
+
+        Its targets are all tokens that may follow, which the model predicts from the same position.
+        """
         return [
             TargetSequence(
                 np.concatenate([prompt, np.array(node, dtype=np.int64)]),
@@ -136,7 +140,7 @@ class LabelTree:
         ]
 
     def logprobs(self, results: Sequence[TargetLogprobs]) -> NDArray[np.float64]:
-        """Returns the log-probability of each label, float64 [labels], from the answers to `sequences`."""
+        """Returns the log-probability of each label, float64 [labels]; `results` are those of `sequences`, in order."""
         by_path = {
             (*node, token): float(value)
             for (node, following), result in zip(self.next_of.items(), results, strict=True)
@@ -149,9 +153,9 @@ class LabelTask(RulerTask):
     """A question whose answer is one of a few labels.
 
     Metrics at each length: `exact_match`, whether the right label is the most probable one; `answer_nll`, the NLL of
-    the right label in nats, normalised over all labels; `chance`, the exact match of a random guess. Tasks with a
-    second prompt at every length, which lacks the information, also have `retrieval_gain`, the rise of that NLL in the
-    second prompt.
+    the right label in nats, normalised over all labels; `chance`, the exact match of a random guess. Some tasks have a
+    second prompt at every length, without the information that the answer needs. They also have the metric
+    `retrieval_gain`: the NLL of the right label after the second prompt minus its NLL after the first.
 
     Attributes:
         cue: the text directly before a label.
@@ -168,7 +172,10 @@ class LabelTask(RulerTask):
         return self.generator.labels  # type: ignore[attr-defined,no-any-return]
 
     def make_requests(self, documents: Numbered, sizes: SizesByLength, frame: Frame) -> list[Instance]:
-        """Makes the requests of every length: one for each inner node of the label tree, with most tokenizers one."""
+        """Makes one request for each length, prompt and inner node of the label tree.
+
+        With most tokenizers the tree has only one inner node, its root, because a label is one token.
+        """
         end = f"a{frame.middle}{self.cue}{frame.tail}"
         with_labels = [f"{end} {label}" for label in self.labels]
         alone, *behind = self.counter.encode([end, *with_labels], special_tokens=False)
@@ -190,7 +197,7 @@ class LabelTask(RulerTask):
         scored = []
         for first in range(0, len(results), nodes):
             prompt_results = results[first : first + nodes]
-            for result in prompt_results:  # only to check that they are finite
+            for result in prompt_results:  # `split_answers` is called only because it checks that values are finite
                 split_answers(result, np.array([len(result.logprobs)]), null=self.records_null)
             logprobs = self.tree.logprobs(prompt_results)
             nll = exact = math.nan

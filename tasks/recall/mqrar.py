@@ -1,8 +1,8 @@
 """Multi-query repeated associative recall (MQRAR) over token ids and as text, and flip-flop language modelling.
 
-A flip-flop sequence consists of instructions that write, ignore or read a single bit; a read shows the bit that was
-written last. It is a probe of recency, after Liu et al., *Exposing Attention Glitches with Flip-Flop Language Modeling*
-(arXiv 2306.00946).
+A flip-flop sequence consists of instructions that write, ignore or read a single bit; a read instruction shows the bit
+that was written last. It tests whether a model finds the latest of many earlier values, after Liu et al., *Exposing
+Attention Glitches with Flip-Flop Language Modeling* (arXiv 2306.00946).
 """
 
 import random
@@ -21,12 +21,15 @@ VALUE_DIGITS = 4
 
 
 class OverPairs(WithRetrievalGain):
-    """A probe with one condition for each number of pairs and each `n_back`."""
+    """A probe with separate metrics for each combination of a number of keys and a value of `n_back`.
+
+    With `n_back` 1 the answer is a key's latest value, with 2 the value before it, and so on.
+    """
 
     options: MqrarTextOptions
 
     def conditions(self, length: int) -> list[Condition]:
-        """Returns one condition for each number of pairs and each `n_back`."""
+        """Returns one condition for each combination of a number of keys and a value of `n_back`."""
         return [Condition(length, pairs, n_back) for pairs in self.options.pairs for n_back in self.options.n_back]
 
 
@@ -59,7 +62,7 @@ class MqrarTask(OverPairs):
         return Mqrar(length_tokens=length, pairs=pairs, vocabulary=vocabulary, n_back=condition.n_back)
 
     def make_sequences(self, index: int, condition: Condition) -> list[ProbeSequence]:
-        """Makes one sequence, and the same sequence with other values."""
+        """Makes two sequences with the same targets: the original, and one in which other values replace all values."""
         setting = self._setting(condition)
         original = setting.sequence(self.options.seed, index)
         replaced = with_other_values(setting, original, self.options.seed, index)
@@ -74,17 +77,17 @@ class MqrarTask(OverPairs):
 class MqrarTextTask(OverPairs, TextRecallTask):
     """MQRAR as text: a program assigns numbers to names, prints them, and assigns new numbers.
 
-    A print shows the number that the name was given `n_back` assignments ago. Every answer is part of the text, so one
-    forward pass predicts each from the text before it.
+    A print statement is followed by the number that the name was assigned `n_back` assignments ago. These numbers are
+    the answers. As they are part of the text, one forward pass predicts each of them from the text before it.
     """
 
     options_class = MqrarTextOptions
     options: MqrarTextOptions
 
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
-        """Writes the first assignments of all names, then `events` pairs of print and assignment.
+        """Writes two texts: first assignments of all names, then `events` pairs of a print and an assignment.
 
-        The second text is the same with other assigned numbers; its prints still show the original ones.
+        The second text assigns other numbers, but its print statements show the same numbers as in the first text.
         """
         return [self._passage(index, condition, events, replaced=replaced) for replaced in (False, True)]
 
@@ -138,7 +141,7 @@ class FlipFlopTask(TextRecallTask):
     options: FlipFlopOptions
 
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
-        """Writes one text of instructions; the first one writes."""
+        """Writes one text of `events` instructions, of which the first one writes a bit."""
         rng = seeded_random(self.config.task, self.options.seed, index)
         bit = rng.randrange(2)
         text = [f"w {bit}"]

@@ -61,7 +61,7 @@ class CopyOptions(SampleOptions):
 
 
 class PassageOptions(CopyOptions):
-    """Options of the repeated passage."""
+    """Options of the task that repeats the passage at the beginning of the text at its end."""
 
     title = "a passage: sb_copy_passage"
 
@@ -79,7 +79,7 @@ class SelectiveOptions(CopyOptions):
 
 
 class PhraseOptions(CopyOptions):
-    """Options of phrases by distance."""
+    """Options of the task that repeats phrases at several distances."""
 
     title = "phrases by distance: sb_copy_phrase"
 
@@ -114,7 +114,7 @@ class ManyShotOptions(RulerOptions):
 
 
 class AssociationOptions(PlacedOptions):
-    """Options of needles that share no word with their question."""
+    """Options of the task whose needles share no word with the question."""
 
     title = "needles without a shared word: sb_association"
 

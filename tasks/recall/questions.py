@@ -1,4 +1,4 @@
-"""Loads the questions of retrieval tasks: associations between a question and its needle, and those of LongBench v2."""
+"""Loads data for retrieval tasks: pairs of a place in a needle and a word in its question, and LongBench v2."""
 
 import hashlib
 import json
@@ -29,7 +29,10 @@ _PLACES = (
 QUESTION = "Question: Who in this text has already visited {asked}?"
 LETTERS = ("A", "B", "C", "D")
 _STRATA = {"short": 32_000, "medium": 128_000}
-"""Largest number of words in a text of each stratum, for data sets without strata; longer texts are "long"."""
+"""Largest number of words in a "short" and in a "medium" text; longer texts are "long".
+
+It is used for copies of LongBench v2 that do not state this category (stratum) of a question.
+"""
 
 
 def words(text: str) -> set[str]:
@@ -38,16 +41,16 @@ def words(text: str) -> set[str]:
 
 
 def needle(person: str, shown: str) -> str:
-    """Returns the sentence that says beside which place a person lives."""
+    """Returns the needle, a sentence that says that a person lives beside the place `shown`."""
     return f"{person} lives beside {shown}."
 
 
 @kept_by_content(2)
 def associations(path: str | None) -> tuple[Mapping[str, str], str]:
-    """Returns the words that needles show, by the words that questions ask about, and a hash of both.
+    """Returns a mapping from what a question asks about ("Australia") to what its needle shows, and a hash of it.
 
     Args:
-        path: a .jsonl file of {"shown", "asked"}; None takes the packaged list.
+        path: a .jsonl file with the fields "shown" and "asked"; None takes the packaged list.
 
     Raises:
         UserError: a needle shares a word with its question.
@@ -64,7 +67,10 @@ def associations(path: str | None) -> tuple[Mapping[str, str], str]:
 
 
 class Question(NamedTuple):
-    """One question on a text, with its choices and the letter of the right one."""
+    """A question of LongBench v2: its text, question, choices, the right choice's letter, and its text length category.
+
+    The category, `stratum`, is "short", "medium" or "long".
+    """
 
     text: str
     question: str
@@ -75,7 +81,7 @@ class Question(NamedTuple):
 
 @kept_by_content(2)
 def load_questions(path: str | None) -> tuple[list[Question], str, str]:
-    """Returns the questions of LongBench v2, their hash, and their source.
+    """Returns the questions of LongBench v2, their hash, and their source (a path, or the data set's id).
 
     Args:
         path: a local copy; None takes the data set of the hub.

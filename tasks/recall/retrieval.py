@@ -1,9 +1,10 @@
 """Harder retrieval: needles without a word in common with their question, and the n-th of several similar turns.
 
-The first task follows Modarressi et al., *NoLiMa* (arXiv 2502.05167): one step of association leads from the question
-to the needle. The second follows MRCR of Vodrahalli et al., *Michelangelo* (arXiv 2409.12640), which asks for the n-th
-of several replies to the same request; its score is that of OpenAI's data set OpenAI-MRCR. Wording and lists are this
-project's.
+The first task follows Modarressi et al., *NoLiMa* (arXiv 2502.05167). The model has to know a fact that connects the
+question with the needle: the question names a country, and the needle a place in it. The second task follows MRCR of
+Vodrahalli et al., *Michelangelo* (arXiv 2409.12640). The text consists of turns (a request and its reply); the question
+asks for the n-th of several replies to the same request. The score is that of OpenAI's data set OpenAI-MRCR. Wording
+and lists were written for this project.
 """
 
 import difflib
@@ -42,7 +43,7 @@ class AssociationGenerator(NeedleGenerator):
     """Makes samples in which people live beside places; the question asks who has already visited a country.
 
     Raises:
-        UserError: more people are requested than there are associations, names or depths.
+        UserError: more people are requested than there are associations, unused names or depths in the text.
     """
 
     options: AssociationOptions
@@ -55,7 +56,7 @@ class AssociationGenerator(NeedleGenerator):
             raise UserError(f"{task} can use at most {most} people with these associations; set fewer people.")
 
     def value_in_needle(self, value: str) -> str:
-        """Returns a person's name with the words that follow it in the needle."""
+        """Returns a person's name with the words that follow it in the needle, a text that is nowhere else."""
         return needle(value, "")[:-1]
 
     def other_value(self, index: int, value: str, rng: random.Random) -> str:
@@ -63,11 +64,14 @@ class AssociationGenerator(NeedleGenerator):
         return rng.choice([person for person in _PEOPLE if person not in self._drawn(index)[1]])
 
     def guess_nats(self) -> float:
-        """Returns the NLL of a guess among the people of a sample."""
+        """Returns the NLL, in nats, of a random guess among the people of a sample."""
         return math.log(self.options.people)
 
     def _drawn(self, index: int) -> tuple[list[str], list[str]]:
-        """Draws the places and the people of a sample; the question is about the first place, and the first person."""
+        """Draws the places and the people of a sample.
+
+        The question is about the first place; its answer is the first person, who lives there.
+        """
         rng = seeded_random(*self._name, index, "needles")
         count = self.options.people
         return rng.sample(sorted(self._shown), count), rng.sample(_PEOPLE, count)
@@ -88,12 +92,12 @@ class AssociationGenerator(NeedleGenerator):
 
 
 class TurnsGenerator(NeedleGenerator):
-    """Makes samples of requests and replies; several requests are equal, and the reply to the n-th is the answer."""
+    """Makes samples of requests with replies; several requests are equal, and the answer is the reply to the n-th."""
 
     options: TurnsOptions
 
     def value_in_needle(self, value: str) -> str:
-        """Returns a reply as it stands in its turn."""
+        """Returns a reply with the word before it, as it is written in the text."""
         return f" Reply: {value}"
 
     def other_value(self, index: int, value: str, rng: random.Random) -> str:
@@ -101,17 +105,20 @@ class TurnsGenerator(NeedleGenerator):
         return _reply(rng)
 
     def guess_nats(self) -> float:
-        """Returns the NLL of a guess among the turns with the same request."""
+        """Returns the NLL, in nats, of a random guess among the replies to the same request."""
         return math.log(self.options.same_turns)
 
     def split_reference(self, reference: str) -> tuple[str, str]:
-        """Returns the code with which an answer begins, and the reply."""
+        """Splits a reference into the random code with which the answer has to begin, and the reply."""
         code, _, reply = reference.partition(" ")
         return f" {code}", reply
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
-        """The turns of the haystack and their token counts; they use every second noun, samples use the other nouns."""
+        """The turns (request and reply) of the haystack, and their token counts.
+
+        Their requests use every second noun; the request that the question is about uses one of the other nouns.
+        """
         rng = seeded_random(*self._name, "pool")
         nouns = short_nouns()[::2]
         lines = [_turn(_request(rng, nouns), _reply(rng)) + "\n" for _ in range(_POOL_TURNS)]
@@ -175,7 +182,7 @@ class TurnsTask(NiahTask):
     generator_class = TurnsGenerator
 
     def score(self, answer: str, references: Sequence[str]) -> float:
-        """Returns the similarity of answer and reply (`SequenceMatcher.ratio`), or 0 if the code is not first."""
+        """Returns the similarity of answer and reply (`SequenceMatcher.ratio`), or 0 if the code is not at the start."""
         code, _, _ = references[0].partition(" ")
         if not answer.startswith(code):
             return 0.0

@@ -1,8 +1,8 @@
 """Multi-query repeated associative recall (MQRAR) as sequences of token ids.
 
-A sequence is key, value, key, value, ... Every key first gets a value; from then on keys return at random, each
-followed by a new value. At a returning key the target is the value that the key had *before* the new one. Targets are
-therefore not the next tokens, and a sequence lists its pairs of position and target.
+A sequence is key, value, key, value, ... It first assigns a value to every key. From then on keys recur in random
+order, each time followed by a new value. When a key recurs, the target at its position is the value that the key had
+*before* the new one. Targets are therefore not the next tokens, and a sequence lists its pairs of position and target.
 
 After section 5.1 of Tan et al., *Scaling Stick-Breaking Attention* (arXiv 2410.17980), which extends the MQAR of Arora
 et al., *Zoology* (arXiv 2312.04927). The size of the vocabulary and its split into keys and values are Zoology's, since
@@ -27,7 +27,7 @@ VOCABULARY = 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Mqrar:
-    """One setting of the task.
+    """The settings of one kind of sequence.
 
     The lower half of the vocabulary holds keys (token 0 is not used), the upper half values.
 
@@ -44,10 +44,10 @@ class Mqrar:
     n_back: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses settings for which no sequence with targets exists.
+        """Checks that a sequence with these settings has targets.
 
         Raises:
-            UserError: saying which setting to change.
+            UserError: it would have none; the message says which setting to change.
         """
         if self.length_tokens % 2 or self.pairs < 1 or self.n_back < 1:
             raise UserError(
@@ -73,7 +73,7 @@ class Mqrar:
     def sequence(self, seed: int, index: int) -> TargetSequence:
         """Makes sequence `index`, which depends only on the setting, the seed and the index.
 
-        All keys first occur `n_back` times, in random order. Every later occurrence of a key then has a target.
+        All keys first occur `n_back` times, in random order. Every later occurrence of a key has a target.
         """
         rng = np.random.Generator(np.random.PCG64(seed_of("mqrar", *dataclasses.astuple(self), seed, index)))
         slots = self.length_tokens // 2
@@ -101,7 +101,8 @@ class Mqrar:
 def with_other_values(setting: Mqrar, sequence: TargetSequence, seed: int, index: int) -> TargetSequence:
     """Returns a sequence with the same keys, positions and targets, in which every value is replaced by another one.
 
-    The drop of a target's log-probability from the original to this sequence is the gain from having its value there.
+    A target's log-probability in the original minus that in this sequence measures how much the model took from the
+    value's earlier occurrence in the text.
     """
     half = setting.vocabulary // 2
     values = setting.vocabulary - half

@@ -17,7 +17,7 @@ from sbeval.tasks.recall.options import SpanOptions
 from sbeval.tasks.tokens import load_counter
 
 MEANS = {"span50": 2, "span90": 3, "remaining_stick": 5, "first_token_weight": 6, "attention_entropy": 7}
-"""Metrics that are means over all heads, with the index of their value in a head's row."""
+"""Metrics that are means over all heads; each is mapped to its index in the list of values of a head."""
 Rows = list[list[float | None]]
 
 
@@ -25,18 +25,18 @@ class SpanTask(BaseTask):
     """Effective attention spans of every layer and head on real text.
 
     The YAML's `dataset_name` names the corpus. A document is one block of the longest context length. A shorter context
-    is the end of the block, so the same queries are measured at every length, and numbers at length L are those of
-    queries at position L.
+    is the end of the block, so the same query tokens are measured at every length: the last ones of the context.
 
     Metrics at each length are `attention_span`, one row for each layer and head, and the means over all heads in
-    `MEANS`. A row is averaged over blocks: [layer, head, span for 50 %, for 90 % and for 99 % of the weight, remaining
-    stick, weight on the first token, entropy in nats].
+    `MEANS`. A row is averaged over blocks: [layer, head, distances within which 50 %, 90 % and 99 % of the attention
+    weight lie, remaining stick, weight on the first token, entropy in nats]. The remaining stick is the part of a
+    query's weight that stick-breaking attention gives to no token.
     """
 
     options_class = SpanOptions
 
     def download(self, dataset_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Tokenises the corpus, and distributes the blocks evenly over it."""
+        """Tokenises the corpus, and chooses evenly spaced blocks of it as documents."""
         name = str(self.config.task)
         metadata = self.config.metadata
         options = SpanOptions.of_task(name, metadata)
@@ -67,7 +67,7 @@ class SpanTask(BaseTask):
         self.keep_documents({"stop": longest + i * (total - longest) // max(1, blocks - 1)} for i in range(blocks))
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
-        """Returns one request for each length; all end at the same token."""
+        """Returns one request for each length; the contexts of all lengths end at the same token."""
         keys = [token_key(self.corpus, doc["stop"] - length, doc["stop"]) for length in self.lengths]
         requests = [(key, length, self.queries) for key, length in zip(keys, self.lengths, strict=True)]
         metadata = kwargs["metadata"]
@@ -97,7 +97,7 @@ class SpanTask(BaseTask):
 
 
 def average_rows(blocks: Sequence[Rows]) -> "SpanRows":
-    """Returns the rows averaged over blocks; a missing value (None) does not count in its average."""
+    """Averages each head's row of values over all blocks; missing values (None) are left out."""
     averaged = []
     for same in zip(*blocks, strict=True):
         columns = zip(*(row[2:] for row in same), strict=True)
@@ -107,7 +107,7 @@ def average_rows(blocks: Sequence[Rows]) -> "SpanRows":
 
 
 class SpanRows(tuple[list[float | None], ...]):
-    """Rows that print as their count, such as "144 heads": lm-eval's table would otherwise print every head."""
+    """One row of values for each head; its text is only their number, such as "144 heads", to fit lm-eval's table."""
 
     __slots__ = ()
 

@@ -1,6 +1,7 @@
-"""The base classes of recall probes: answers inside sequences, scored by the request type `target_logprobs`.
+"""The base classes of recall probes, whose answers lie inside a sequence and are scored by `target_logprobs` requests.
 
-Sequences are built from token ids, or from text; in a text the tokenizer's character offsets give the answers' tokens.
+A sequence is built from token ids or from text. In a text, the tokenizer's character offsets show which tokens belong
+to an answer.
 """
 
 import itertools
@@ -26,11 +27,11 @@ Scored = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Condition(NamedTuple):
-    """One setting of a probe, which has its own metrics.
+    """A combination of settings with which a probe makes sequences; each combination has its own metrics.
 
     Attributes:
         context_length: in tokens.
-        pairs: number of keys in a sequence, None where the task has no keys.
+        pairs: number of keys in a sequence, None if the task has no keys.
         n_back: which earlier value of a key is the answer: 1 is its latest value, 2 the one before.
     """
 
@@ -39,7 +40,7 @@ class Condition(NamedTuple):
     n_back: int = 1
 
     def key(self, metric: str) -> str:
-        """Returns the metric's key: `exact_match@0000768`, or `exact_match_32_pairs_2_back@0000768`."""
+        """Returns a metric's key, such as `exact_match@0000768` or `exact_match_32_pairs_2_back@0000768`."""
         pairs = "" if self.pairs is None else f"_{self.pairs}_pairs"
         back = "" if self.n_back == 1 else f"_{self.n_back}_back"
         return metric_key(f"{metric}{pairs}{back}", self.context_length)
@@ -52,7 +53,7 @@ class ProbeSequence(NamedTuple):
     answer_tokens: NDArray[np.int64]
 
     def first(self, answers: int) -> "ProbeSequence":
-        """Returns the same sequence with only its first answers as targets."""
+        """Returns the same sequence in which only the first `answers` answers are targets."""
         counts = self.answer_tokens[:answers]
         inputs, positions, targets = self.sequence
         tokens = int(counts.sum())
@@ -146,7 +147,7 @@ class RecallTask(BaseTask):
         return scores
 
     def score(self, condition: Condition, answers: Sequence[Scored]) -> dict[str, float]:
-        """Returns the metrics of one condition from the scores of its sequences."""
+        """Returns the metrics of one condition; `answers` holds the scores of each of its sequences."""
         nll, exact = (np.concatenate(values) for values in zip(*answers, strict=True))
         return {"exact_match": float(exact.mean()), "answer_nll": float(nll.mean()), "chance": self.chance(condition)}
 
@@ -155,7 +156,7 @@ class RecallTask(BaseTask):
         return {"exact_match": True, "answer_nll": False, "chance": True}
 
     def means(self) -> dict[str, bool]:
-        """Returns the metrics of all conditions: whether higher is better, by metric key."""
+        """Returns the metric keys of all conditions, mapped to whether higher is better."""
         return {
             condition.key(metric): higher_is_better
             for condition in self.all_conditions
@@ -164,14 +165,14 @@ class RecallTask(BaseTask):
 
 
 class WithRetrievalGain(RecallTask):
-    """A probe that scores every answer twice: in its own text, and in a text whose earlier values are replaced.
+    """A probe that scores every answer twice: after its text, and after a text in which earlier values are replaced.
 
-    It adds the metric `retrieval_gain`: by how many nats the answers' NLL rises when the text does not contain their
-    values.
+    It adds the metric `retrieval_gain`: by how many nats the NLL of the answers is higher after the second text, which
+    does not contain their values.
     """
 
     def score(self, condition: Condition, answers: Sequence[Scored]) -> dict[str, float]:
-        """Returns the metrics of one condition from the original and the replaced sequence."""
+        """Returns the metrics of one condition; `answers` holds the scores in the original and in the other text."""
         original, replaced = answers
         gain = float((replaced[0] - original[0]).mean())
         return {**super().score(condition, [original]), "retrieval_gain": gain}
@@ -194,7 +195,7 @@ class TokenizedRecallTask(RecallTask):
 
     @abstractmethod
     def use_tokenizer(self, name: str) -> None:
-        """Checks the tokenizer, and computes the attributes that depend only on it; `name` is the task's."""
+        """Checks the tokenizer, and sets attributes that depend only on it; `name` is the task's name."""
 
     def tokenizer_sha256(self) -> str:
         """Returns the hash of the tokenizer."""
@@ -209,7 +210,7 @@ class Passage(NamedTuple):
 
 
 class TextRecallTask(TokenizedRecallTask):
-    """A probe whose sequences are the first L tokens of an endless text."""
+    """A probe whose sequences are the first tokens of a text that can be continued to any length."""
 
     def use_tokenizer(self, name: str) -> None:
         """Refuses a tokenizer without character offsets.
@@ -222,10 +223,10 @@ class TextRecallTask(TokenizedRecallTask):
 
     @abstractmethod
     def passages(self, index: int, condition: Condition, events: int) -> list[Passage]:
-        """Writes texts of `events` events, all with the same answers.
+        """Writes one or more texts with the same answers; each consists of `events` events, such as instructions.
 
-        A text with fewer events is the beginning of a text with more. Texts after the first have other values in place
-        of those that the answers repeat.
+        A text with fewer events is the beginning of a text with more. The first text is the original. In further texts
+        other values stand in place of those that an answer repeats.
         """
 
     def make_sequences(self, index: int, condition: Condition) -> list[ProbeSequence]:
@@ -252,14 +253,14 @@ class TextRecallTask(TokenizedRecallTask):
         return [probe.first(answers) for probe in long_enough]
 
     def _tokenised(self, passage: Passage, length: int) -> ProbeSequence | None:
-        """Returns the first `length` tokens with the answers among them, None if the text has fewer tokens."""
+        """Returns the first `length` tokens of a text and the answers that lie in them; None if the text is shorter."""
         tokens, starts, stops = self.counter.encode_with_offsets(passage.text)
         if len(tokens) <= length:
             return None
         places: list[int] = []
         counts: list[int] = []
-        # Binary search limits the tokens that can overlap an answer, since a text may have a million tokens. Special
-        # tokens cover no character.
+        # A text may have a million tokens: binary search finds the few that can overlap an answer. Special tokens cover
+        # no character.
         spans = np.array(passage.spans, dtype=np.int64).reshape(-1, 2)
         begins = np.where(stops > 0, starts, len(passage.text))
         lows = np.searchsorted(np.maximum.accumulate(stops), spans[:, 0], side="right")
@@ -276,12 +277,14 @@ class TextRecallTask(TokenizedRecallTask):
 
 
 def split_answers(result: TargetLogprobs, answer_tokens: NDArray[np.int64], *, null: bool = False) -> Scored:
-    """Returns the NLL and the exactness of each answer in a sequence, both float64 [answers].
+    """Returns, for each answer in a sequence, its NLL in nats and whether it is exactly right, both float64 [answers].
+
+    An answer is exactly right (1, otherwise 0) if every token is the model's most probable one.
 
     Args:
         result: log-probabilities of the targets.
-        answer_tokens: tokens of each answer, int64 [answers].
-        null: whether NaN is allowed; the answer's scores are then NaN.
+        answer_tokens: number of tokens of each answer, int64 [answers].
+        null: whether a log-probability may be NaN; both scores of that answer are then NaN.
 
     Raises:
         UserError: a log-probability is not finite, and `null` is false.

@@ -2,14 +2,14 @@
 
 - `task`: the base class: turns samples into documents, requests and scores
 - `options`: the options of RULER's tasks
-- `families`: the task classes; those that score the answer instead of generating it
+- `families`: the task classes; a model generates an answer, or the log-likelihood of the right answer is scored
 - `texts`: loads essays, and reports texts that are missing
 - `wording`: the benchmark's wording, read from lm-eval's sources
 - `niah`: needles in a haystack, and variable tracking
 - `words`: common-words and frequent-words extraction
 - `qa`: question answering over documents
-- `haystacks`: haystacks: units of text with known token counts
-- `drafts`: drafts: samples whose number of haystack units is still open
+- `haystacks`: filler text as a sequence of units (lines or words) with known token counts
+- `drafts`: samples for which the number of haystack units has not been chosen yet
 - `sizes`: chooses how many units fill a prompt to its token budget
 
 Decisions:
@@ -22,8 +22,7 @@ Decisions:
 - NVIDIA's rule for filling prompts is an option, not the default. Their scripts leave up to a quarter of a 4K budget
   empty, by an amount that differs between lengths and samples; a reader would take that for a property of the model.
   `scripts: "nvidia"` repeats their rule for scores that are to be compared with theirs.
-- A task's own minimum decides its lengths. If a sample does not fit a context length, that length is left out for the
-  task, and recorded. All samples count here, whether they are run or not, because otherwise the ranks of a run could
-  disagree. Corpora are searched for by task name before the model is loaded, from the same definitions that the tasks
-  are made of.
+- If a sample of a task does not fit a context length, that length is left out for the task, and the record names it.
+  This check covers all samples, also those that `--limit` or another rank leaves out, because otherwise the ranks of a
+  run could choose different lengths. Corpora are loaded before the model is, so that a missing one is reported early.
 """

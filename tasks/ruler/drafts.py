@@ -1,4 +1,7 @@
-"""Drafts: samples whose number of haystack units is still open, and the prompt around them (system text, template)."""
+"""Drafts: samples whose number of haystack units is not chosen yet, and the text around prompts (chat template).
+
+A prompt is lengthened by units of filler text, the haystack: lines, words or documents. `sizes` chooses how many.
+"""
 
 import dataclasses
 import functools
@@ -16,7 +19,7 @@ from sbeval.tasks.tokens import LINE_START, LINES, WORDS, TokenCounter
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Draft(ABC):
-    """One sample of any task; only its number of haystack units is still open.
+    """One sample of any task, complete except for its number of haystack units.
 
     The prompt consists of opening, body, closing and answer prefix, in this order and without separators. The units
     make up the body.
@@ -25,7 +28,7 @@ class Draft(ABC):
         references: the right answers.
         answer_prefix: the beginning of the answer, which the prompt may end with.
         opening: the text before the body, in pieces that are counted separately.
-        closing: the text behind the body, with the question.
+        closing: the text after the body, with the question.
         least_units: smallest number of units for which the task is defined.
         most_units: number of units that exist, None if there is no bound.
     """
@@ -38,13 +41,16 @@ class Draft(ABC):
     most_units: int | None = None
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns short stand-ins for the start and the end of the body, with which opening and closing are counted."""
+        """Returns short texts that stand for the start and the end of the body.
+
+        They are tokenised together with the opening and the closing, whose token counts depend on the adjacent text.
+        """
         return "A", "a.\n"
 
     def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
-        """Returns the pieces that only this sample has, by the pair of texts between which they are counted.
+        """Returns the pieces of text that only this sample has, so that those of many samples are tokenised in one batch.
 
-        The pieces of many samples can then be tokenised in one batch.
+        The keys are pairs of texts; a piece is tokenised between both texts of its pair.
         """
         return {}
 
@@ -61,16 +67,16 @@ class Draft(ABC):
         """Returns the body with `units` units."""
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns the depths of the pieces that the question is about: body tokens before each, and percents."""
+        """Returns where the pieces that the question is about stand: number of body tokens before each, and percents."""
         return [], []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListDraft(Draft):
-    """A list in random order; a unit is one item.
+    """A sample whose body is a list of items in random order; a unit is one item.
 
     Attributes:
-        totals: token counts of the body with n units, int64, from n = 0.
+        totals: `totals[n]` is the token count of the body with n units, int64.
         name: the seed of the order.
     """
 
@@ -78,7 +84,7 @@ class ListDraft(Draft):
     name: tuple[object, ...]
 
     def body_tokens(self, units: int) -> int:
-        """Returns the token count of the first items and their numbers."""
+        """Returns the token count of a list with the first `units` items and their numbers."""
         return int(self.totals[units])
 
     def units_within(self, tokens: int) -> int:
@@ -87,20 +93,24 @@ class ListDraft(Draft):
 
 
 class Steps(NamedTuple):
-    """The rule of NVIDIA's scripts for filling prompts.
+    """The rule of NVIDIA's RULER scripts for the number of haystack units in a prompt.
 
-    All samples start with the number of units of the first sample, and remove units in steps until they fit.
+    The scripts determine the number for the first sample. Every other sample starts with that number, and units are
+    removed a step at a time until the prompt fits the context length.
 
     Attributes:
-        units: size of a step.
-        origin: the first sample's units are `origin` plus a whole number of steps; None allows any number.
+        units: number of units in a step.
+        origin: the first sample has `origin` units plus a whole number of steps; None allows any number of units.
     """
 
     units: int
     origin: int | None = None
 
     def within(self, most: int, first: int) -> int:
-        """Returns the units of a sample with room for `most` units, if the first sample has room for `first` units."""
+        """Returns how many units the scripts put into a sample.
+
+        At most `most` units fit this sample, and at most `first` units fit the first sample.
+        """
         if self.origin is not None:
             first = self.origin + (first - self.origin) // self.units * self.units
         return first - max(0, -((most - first) // self.units)) * self.units
@@ -126,8 +136,8 @@ class Generator(ABC):
     def draft(self, index: int, context_length: int) -> Draft:
         """Makes sample `index`.
 
-        It depends only on task, seed and index, and on the context length for those tasks in which RULER changes the
-        sample with the length.
+        The sample depends only on task, seed and index. For those tasks in which RULER changes the sample with the
+        context length, it also depends on the context length.
         """
 
     def available(self) -> int | None:
@@ -135,16 +145,17 @@ class Generator(ABC):
         return None
 
     def steps(self, length: int) -> Steps | None:
-        """Returns the steps of NVIDIA's scripts at a context length, None for a task that they do not have."""
+        """Returns NVIDIA's rule for filling prompts at a context length, None for a task that NVIDIA does not have."""
         return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Insert:
-    """A text that is inserted into a haystack.
+    """A text, such as a needle, that is inserted between the units of a haystack.
 
     Attributes:
-        text: ends with a line break if the haystack consists of lines; in running text it has no space at either end.
+        text: the inserted text. It ends with a line break if the haystack consists of lines. In running text it has no
+            space at either end.
         fraction: its relative depth, 0 to 1.
         is_queried: whether the question is about it; its depth is then recorded.
     """
@@ -159,7 +170,7 @@ class HaystackDraft(Draft):
     """A sample with inserts in a haystack: the needle tasks and variable tracking.
 
     Attributes:
-        inserts: in the order in which they stand in the text.
+        inserts: the inserted texts, in the order in which they stand in the prompt.
         apart: whether at least one haystack unit separates any two inserts.
     """
 
@@ -169,7 +180,7 @@ class HaystackDraft(Draft):
     apart: bool = False
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns stand-ins for the body's start and end; the end is a word in running text, otherwise a line."""
+        """Returns short texts that stand for the body's start and end; the end is a word in running text, else a line."""
         return "A", "a" if self.haystack.inline else "a.\n"
 
     def body_tokens(self, units: int) -> int:
@@ -183,7 +194,7 @@ class HaystackDraft(Draft):
         return tokens + self.haystack.first_tokens - self.haystack.tokens(1)
 
     def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
-        """Returns the inserts by the pair of texts between which they are counted."""
+        """Returns the inserted texts; the key is the pair of texts between which they are tokenised."""
         if not self.haystack.inline:
             return {LINES: [insert.text for insert in self.inserts]}
         texts = [insert.text for insert in self.inserts]
@@ -196,7 +207,7 @@ class HaystackDraft(Draft):
         return [int(tokens) for tokens in self.counter.count_pieces(pieces, between)]
 
     def units_within(self, tokens: int) -> int:
-        """Returns the largest number of haystack units that fit beside the inserts."""
+        """Returns the largest number of haystack units that fit together with the inserts into `tokens` tokens."""
         units = self.haystack.units_within(tokens - sum(self._insert_tokens) + 1)
         while units > 0 and self.body_tokens(units) > tokens:
             units -= 1
@@ -217,7 +228,7 @@ class HaystackDraft(Draft):
         return with_inserts(self.haystack, self.inserts, self.positions(units), units)
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns the depths of the inserts that the question is about, in tokens and in percent."""
+        """Returns the depths of the inserts that the question is about: body tokens before each, and percents."""
         tokens: list[int] = []
         percents: list[float] = []
         inserted = 0
@@ -245,12 +256,14 @@ PROMPT_MARK, PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """The text around a prompt: system text and chat template, or only the space before the answer prefix.
+    """The text that system prompt and chat template put around a task's prompt.
+
+    Without both it is only the space between the question and the answer prefix, the given start of the answer.
 
     Attributes:
         head: the text before the prompt.
         middle: the text between the question and the answer prefix.
-        tail: the text behind the answer prefix.
+        tail: the text after the answer prefix.
         prefixed: whether there is an answer prefix.
     """
 
@@ -260,22 +273,24 @@ class Frame:
     prefixed: bool = True
 
     def end(self, draft: Draft) -> str:
-        """Returns the text that follows the body."""
+        """Returns the text after the body: the draft's closing, then the text around and in the answer prefix."""
         return draft.closing + self.middle + (draft.answer_prefix if self.prefixed else "") + self.tail
 
 
 def prompt_text(draft: Draft, units: int, frame: Frame) -> str:
-    """Returns the whole prompt."""
+    """Returns the whole prompt of a sample with `units` haystack units, with the text of `frame` around it."""
     return "".join([frame.head, *draft.opening, draft.body(units), frame.end(draft)])
 
 
 def rendered_frame(render: Callable[[str | None], str], *, prefixed: bool, behind: bool) -> Frame:
-    """Returns the text that a chat template puts around a prompt: renders marks, and splits the result at the marks.
+    """Returns the text that a chat template puts around a prompt.
+
+    A mark is rendered in place of the prompt and another one in place of the answer's start; the result is split there.
 
     Args:
-        render: renders the message `PROMPT_MARK`; its argument is the start of the model's answer, None for none.
-        prefixed: whether the start of the answer is given.
-        behind: whether the start of the answer follows the model's thinking; the template then does not render it.
+        render: renders the message `PROMPT_MARK`; its argument is the start of the model's answer, None for no start.
+        prefixed: whether the prompt ends with the start of the answer.
+        behind: whether the start of the answer comes after the model's thinking; the template then does not render it.
 
     Raises:
         UserError: the rendered text does not contain each mark exactly once.

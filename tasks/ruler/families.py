@@ -1,9 +1,10 @@
 """The task classes of RULER, with their options and generators; answers are generated or teacher-forced.
 
-A teacher-forced task has exactly one answer, and one forward pass scores it. Its prompts are those of the generating
-task (the name without `_forced`), sample by sample, and are filled by the same rule, also with `scripts: nvidia`. Each
-answer is scored twice: after the prompt, and after the prompt with the needle's value replaced by another one. The
-difference is the gain from the needle.
+A teacher-forced task does not let the model generate: one forward pass scores the right answer, of which there is one.
+Its prompts are those of the generating task (whose name lacks `_forced`), sample by sample and with the same number of
+haystack units, also with the option `scripts: nvidia`. Each answer is scored twice: after the prompt, and after the
+prompt in which another value replaces the needle's value. The difference of both NLLs (`retrieval_gain`) shows what the
+model took from the needle.
 """
 
 import math
@@ -70,16 +71,17 @@ class QaTask(RulerTask):
         return options.dataset, questions.sha256, questions.source
 
     def score(self, answer: str, references: Sequence[str]) -> float:
-        """Returns 1 if the answer contains an alias, else 0."""
+        """Returns 1 if the answer contains at least one alias of the reference, else 0."""
         return string_match_part(answer, references)
 
 
 class ForcedNiahTask(NiahTask):
     """A needle task with one answer, which is teacher-forced instead of generated.
 
-    Metrics at each length: `answer_nll`, the answer's NLL in nats; `retrieval_gain`, by how much that NLL rises when
+    Metrics at each length: `answer_nll`, the answer's NLL in nats; `retrieval_gain`, by how much that NLL is higher if
     the needle holds another value; `exact_match`, whether every token of the answer is the model's most probable one;
-    `chance_nll`, the NLL of a guess among all values. All are stricter than RULER's substring score.
+    `chance_nll`, the NLL of a random guess among all values. A match of every token is stricter than RULER's score,
+    which accepts the answer anywhere in a generated text.
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}
@@ -139,7 +141,8 @@ class ForcedNiahTask(NiahTask):
 def answer_sequence(counter: TokenCounter, prompt: str, answer: str) -> TargetSequence:
     """Returns the tokens of prompt and answer as one sequence whose targets are the answer's tokens.
 
-    Both are tokenised together. The answer's tokens are those that tokenising the prompt's end by itself does not give.
+    Both are tokenised together. The answer's tokens are those after the longest common prefix with the tokens of the
+    prompt by itself.
     """
     (tokens,) = counter.encode([prompt + answer], special_tokens=True)
     tail = prompt[-TAIL_CHARACTERS:]

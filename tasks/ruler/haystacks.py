@@ -1,7 +1,7 @@
-"""Haystacks: sequences of units of text (lines or words); a prompt contains the first units.
+"""Haystacks: filler text as a sequence of units (lines or words), of which a prompt contains the first ones.
 
-A shorter haystack is therefore the beginning of a longer one. Every unit's tokens are counted once, and the number of
-units that fit a number of tokens follows by arithmetic.
+A shorter haystack is therefore the beginning of a longer one. The tokens of every unit are counted once; the number of
+units that fit into a number of tokens is then computed from these counts.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ def running_totals(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def most_within(totals: NDArray[np.int64], tokens: int) -> int:
-    """Returns the largest n with `totals[n]` at most `tokens`, 0 if there is none; `totals` ascend."""
+    """Returns the largest n with `totals[n]` at most `tokens`, 0 if there is none; `totals` must be ascending."""
     return max(0, int(np.searchsorted(totals, tokens, side="right")) - 1)
 
 
@@ -27,7 +27,7 @@ class Haystack(ABC):
     """A sequence of units with known token counts.
 
     Attributes:
-        inline: whether units are words of running text, each behind a space, instead of separate lines.
+        inline: whether units are words of running text, each after a space, instead of separate lines.
     """
 
     inline: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class Haystack(ABC):
 
     @abstractmethod
     def units_within(self, tokens: int) -> int:
-        """Returns the largest number of first units that together have at most `tokens` tokens."""
+        """Returns the largest n for which the first n units have at most `tokens` tokens."""
 
     @abstractmethod
     def text(self, first: int, last: int) -> str:
@@ -86,7 +86,7 @@ class LineHaystack(Haystack):
     Attributes:
         pool: the lines with their line breaks.
         order: indices into the pool in the order of the haystack, int64 [lines].
-        cumulative_tokens: token counts of the first n lines in that order, int64 [lines + 1], from n = 0.
+        cumulative_tokens: `cumulative_tokens[n]` is the token count of the first n lines in that order, int64 [lines + 1].
     """
 
     pool: Sequence[str]
@@ -109,11 +109,12 @@ class LineHaystack(Haystack):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EssayHaystack(Haystack):
-    """A haystack of the words of essays, which repeat from the beginning at their end; inserts go between sentences.
+    """A haystack of the words of essays; after the last word the first one follows; inserts go between sentences.
 
     Attributes:
         words: all words of the essays.
-        cumulative_tokens: token counts of the first n words, each behind a space, int64 [words + 1], from n = 0.
+        cumulative_tokens: `cumulative_tokens[n]` is the token count of the first n words, each after a space, int64
+            [words + 1].
         sentence_starts: indices of the words that begin a sentence, int64 [sentences], the first one 0.
         first_word_tokens: token count of the first word without a space before it.
     """
@@ -140,7 +141,7 @@ class EssayHaystack(Haystack):
         return rounds * len(self.words) + most_within(self.cumulative_tokens, rest)
 
     def text(self, first: int, last: int) -> str:
-        """Returns words `first` to `last` - 1, each behind a space."""
+        """Returns words `first` to `last` - 1, each after a space."""
         parts: list[str] = []
         while first < last:
             start = first % len(self.words)
