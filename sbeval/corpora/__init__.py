@@ -12,12 +12,12 @@
 - `windows`: which tokens does each protocol feed to the model, and which does it score?
 - `archives`: how is a tar archive unpacked?
 
-- A request names a token range of a corpus on disk (`store.token_key`) and holds no tokens. Otherwise a prompt of
-  65,536 tokens would be copied into every document, samples file and cache key. The name contains the hashes of text
-  and tokenizer, so a cached response never belongs to another text.
+- A request names a token range of a corpus on disk (`store.token_key`) and holds no tokens. Otherwise the 65,536 tokens
+  of a long prompt would be copied into lm-eval's documents, samples files and cache keys. The name contains the hashes
+  of text and tokenizer, so a cached response never belongs to another text.
 - A corpus is never held in memory. Documents are read, hashed and tokenised in batches of about a million characters
   into an Arrow file, which is memory-mapped. `benchmarks/results/corpora.md` has the measured memory.
-- Which texts a model was trained on is known by hashes of token spans, not of documents, because training and
+- Documents that a model was trained on are found by hashes of token spans, not of whole documents, because training and
   evaluation may split a text into documents differently (`seen`).
 """
 

@@ -11,7 +11,8 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> None:
     """Extracts an archive's files and folders into `folder`, which is created if it is missing.
 
     Raises:
-        UserError: a member is neither file nor folder, or its path leads out of `folder`. Nothing is written then.
+        UserError: a member is neither file nor folder, or its path leads out of `folder`. In this case nothing is
+            written.
     """
     root = folder.resolve()
     for member in archive.getmembers():

@@ -5,7 +5,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 MARK = "\ufeff"
-"""A decoded byte order mark. At the start of a file it states the encoding and is not part of the text."""
+"""A byte order mark after decoding. At the start of a file it states the encoding and is not part of the text."""
 MARK_LEFT_OUT = "byte order mark left out"
 _CHUNK_CHARACTERS = 2**20
 
@@ -17,10 +17,11 @@ class Document(NamedTuple):
     """One document of a corpus.
 
     Attributes:
-        name: unique within the corpus; names the cluster in results.
+        name: name that is unique within the corpus; results use it as the name of the cluster.
         text: the text to tokenise.
-        original_words: words of the page before preprocessing, counted as lm-eval does for word perplexity.
-        original_bytes: UTF-8 bytes of that page.
+        original_words: number of words of the original page, the text before preprocessing, counted as lm-eval does for
+            word perplexity.
+        original_bytes: number of UTF-8 bytes of the original page.
     """
 
     name: str
@@ -34,9 +35,9 @@ class Corpus(NamedTuple):
 
     Attributes:
         name: name of the corpus.
-        documents: starts a new pass over the documents, always in the same order.
-        detail: identifies the source further, such as the version of the interpreter.
-        changes: filled while documents are read, with what was changed in them.
+        documents: function that returns a new iterator over the documents, always in the same order.
+        detail: further identification of the source, such as the version of the interpreter.
+        changes: changes made to the text, such as removed byte order marks; filled while documents are read.
     """
 
     name: str
@@ -54,8 +55,8 @@ class Corpus(NamedTuple):
 def count_words(text: str) -> int:
     """Returns the number of words, counted as for lm-eval's word perplexity.
 
-    That is the number of strings that splitting the text at runs of white space gives, empty ones at either end
-    included. The text is split in chunks to save memory.
+    It is the number of strings that `re.split(r"\\s+", text)` returns, which includes empty strings at the start and the
+    end. The text is split in chunks to save memory.
     """
     if not text:
         return 1
@@ -69,7 +70,10 @@ def count_words(text: str) -> int:
 
 
 def make_document(name: str, text: str, *, original: str | None = None) -> Document:
-    """Returns a document; words and bytes are counted on `original`, the page before preprocessing, or on `text`."""
+    """Returns a document whose words and bytes are counted in `original`, the text before preprocessing.
+
+    Without `original` they are counted in `text`.
+    """
     page = text if original is None else original
     return Document(name, text, count_words(page), len(page.encode("utf-8", "surrogatepass")))
 
@@ -85,7 +89,7 @@ def without_marks(documents: Iterator[Document], changes: Changes) -> Iterator[D
 
 
 def corpus_sha256(corpus: Corpus) -> str:
-    """Returns the SHA-256 over name, text and original counts of every document, in order."""
+    """Returns the SHA-256 of names, texts and original word and byte counts of all documents, in order."""
     digest = sha256()
     for document in corpus.documents():
         text = document.text.encode("utf-8", "surrogatepass")

@@ -1,8 +1,8 @@
 """Encodes documents, and counts the words and bytes that belong to each token.
 
 A tokenizer needs about a hundred bytes of memory for each character that it encodes. Very long documents are therefore
-encoded in overlapping chunks. Only tokens near the ends of a chunk can be wrong, because text beside them is missing.
-Two chunks are joined near the middle of their overlap, where both have the same tokens.
+encoded in overlapping chunks. Only tokens near the ends of a chunk can be wrong, because the text before or after them
+is missing. Two chunks are joined near the middle of their overlap, where both have the same tokens.
 
 Legend: n tokens of a chunk or of one document, separators included.
 """
@@ -21,10 +21,10 @@ CHUNK_CHARACTERS = 2**19
 _OVERLAP_CHARACTERS = 2**13
 _SAME_TOKENS = 16
 _QUIET: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
-# whether a code point is white space; the last entry stands for all above U+3000, the last white space
+# whether each code point is white space; the last entry stands for all code points above U+3000, none of which is
 _SPACE_TABLE = np.array([chr(point).isspace() for point in range(0x3002)])
 UNKNOWN = -1
-"""Count of words or bytes in the token file when the tokenizer returns no character offsets."""
+"""Stands for an unknown number of words or bytes in the token file: the tokenizer returns no character offsets."""
 
 
 class EncodedDocument(NamedTuple):
@@ -55,7 +55,10 @@ class DocumentTokens(NamedTuple):
 
     @classmethod
     def of(cls, ids: list[int], spans: list[tuple[int, int]] | None, shift: int = 0) -> Self:
-        """Converts a tokenizer's ids and offset mapping of a text that begins `shift` characters into its document."""
+        """Converts the ids and the offset mapping (`spans`) that a tokenizer returned for a part of a document.
+
+        `shift` is the number of characters of the document before that part.
+        """
         ends = None if spans is None else shift + np.fromiter((end for _, end in spans), np.int64, len(spans))
         return cls(np.asarray(ids, np.int32), ends)
 
@@ -88,7 +91,7 @@ def encode_documents(documents: list[Document], tokenizer: Any, layout: Layout) 
 
 
 def _starts_with_prefix(text: str, tokenizer: Any) -> bool:
-    """Whether the text already begins with BOS (or EOS without BOS): lm-eval adds no special tokens then."""
+    """Whether the text already begins with BOS, or with EOS if there is no BOS: lm-eval then adds no special tokens."""
     token = tokenizer.bos_token if tokenizer.bos_token is not None else tokenizer.eos_token
     return bool(token) and text.startswith(token)
 
@@ -107,7 +110,7 @@ def _row(document: Document, chunks: Iterator[DocumentTokens], separator: tuple[
         ends = np.maximum(np.maximum.accumulate(chunk.ends), done_characters)
         if pending is None:
             ends[int(np.argmax(ends)) :] = len(document.text)
-        # start one character earlier: white space that continues there must not begin a new word
+        # start one character earlier: white space that continues from the previous chunk must not begin a new word
         begin = max(done_characters - 1, 0)
         words_before, bytes_before = words_and_bytes_before(document.text[begin : int(ends[-1])], ends - begin)
         earlier_words, earlier_bytes = words_and_bytes_before(
@@ -127,9 +130,10 @@ def _row(document: Document, chunks: Iterator[DocumentTokens], separator: tuple[
 
 
 def words_and_bytes_before(text: str, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns, for each offset in `ends`, the runs of white space that begin before it and the UTF-8 bytes before it.
+    """Returns two counts for each character offset in `ends`, both int64 [n].
 
-    Both are int64 [n].
+    The first is the number of runs of white space that begin before the offset, the second that of UTF-8 bytes before
+    it.
     """
     if text.isascii():
         spaces = _SPACE_TABLE[np.frombuffer(text.encode("ascii"), np.uint8)]
@@ -177,10 +181,10 @@ def _between(chunk: DocumentTokens, first: int, last: int) -> DocumentTokens:
 
 
 def _joint(before: DocumentTokens, after: DocumentTokens, middle: int) -> tuple[int, int] | None:
-    """Finds where two overlapping chunks can be joined: the first `_SAME_TOKENS` equal tokens after `middle`.
+    """Finds where two overlapping chunks can be joined: the first run of `_SAME_TOKENS` equal tokens after `middle`.
 
     Returns:
-        The index of the first of these tokens in each chunk, None if there are none.
+        The index of the first of these tokens in each chunk, None if there is no such run.
     """
     assert before.ends is not None
     assert after.ends is not None

@@ -22,7 +22,7 @@ MOST_DOCUMENT_BYTES = 512 * 2**20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CHUNK_BYTES = 2**20
 _COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
-# UTF-32 first: its little-endian mark begins with that of UTF-16
+# UTF-32 comes first, because its little-endian byte order mark begins with that of UTF-16
 _OTHER_MARKS = {
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),

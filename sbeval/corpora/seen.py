@@ -1,10 +1,10 @@
 """Finds the documents of a corpus that a model was trained on.
 
-Training stores hashes of spans of `SPAN_TOKENS` consecutive tokens beside the checkpoint. One span in `SAMPLED_ONE_IN`
-is sampled by the value of its hash, so every text samples the same spans. Of a very long text only the `MOST_SPANS`
-smallest hashes are stored (16 MB). A document that was trained on has nearly all of its sampled spans among the stored
-ones, however the text was split into documents. Texts of another tokenizer and texts with fewer than `LEAST_SPANS`
-sampled spans (about 100 tokens) are not judged.
+Training stores hashes of spans of `SPAN_TOKENS` consecutive tokens in the checkpoint's folder. The value of a span's
+hash decides whether the span is sampled, on average one in `SAMPLED_ONE_IN`, so a span is sampled in all texts or in
+none. Of a very long text only the `MOST_SPANS` smallest hashes are stored (16 MB). If a document was trained on, nearly
+all hashes of its sampled spans are stored, however the training text was split into documents. A text that was encoded
+with another tokenizer, or that has fewer than `LEAST_SPANS` sampled spans (about 100 tokens), is not judged.
 
 Legend: T tokens, S sampled spans.
 """
@@ -22,7 +22,7 @@ SPAN_TOKENS = 32
 SAMPLED_ONE_IN = 16
 MOST_SPANS = 1 << 21
 LEAST_SPANS = 3
-"""Documents with fewer sampled spans are not judged."""
+"""For documents with fewer sampled spans it is not decided whether a model was trained on them."""
 FILES = "training_text-*.u64"
 _LEAST_SHARE = 0.5
 _AT_ONCE_TOKENS = 1 << 24
@@ -55,7 +55,7 @@ def keep_seen(
         stretches: ranges of the training text, token ids [T] each, in any order.
         tokenizer_sha256: hash of the tokenizer; part of the file's name.
         folder: the checkpoint's folder.
-        parent: checkpoint that the training started from; its hashes are included.
+        parent: folder of the checkpoint that the training started from; its hashes are included.
     """
     gathered = [np.empty(0, np.uint64) if parent is None else _read(_file(parent, tokenizer_sha256))]
     count = 0
@@ -108,5 +108,5 @@ def _file(folder: Path, tokenizer_sha256: str) -> Path:
 
 
 def _read(file: Path) -> NDArray[np.uint64]:
-    """Reads span hashes; none if the file is missing. A damaged file is harmless: its hashes match no text."""
+    """Reads span hashes; an empty array if the file is missing. The hashes of a damaged file match no text."""
     return np.fromfile(file, "<u8", MOST_SPANS) if file.is_file() else np.empty(0, np.uint64)

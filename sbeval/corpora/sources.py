@@ -38,7 +38,7 @@ _LEVEL_1_HEADING = re.compile(r"\s*= (?!=)[^\n]*(?<!=) =\s*")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class HubText:
-    """Where a hub dataset holds its documents.
+    """The place of the documents in a hub dataset.
 
     Attributes:
         path: dataset such as "NeelNanda/pile-10k".
@@ -47,7 +47,7 @@ class HubText:
         text_field: column that holds the text; "document.text" is the field `text` of the column `document`.
         document_field: column that identifies a document, for datasets that repeat one in several rows; None if each
             row is one document.
-        only: column and value that select rows; None for all rows.
+        only: a column and a value; only rows with this value are read. None for all rows.
     """
 
     path: str
@@ -130,10 +130,10 @@ KNOWN: dict[str, HubText] = {
 def hub_text(
     dataset: str, *, config: str | None = None, split: str | None = None, text_field: str | None = None
 ) -> HubText:
-    """Returns where a dataset's text lies, from `KNOWN`, or else the column `text` of the split `train`.
+    """Returns where a dataset holds its text: the entry in `KNOWN`, else the column `text` of the split `train`.
 
-    Arguments that are not None override this. `dataset` is a name on the hub, or a local copy in a folder whose path
-    ends with that name.
+    Arguments that are not None override the entry. `dataset` is a name on the hub, or a local copy in a folder whose
+    path ends with that name.
     """
     options = {"config": config, "split": split, "text_field": text_field}
     changes: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
@@ -165,8 +165,9 @@ def hub_corpus(source: HubText, *, name: str) -> Corpus:
 def stdlib_corpus(root: Path | None = None) -> Corpus:
     """Returns the sources of Python's standard library, one document a file.
 
-    Documents are ordered by the hash of their path, a shuffle that is the same on every machine. Tests are left out
-    because they are half of the bytes; encodings, IDLE and others because they are repetitive.
+    Documents are sorted by the hash of their path, which shuffles them in the same way on every machine. Tests are left
+    out because they make up half of the bytes. Encodings, IDLE and some other packages are left out because their text
+    is repetitive.
 
     Args:
         root: folder of the library; None takes that of the running interpreter.
@@ -207,7 +208,7 @@ def wikitext_corpus(
     """Returns wikitext's pages as documents.
 
     Args:
-        pages: starts a new pass over the raw pages.
+        pages: function that returns a new iterator over the raw pages.
         detokenize: removes wikitext's tokenisation from a page; words and bytes are counted before that.
         name: name of the corpus.
         changes: dictionary that `pages` fills with changes made while reading, see `Corpus.changes`.

@@ -1,4 +1,4 @@
-"""Splits documents into smaller ones: one long text is a single document, and a confidence interval needs twenty."""
+"""Splits documents into smaller ones: a long text is a single document, but a confidence interval needs twenty."""
 
 import itertools
 import re
@@ -46,7 +46,7 @@ def split_corpus(corpus: Corpus, split: str, tokenizer: Any) -> Corpus:
         split: "paragraph" splits at blank lines, "512 tokens" after every 512 tokens, anything else is a regular
             expression that separates documents. Blank lines and matches are dropped; a lookahead such as
             `(?=Chapter)` matches before a word and drops nothing.
-        tokenizer: counts tokens; not used for other splits.
+        tokenizer: counts tokens; used only if `split` is a number of tokens.
 
     Raises:
         UserError: documents are split by tokens with a tokenizer that returns no character offsets. Reading the
@@ -88,7 +88,7 @@ def _between(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
 
 
 def _by_tokens(text: str, tokens: int, tokenizer: Any) -> Iterator[str]:
-    """Splits a text after every so many tokens.
+    """Splits a text after every `tokens` tokens.
 
     The text is encoded in chunks because character offsets need much memory. A chunk in which no split falls is encoded
     again with twice the length.

@@ -24,10 +24,10 @@ _open: dict[str, TokenizedCorpus] = {}
 
 
 def tokenize_corpus(corpus: Corpus, tokenizer: Any, layout: Layout) -> TokenizedCorpus:
-    """Tokenises a corpus, or opens it from the cache if text, tokenizer and layout are known.
+    """Tokenises a corpus, or opens its tokens from the cache if the cache has them for this tokenizer and layout.
 
-    With a fast tokenizer, words and bytes are also known for ranges within a document. If a tokenizer adds no special
-    tokens, layouts with and without them share one file.
+    With a fast tokenizer, words and bytes can also be counted for a part of a document. If a tokenizer adds no special
+    tokens, layouts with and without special tokens share one file.
     """
     if layout.special_tokens and not adds_special_tokens(tokenizer):
         layout = layout._replace(special_tokens=False)
@@ -55,7 +55,7 @@ def resolve_tokens(key: str) -> NDArray[np.int32]:
     """Loads the tokens that a token key names, int32. The array may be a read-only view of the cached file.
 
     Raises:
-        ValueError: it is no token key.
+        ValueError: `key` is not a token key.
         UserError: the cache folder has no such corpus.
     """
     name, _, span = key.partition(":")

@@ -21,7 +21,7 @@ from sbeval.keeping.hashes import file_sha256
 _BATCH_TEXTS = 256
 _PROBES = (("a", "b"), ("0", "1"), ("the cat", "a dog"))
 _KNOWN_BY_VERSION = {"transformers", *sys.stdlib_module_names}
-# settings of tokenizers with remote code that do not change tokens
+# settings of tokenizers with remote code that have no influence on the tokens of a text
 _NO_TOKENS = {"auto_map", "is_local", "local_files_only"}
 _NO_TOKENS |= {"model_max_length", "chat_template", "padding_side", "truncation_side"}
 _THIS_PROCESS = uuid4().hex
@@ -142,7 +142,7 @@ def adds_special_tokens(tokenizer: Any) -> bool:
 
 
 class AddedTokens(NamedTuple):
-    """Token ids that a tokenizer adds to every text: `prefix` such as BOS, and `suffix` such as EOS."""
+    """Token ids that a tokenizer adds to every text: `prefix` before it, such as BOS, and `suffix` after it, such as EOS."""
 
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
@@ -160,9 +160,9 @@ class AddedTokens(NamedTuple):
 def added_tokens(tokenizer: Any) -> AddedTokens:
     """Finds the token ids that a tokenizer adds to every text.
 
-    Two texts without common tokens are encoded with and without special tokens. The tokens that both encodings with
-    special tokens share at the start and at the end are prefix and suffix. If a tokenizer changes texts in another way,
-    its tokens for the empty text are returned as prefix.
+    Two texts without common tokens are encoded with special tokens. The tokens that both encodings share at the start
+    are the prefix, those at the end the suffix. This is checked against both encodings without special tokens. If a
+    tokenizer does more than to add a prefix and a suffix, its tokens for the empty text are returned as prefix.
     """
     for pair in _PROBES:
         plain = [tokenizer.encode(text, add_special_tokens=False) for text in pair]
@@ -185,10 +185,10 @@ def shared_start(lists: Sequence[Sequence[int]]) -> int:
 
 
 def special_beginnings(tokenizer: Any) -> tuple[str, ...]:
-    """Returns strings with which a text begins if it already contains its special tokens, as chat templates write them.
+    """Returns strings that show, at the start of a text, that the text already contains its special tokens.
 
-    These are BOS, and the tokenizer's whole prefix if that consists of special tokens. Use
-    `text.startswith(special_beginnings(tokenizer))`.
+    Chat templates write such texts. The strings are BOS, and all tokens that the tokenizer adds before a text if they
+    are special tokens. Use `text.startswith(special_beginnings(tokenizer))`.
     """
     prefix = added_tokens(tokenizer).prefix
     special = set(prefix) <= tokenizer.added_tokens_decoder.keys()
@@ -217,7 +217,7 @@ def prefix_token_id(tokenizer: Any) -> int:
 
 
 def separator_ids(tokenizer: Any, separator: str | None) -> tuple[int, ...]:
-    """Returns the token ids to put between joined documents: those of the text `separator`, by default EOS.
+    """Returns the token ids that separate joined documents: those of the text `separator`, or EOS if it is None.
 
     Raises:
         UserError: no separator is given and the tokenizer has no EOS token.

@@ -25,14 +25,15 @@ class Layout(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name of the layout in keys and file names."""
+        """Text that identifies the layout in token keys and file names."""
         return f"{'hf' if self.special_tokens else 'plain'}-{'.'.join(map(str, self.separator))}"
 
 
 class TargetSums(NamedTuple):
-    """Sums over the targets of a range that lie in one document.
+    """Sums over those targets of a range that lie in one document.
 
-    `words` and `bytes` are the range's shares of those of the original page; NaN if the tokenizer has no offsets.
+    `words` and `bytes` are the parts of the counts of the original page (the document before preprocessing) that belong
+    to these targets. They are NaN if the tokenizer returns no character offsets.
     """
 
     document: int
@@ -54,9 +55,10 @@ class _Counts(NamedTuple):
     """Counts of words, or of bytes, in a corpus.
 
     Attributes:
-        of_tokens: number that begin in each token, [N].
-        of_text: sum over each document's tokens, [C]; negative if the tokenizer returns no character offsets.
-        of_page: number in each document's original page, [C].
+        of_tokens: number of words or bytes that begin in each token, [N].
+        of_text: sum of these numbers over the tokens of each document, [C]; negative if the tokenizer returns no
+            character offsets.
+        of_page: number of words or bytes in the original page of each document, before preprocessing, [C].
     """
 
     of_tokens: Any
@@ -64,7 +66,7 @@ class _Counts(NamedTuple):
     of_page: NDArray[np.int64]
 
     def share(self, document: int, start: int, stop: int) -> float:
-        """Returns a token range's share of the original page's words or bytes; NaN without character offsets."""
+        """Returns how many of the original page's words or bytes belong to a token range; NaN without offsets."""
         if self.of_text[document] < 0:
             return float("nan")
         counted = int(_slice(self.of_tokens, start, stop).sum(dtype=np.int64))
@@ -81,7 +83,7 @@ class TokenizedCorpus:
         layout: separator and special tokens.
         path: the Arrow file, one row for each document.
         names: document names, [C].
-        starts: first token of each document, and N at the end, [C + 1].
+        starts: index of the first token of each document, and N at the end, [C + 1].
     """
 
     corpus_sha256: str
@@ -101,7 +103,7 @@ class TokenizedCorpus:
 
     @cached_property
     def stops(self) -> NDArray[np.int64]:
-        """End of each document's tokens, without separators, [C]."""
+        """Index after the last token of each document, which is not a separator, [C]."""
         return self.starts[1:] - len(self.layout.separator)
 
     @cached_property
@@ -111,12 +113,12 @@ class TokenizedCorpus:
 
     @property
     def original_words(self) -> NDArray[np.int64]:
-        """Words of each document's original page, [C]."""
+        """Number of words in the original page (before preprocessing) of each document, [C]."""
         return self._words.of_page
 
     @property
     def original_bytes(self) -> NDArray[np.int64]:
-        """Bytes of each document's original page, [C]."""
+        """Number of UTF-8 bytes in the original page (before preprocessing) of each document, [C]."""
         return self._bytes.of_page
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
@@ -130,7 +132,7 @@ class TokenizedCorpus:
     def bytes_before(self, document: int, position: int) -> int | None:
         """Returns the number of bytes of a document's text before a token; None without character offsets.
 
-        Counted are the UTF-8 bytes of characters that begin in an earlier token of the document.
+        It is the number of UTF-8 bytes of the characters that begin in an earlier token of the document.
         """
         if self._bytes.of_text[document] < 0:
             return None
@@ -139,8 +141,9 @@ class TokenizedCorpus:
     def document_sums(self, start: int, nll_nats: NDArray[np.float64]) -> list[TargetSums]:
         """Sums NLL, tokens, words and bytes of a range of targets, for each document in the range.
 
-        A token counts the words, and the bytes of the characters, that begin in it. Both are scaled so that a
-        document's tokens add up to the words and bytes of its original page; they are NaN without character offsets.
+        A word, or the bytes of a character, belong to the token in which the word or the character begins. Both counts
+        are scaled so that the sum over a document is the count of its original page (before preprocessing). They are
+        NaN if the tokenizer returns no character offsets.
 
         Args:
             start: position of the first target.

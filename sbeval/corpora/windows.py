@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Window(NamedTuple):
-    """Targets [start, stop), of which the last `scored` count. The lead-in is the token before `start`."""
+    """Targets [start, stop), of which the last `scored` are scored; the token before `start` is fed first (lead-in)."""
 
     start: int
     stop: int
@@ -23,8 +23,9 @@ class Window(NamedTuple):
 def rolling_windows(start: int, stop: int, context_length: int) -> list[Window]:
     """Cuts one document into windows as lm-eval's rolling log-likelihood does.
 
-    Windows are disjoint and have L targets. If fewer targets remain, the last window starts earlier to have L, and only
-    the remaining ones are scored. A document shorter than L is one window.
+    Windows are disjoint and have L = `context_length` targets. If fewer targets remain at the end, the last window
+    begins earlier, so that it has L targets, and only the remaining ones are scored. A document shorter than L is one
+    window.
     """
     first = min(start + context_length, stop)
     windows = [Window(start, first, first - start)] if first > start else []
@@ -37,7 +38,7 @@ def rolling_windows(start: int, stop: int, context_length: int) -> list[Window]:
 
 
 def disjoint_windows(start: int, stop: int, context_length: int) -> list[Window]:
-    """Cuts a block into disjoint windows of L targets, all scored. L divides the block's length."""
+    """Cuts a block into disjoint windows of `context_length` targets, all scored; the length divides the block's."""
     return [Window(begin, begin + context_length, context_length) for begin in range(start, stop, context_length)]
 
 
@@ -74,15 +75,16 @@ def document_target_blocks(
     """Draws blocks of `targets` consecutive targets with at least `longest` tokens of left context in their document.
 
     The candidates of a document are consecutive blocks from its token `longest` on. Up to `blocks_per_document` of them
-    are drawn at random from (seed, document index). The first blocks of all documents come before all second blocks, so
-    that the first N blocks cover as many documents, the clusters of intervals, as possible.
+    are drawn at random, seeded by (seed, document index). The first blocks of all documents come before all second
+    blocks. The first N blocks therefore cover as many documents as possible, which are the clusters of confidence
+    intervals.
 
     Args:
         starts: first token of each document, [C].
         stops: end of each document, [C].
-        longest: least tokens of left context.
-        targets: targets in a block.
-        blocks_per_document: most blocks of a document.
+        longest: smallest number of tokens before a block in its document; the longest context length of the run.
+        targets: number of targets in a block.
+        blocks_per_document: largest number of blocks from one document.
         seed: seed of the draw.
 
     Returns:
@@ -123,7 +125,7 @@ def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int
 
 
 def targets_sha256(windows: Sequence[Window]) -> str:
-    """Returns a hash of the set of scored targets. It does not depend on how windows divide them.
+    """Returns a hash of the set of scored targets, which does not depend on how windows divide the targets.
 
     No target may be scored twice.
     """
@@ -153,7 +155,7 @@ def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) ->
     """
 
     def up_to_starts(tokens: list[int]) -> NDArray[np.int64]:
-        """Returns, for each document start s, the sum of s - t over all positions t up to s."""
+        """Returns, for each document start s, the sum of s - t over all positions t in `tokens` up to s."""
         sums = np.concatenate([[0], np.cumsum(sorted(tokens))])
         before = np.searchsorted(sorted(tokens), starts, side="right")
         below: NDArray[np.int64] = starts * before - sums[before]

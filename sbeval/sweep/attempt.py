@@ -1,4 +1,7 @@
-"""One attempt at a run: a child process in the run's folder that ends, with its own children, when this one ends."""
+"""One attempt at a run: a child process whose files are in the run's folder.
+
+When this process ends, the child process and the processes that it started are ended too.
+"""
 
 import contextlib
 import ctypes
@@ -24,13 +27,13 @@ from sbeval.sweep.definition import PlannedRun
 from sbeval.sweep.results import holds_results, in_the_way, inputs_record, other_settings, what_is_missing
 
 Child = subprocess.Popen[bytes]
-# torchrun gives its workers 30 seconds to end
+# longer than the 30 seconds that torchrun gives its workers to end
 SECONDS_TO_END = 40.0
 _PR_SET_PDEATHSIG = 1
 _C_LIBRARY = ctypes.CDLL(None)
 _LOG_TAIL_BYTES = 65_536
 _ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt|Exit)\b")
-# a user's error: what is wrong, a colon, and what to do
+# the text of a `UserError`: what is wrong, a colon, and what to do
 _USER_ERROR_LINE = re.compile(r"Expected |[A-Z\"'/-].*: [a-z].*\.$")
 # a launcher's lines about a failed worker, whose own error is printed above them
 _LAUNCHER_LINE = re.compile(r"subprocess\.CalledProcessError|torch\.distributed\.elastic")
@@ -41,8 +44,9 @@ class Outcome(NamedTuple):
     """How an attempt at a run ended.
 
     Attributes:
-        state: "done"; "complete" if another process had already run it; "failed"; or "interrupted" by a signal.
-        reason: why there are no results, if it failed or was interrupted.
+        state: "done"; "complete" if another process had already run the same run; "failed"; or "interrupted" (by a
+            signal).
+        reason: why there are no results, if the attempt failed or was interrupted.
         seconds: duration of the attempt.
     """
 
@@ -59,14 +63,14 @@ def attempt(
     variables: Mapping[str, str] | None = None,
     lock_seconds: float = 0.0,
 ) -> Outcome:
-    """Runs one run, unless it is complete, another process runs it, or its folder holds something else.
+    """Runs one run, unless it is complete, another process runs it, or its folder holds other files.
 
     Args:
         run: the run.
         launcher: command in front of `-m sbeval run`; None is this Python.
-        replace: whether to move aside other contents of the run's folder.
+        replace: whether to move other files in the run's folder aside.
         variables: environment variables that are added.
-        lock_seconds: how long to wait for another process that runs the run.
+        lock_seconds: how long to wait for another process that runs the same run.
     """
     began = time.monotonic()
     try:
@@ -181,7 +185,7 @@ def _run_locked(run: PlannedRun, launcher: Sequence[str] | None, variables: Mapp
 
 
 def _last_error(run: PlannedRun) -> str:
-    """Returns the last line of the log that is an exception's or a user's error, or else its last line."""
+    """Returns the last line of the log that is the message of an exception or a `UserError`, or else its last line."""
     with run.log_file.open("rb") as log:
         log.seek(max(0, run.log_file.stat().st_size - _LOG_TAIL_BYTES))
         text = log.read().decode("utf-8", "replace")
@@ -198,7 +202,10 @@ def _signal_name(number: int) -> str:
 
 
 def _run_to_end(command: Sequence[str], log: IO[Any], variables: Mapping[str, str]) -> int:
-    """Runs a command and returns its exit code, negative for a signal. If this process is asked to end, so is it."""
+    """Runs a command and returns its exit code, which is negative if a signal ended it.
+
+    If this process is asked to end, it ends the command too.
+    """
     with raising_when_asked_to_end():
         child = start(command, log, variables)
         try:
@@ -211,7 +218,7 @@ def _run_to_end(command: Sequence[str], log: IO[Any], variables: Mapping[str, st
 def start(command: Sequence[str], log: IO[Any], variables: Mapping[str, str] | None = None) -> Child:
     """Starts a command in its own process group, with stdout and stderr in a log.
 
-    On Linux the kernel sends it SIGTERM when this process dies.
+    On Linux the kernel sends the command SIGTERM when this process dies.
 
     Raises:
         OSError: the command does not start.

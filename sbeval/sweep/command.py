@@ -30,7 +30,7 @@ def sweep_from_command(
         **suite_options: fields of `Sweep` for a suite, and `context_lengths`; None for an option that was not passed.
 
     Raises:
-        UserError: the arguments do not belong together, or a value is invalid.
+        UserError: the arguments cannot be combined, or a value is invalid.
     """
     options = {name: value for name, value in suite_options.items() if value is not None}
     if suite is None:
@@ -52,9 +52,9 @@ def sweep_from_command(
 def load_sweep(path: Path, follow: str | None = None) -> Sweep:
     """Reads a sweep file.
 
-    Its keys are the fields of `Sweep`, and two more: `suite` names a set of runs, to which `runs` are added, and
-    `context_lengths` chooses the lengths of the suite or of runs without lengths. A checkpoint may be written as its
-    path. `follow`, if not None, replaces the file's.
+    Its keys are the fields of `Sweep` and two more: `suite` names a set of runs, to which `runs` are added, and
+    `context_lengths` sets the context lengths of the suite and of runs without lengths. A checkpoint may be written as
+    its path. The argument `follow`, if not None, replaces the value in the file.
 
     Raises:
         UserError: the file is missing or not YAML, a key is unknown or missing, or a value is invalid.
@@ -80,7 +80,7 @@ def load_sweep(path: Path, follow: str | None = None) -> Sweep:
 
 
 def _listed(kind: type[_Entry], value: Any, what: str, title: str, source: str) -> list[_Entry]:
-    """Reads a list of runs or checkpoints. Messages name an entry by its key `title`, if it has that key."""
+    """Reads a list of runs or checkpoints; errors name an entry by the value of its key `title`, if it has that key."""
     if value is None:
         return []
     if not isinstance(value, list):

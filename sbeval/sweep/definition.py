@@ -43,7 +43,7 @@ class SweepCheckpoint(Settings):
 
     @property
     def folder_name(self) -> str:
-        """The label, or else the checkpoint's name, with characters that are safe in a folder's name."""
+        """The label, or else the checkpoint's name, in a form that is safe as a folder's name."""
         return folder_name(self.label or self.pretrained.rstrip("/").rpartition("/")[2])
 
 
@@ -84,7 +84,10 @@ class SweepRun(Settings):
 
     @property
     def parts(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Folder name and context lengths of each lm-eval run: one for each length with `lengths_apart`, else one."""
+        """Folder name and context lengths of each lm-eval run.
+
+        With `lengths_apart` each context length is an lm-eval run; otherwise there is only one.
+        """
         if self.lengths_apart and self.context_lengths is not None:
             return [(folder_name(f"{self.name}-{length}"), (length,)) for length in self.context_lengths]
         return [(folder_name(self.name), self.context_lengths)]
@@ -134,7 +137,7 @@ class Sweep(Settings):
 
 
 def folder_name(name: str) -> str:
-    """Returns the name with characters that are safe in a folder's name."""
+    """Returns the name in a form that is safe as a folder's name."""
     return _UNSAFE_CHARACTERS.sub("_", name).strip("._") or "unnamed"
 
 
@@ -155,7 +158,7 @@ class PlannedRun:
         name: name of the run's folder, inside the checkpoint's.
         folder: the run's folder.
         config: the configuration that lm-eval reads with `--config`.
-        gpus: GPUs of the run with Ray; None means one if there are any.
+        gpus: number of GPUs that Ray gives the run; None means one if the cluster has any.
     """
 
     label: str
@@ -216,7 +219,9 @@ def _planned(
 
 
 def check_checkpoint(config: Mapping[str, Any]) -> None:
-    """Checks that a run's checkpoint exists. A name that may be a hub id passes; the hub is asked when the run starts.
+    """Checks that a run's checkpoint exists.
+
+    A name that may be a hub id is accepted without a check; the run asks the hub when it starts.
 
     Raises:
         UserError: there is no such folder, it has no config.json, or it holds an adapter.

@@ -17,7 +17,7 @@ from sbeval.sweep.results import in_the_way, other_settings, what_is_missing
 
 
 class Failure(NamedTuple):
-    """A run that has no results, and the reason."""
+    """A run that has no results, and the reason why not."""
 
     run: PlannedRun
     reason: str
@@ -36,10 +36,11 @@ def run_sweep(
 
     Args:
         sweep: the sweep.
-        only: a run as it is printed ("checkpoint/run"), or the name of a run, for all checkpoints; None means all.
-        dry_run: whether to print only which runs would start.
+        only: a run as the sweep prints it ("checkpoint/run"), or the name of a run, which then runs for all
+            checkpoints; None means all runs.
+        dry_run: whether to start no run and only print which runs would start.
         check: with `dry_run`, called with each configuration; raises a `UserError` if the run could not start.
-        replace: whether to move aside other contents of a run's folder.
+        replace: whether to move other files in a run's folder aside.
         ray: address of a Ray cluster that runs several runs at a time, or "local"; None runs one after another.
 
     Returns:
@@ -92,7 +93,10 @@ def run_sweep(
 def _state_of(
     run: PlannedRun, check: Callable[[dict[str, Any]], None] | None, *, replace: bool
 ) -> tuple[bool, str | None, str | None]:
-    """Returns whether a run is complete, why it cannot run (or None), and what its results lack (or None)."""
+    """Returns whether a run is complete, the reason why it cannot run, and the reason why its results are incomplete.
+
+    A reason is None if it does not apply.
+    """
     missing = None
     try:
         missing = what_is_missing(run)
@@ -113,9 +117,9 @@ def _state_of(
 def _no_other_sweep(sweep: Sweep, runs: Sequence[PlannedRun], *, lock_output: bool, check_runs: bool) -> Iterator[None]:
     """Makes sure that no other sweep runs the same runs.
 
-    With `lock_output`, for a whole sweep, the output folder is locked while the block runs. Sweeps of named runs may
-    share it, since `attempt` locks each run's folder. With `check_runs`, a run that another process is running raises
-    at once; on a cluster, attempts wait for each other instead.
+    With `lock_output`, which a whole sweep sets, the output folder is locked while the block runs. Sweeps with `--run`
+    may share it, since `attempt` locks the folder of each run. With `check_runs`, an error is raised at once if another
+    process is running one of the runs; on a cluster, attempts wait for each other instead.
 
     Raises:
         UserError: another sweep holds the output folder or a run's folder.

@@ -14,17 +14,17 @@ from sbeval.sweep.definition import Sweep, SweepCheckpoint
 from sbeval.sweep.execute import Failure
 
 _LOOK_SECONDS = 10.0
-# a checkpoint without trainer_state.json counts as complete if nothing in it has changed for so long
+# a checkpoint without trainer_state.json counts as complete if none of its files has changed for this time
 _SETTLED_SECONDS = 60.0
 _NAME = re.compile(r"checkpoint-(\d{1,12})")
 _INDEX = "model.safetensors.index.json"
 
 
 def follow(sweep: Sweep, go: Callable[[Sweep], list[Failure]], *, once: bool = False) -> list[Failure]:
-    """Evaluates a sweep's own checkpoints, then those that a training writes to the folder `sweep.follow`.
+    """Evaluates the checkpoints that a sweep lists, then those that a training writes to the folder `sweep.follow`.
 
-    It runs until it is interrupted. With `once` it looks at the folder once. A failed run is printed and not tried
-    again.
+    The function runs until it is interrupted; with `once` it looks at the folder only once. A failed run is printed and
+    not tried again.
 
     Args:
         sweep: the sweep.
@@ -67,8 +67,8 @@ def checkpoints_below(folder: Path) -> list[Path]:
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint has been written completely.
 
-    Its weights must be complete, and `trainer_state.json`, which a Trainer writes last, must exist. Other programs do
-    not write that file; their checkpoint is complete if nothing in it has changed for a minute.
+    Its weights must be complete, and `trainer_state.json`, which a Trainer writes last, must exist. Programs without a
+    Trainer do not write that file; their checkpoint is complete if none of its files has changed for a minute.
     """
     try:
         read_json_object(checkpoint / "config.json", "a configuration")

@@ -17,7 +17,7 @@ from sbeval.keeping.writing import unfinished, write_errors_explained
 from sbeval.sweep.attempt import Outcome, attempt
 from sbeval.sweep.definition import PlannedRun, Sweep
 
-# how often a run is tried whose node dies, or whose processes get a signal because their node shuts down
+# largest number of attempts at a run if its node dies, or if its processes get a signal because their node shuts down
 _MOST_TRIES = 4
 _NODE_SECONDS = 120.0
 # a node that has lost contact ends its runs within this time, which frees their locks
@@ -25,7 +25,7 @@ _LOCK_SECONDS = 120.0
 _ANSWER_SECONDS = 20.0
 _WAIT_SECONDS = 60.0
 _HOST_AND_PORT = re.compile(r"(?:ray://)?([^/]+):(\d{1,5})")
-# Ray sets it, and results depend on the number of threads
+# Ray changes this variable, but results depend on the number of threads: a run gets the value from before
 _THREADS = "OMP_NUM_THREADS"
 
 

@@ -30,9 +30,10 @@ def inputs_record(run: PlannedRun) -> str:
 
 
 def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
-    """Returns how the recorded settings and inputs of a folder differ from the run's, None if they do not.
+    """Returns how the settings and inputs recorded in the run's folder differ from those of the run.
 
-    Also None if nothing is recorded. `now` is a result of `inputs_record`, which is called if it is None.
+    Returns None if they do not differ, or if none are recorded. `now` is the result of `inputs_record(run)`; if it is
+    None, this function calls `inputs_record`.
 
     Raises:
         UserError: an input of the run cannot be read.
@@ -50,7 +51,7 @@ def other_settings(run: PlannedRun, now: str | None = None) -> str | None:
 
 
 def what_is_missing(run: PlannedRun) -> str | None:
-    """Returns why a run's results are not complete, None if they are.
+    """Returns the reason why a run's results are not complete, None if they are complete.
 
     Results are complete if settings and inputs are recorded, exactly one results file exists and parses, and each of
     its tasks has a samples file with every document that lm-eval scored. Whether settings and inputs are still the same
@@ -70,11 +71,11 @@ def results_files(folder: Path) -> list[Path]:
 
 
 def in_the_way(run: PlannedRun) -> str | None:
-    """Returns which contents of a run's folder must not be moved aside without --replace, None if there are none.
+    """Says which files in a run's folder must not be moved aside without --replace; None if there are none.
 
-    A failed or interrupted attempt at this run may be moved: its record has the same settings and inputs, and it left
-    at most one results file, with samples of the same date. An earlier run's record and log without results may be
-    moved too. Everything else is the user's own file or the result of other settings.
+    The files of a failed or interrupted attempt at this run may be moved: their record has the same settings and
+    inputs, and there is at most one results file, with samples of the same date. The record and the log of an earlier
+    run without results may be moved too. Any other file is a file of the user or a result of other settings.
     """
     if not run.folder.exists():
         return None
@@ -122,7 +123,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _record(file: Path) -> dict[str, Any] | None:
-    """Reads a `config_file`; None if it is missing or not a configuration that a sweep wrote."""
+    """Reads a `PlannedRun.config_file`; returns None if it is missing or not a configuration that a sweep wrote."""
     try:
         recorded = read_yaml(file, "the record of a run")
     except UserError:
@@ -131,7 +132,7 @@ def _record(file: Path) -> dict[str, Any] | None:
 
 
 def _inputs(file: Path) -> dict[str, dict[str, Any]] | None:
-    """Reads an `inputs_file`; None if it is missing or not one that a sweep wrote."""
+    """Reads a `PlannedRun.inputs_file`; returns None if it is missing or a sweep did not write it."""
     try:
         record = read_json_object(file, "the record of a run")
         json.dumps(record, ensure_ascii=False).encode()  # its values are printed, which lone surrogates would break

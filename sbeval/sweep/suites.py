@@ -10,13 +10,14 @@ ChosenLengths = tuple[int, ...] | None
 
 PAPER_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 BABILONG_LENGTHS = (4096, 8192, 16384, 32768, 65536)
-# room for the answer behind a prompt of the longest length
+# tokens of the model's context length that are reserved for the answer after a prompt of the longest length
 _RULER_ANSWER_TOKENS = 256
-# tasks state lengths in tokens of another tokenizer, without instructions and examples; prompts must not be truncated
+# A task states the lengths of its texts in tokens of another tokenizer, without instructions and examples. The model's
+# `max_length` is this many times the stated length, so that prompts are not truncated.
 _ROOM = 2
 _INFINITEBENCH = tuple(f"infinitebench_{name}" for name in ("passkey", "number_string", "kv_retrieval"))
-# tasks that must not be truncated, since the answer may be anywhere in the text: name of the run, tasks, tokens of the
-# longest text and of an answer
+# tasks whose prompts must not be truncated, since the answer may be anywhere in the text. Each entry has the name of the
+# run, the tasks, and the number of tokens of the longest text and of an answer.
 UNCUT = (
     ("graphwalks-128k", ("graphwalks_128k",), 131_072, 16_384),
     ("graphwalks-1m", ("graphwalks_1M",), 1_048_576, 16_384),
@@ -41,13 +42,16 @@ def _of_one_task(name: str, lengths: ChosenLengths) -> tuple[SweepRun, ...]:
 
 
 def _mmlu(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
-    """The paper's table 3. lm-eval evaluates a task once in a run, so each number of shots is a run."""
+    """Returns the runs of the paper's table 3: one for each number of shots, since a run evaluates a task only once."""
     _check_no_lengths("mmlu", lengths)
     return tuple(SweepRun(name=f"mmlu-{shots}-shot", tasks=("sb_paper_mmlu",), num_fewshot=shots) for shots in (0, 5))
 
 
 def _length(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
-    """The paper's section 5.2 and appendix C.1. One run scores every length, so that lengths are paired."""
+    """Returns the runs of the paper's section 5.2 and appendix C.1.
+
+    Each run scores every context length, so that differences between lengths are paired.
+    """
     return tuple(
         SweepRun(
             name=f"{corpus}-{protocol}",
@@ -65,11 +69,12 @@ def _ruler(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
 
 
 def _long_context(lengths: ChosenLengths) -> tuple[SweepRun, ...]:
-    """lm-eval's long-context tasks.
+    """Returns the runs of lm-eval's long-context tasks.
 
-    A length of BABILong selects a configuration of its data set. A length of LongBench, both versions, is the model's
-    `max_length`, to which prompts are truncated; without lengths each version is one run. GraphWalks and InfiniteBench
-    are never truncated: each is one run, left out if the longest chosen length is shorter than its texts.
+    For BABILong, a context length selects a configuration of the data set. For both versions of LongBench it is the
+    model's `max_length`, to which prompts are truncated; if no lengths are chosen, each version is one run. Prompts of
+    GraphWalks and InfiniteBench are never truncated: each is one run, which is left out if the longest chosen length is
+    shorter than its texts.
     """
     babilong = [
         SweepRun(

@@ -7,10 +7,10 @@
 - `arrays`: which files do token arrays consist of, and how are they loaded?
 - `tokenizer`: how is a small tokenizer trained and saved?
 - `recipe`: which settings does a recipe have, and how is it read?
-- `claim`: how does a run claim its output folder?
+- `claim`: how does a run lock its output folder, and when does it refuse the folder?
 - `run`: how does a run start, resume and write its final checkpoint?
 - `watch`: the Trainer callback: loss curve, progress messages, time limit, non-finite losses
-- `record`: which files does a run write about itself, and how is a full disk reported?
+- `record`: which files record a run's loss curve and commands, and how is a full disk reported?
 - `trainer`: where does our Trainer differ from transformers', and how are its states kept?
 - `windows`: which tokens does each training step see?
 - `losses`: how is the loss computed, with documents joined or masked from each other?
@@ -19,17 +19,17 @@
 `recipes/` holds the recipes that ship with the package. A *state* is a checkpoint that transformers' Trainer can resume
 from; a run's *checkpoint* is the final Hugging Face folder.
 
-- The tokens of a step depend only on the data, the seed and the step. Models trained with the same three see the same
-  tokens in the same order, and a resumed run continues exactly where it stopped.
+- The tokens of an optimizer step depend only on the data, the seed and the step's number. Models trained with the same
+  data and seed see the same tokens in the same order, and a resumed run continues exactly where it stopped.
 - Learning rates are chosen without test text: `validation_tokens` at the end of the training text are kept out of
   training, and the candidate rates are compared by the loss on them, at the model's own training length.
 - A user's text is tokenised once, into the cache folder, under a hash of text and tokenizer, so that two models trained
   on one text read the same file. Every twentieth document is held out even without `--report`: a run that is resumed
   with `--report` must have trained on the same tokens.
-- Settings that cannot be trained are refused before the output folder is claimed. A run that failed before its first
-  state does not block the folder for other settings.
+- Settings that cannot be trained are refused before the run locks its output folder and writes to it. If a run failed
+  before its first state, other settings may use its folder.
 - With FSDP, states and checkpoints hold full tensors, gathered on rank 0, so they do not depend on the number of ranks.
   accelerate shards only on accelerators; the tests make it accept two CPU ranks.
-- A folder is overwritten only if its `run.json` has the same settings and data. Only files with names that a Trainer
-  writes are deleted.
+- A run overwrites a folder only if the folder's `run.json` has the same settings and data. It deletes only files whose
+  names are names that a Trainer writes.
 """

@@ -19,7 +19,8 @@ class TrainingArrays(NamedTuple):
 
     Attributes:
         tokens: all documents, each followed by the end-of-text token; [tokens].
-        recall: windows of recall text, [windows, length + 1]; empty for a user's own text.
+        recall: windows of recall text (synthetic text in which the model must find earlier values), [windows,
+            length + 1]; empty for a user's own text.
         record: content of `record.json`: source, hashes and counts.
         tokenizer: folder of the tokenizer that made the arrays.
     """
@@ -68,7 +69,7 @@ def load_arrays(folder: Path) -> TrainingArrays:
 def arrays_parts(folder: Path) -> Parts:
     """Returns the fingerprint of token arrays: hashes of both arrays and of the tokenizer.
 
-    Empty if the path holds text instead of token arrays.
+    The fingerprint is empty if the path holds text instead of token arrays.
     """
     if not (folder / "tokens.npy").is_file():
         return {}

@@ -1,6 +1,7 @@
-"""How a training run claims its output folder.
+"""How a training run claims its output folder: it locks the folder and writes its settings to `run.json`.
 
-The folder may be new or empty, may hold the same run, or a run that failed before it saved its first state.
+It may claim a folder that is new or empty, or that holds either the same run or a run that failed before it saved its
+first state (a checkpoint from which the Trainer can resume).
 """
 
 import contextlib
@@ -28,14 +29,14 @@ def claimed(
 
     Args:
         out: output folder: new or empty, of this same run, or of a run that failed before its first state.
-        identity: settings and data of the run; under "inputs" the fingerprint of the files that it starts from. A
-            run.json of an earlier version has no "inputs"; they are not compared then.
+        identity: settings and data of the run; under "inputs" the fingerprint of the files that it starts from. If
+            run.json has no "inputs", because an earlier version wrote it, they are not compared.
         checkpoint: folder for the final checkpoint.
         replace: move anything else that `out` holds aside instead of refusing it.
         inputs: paths that the command reads; they are never moved.
 
     Yields:
-        Whether the run has finished before, so that `checkpoint` holds its final checkpoint.
+        Whether an earlier command already finished the run, so that `checkpoint` holds the final checkpoint.
 
     Raises:
         UserError: the folder holds something else, it cannot be written, or another process has locked it.
@@ -111,12 +112,16 @@ def _recorded(file: Path) -> dict[str, Any] | None:
 
 
 def _holds_no_step(out: Path, existing_names: Sequence[str]) -> bool:
-    """Whether the files are those of a run that failed before its first state; other settings may start over then."""
+    """Whether the files are those of a run that failed before its first state, so that other settings may use `out`."""
     return set(existing_names) <= {"run.json", "training_log.jsonl", "states"} and not holds_states(out / "states")
 
 
 def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether `checkpoint` exists and is this run's; raises a `UserError` if it is not this run's or lacks weights."""
+    """Whether this run's final checkpoint exists.
+
+    Raises:
+        UserError: `checkpoint` is of another run, or it lacks weights.
+    """
     if not checkpoint.exists():
         return False
     try:
@@ -141,7 +146,7 @@ def _is_own_checkpoint(out: Path, checkpoint: Path, identity: Mapping[str, Any])
 
 
 def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns the names of the settings in which two runs differ; nested ones as `optimization.learning_rate`."""
+    """Returns the names of the settings that differ; a nested setting is named as `optimization.learning_rate`."""
     names = []
     for key in sorted(recorded.keys() | wanted.keys()):
         before = recorded.get(key)

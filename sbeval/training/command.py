@@ -89,7 +89,7 @@ def _evaluated(checkpoint: Path, text: Path, context_lengths: tuple[int, ...]) -
         name="held-out",
         tasks=("sb_text_stream", "sb_text_fixed_target"),
         context_lengths=context_lengths,
-        # held-out documents may be shorter than a context, so targets are taken from the joined text
+        # held-out documents may be shorter than a context, so targets are chosen from the joined text of all documents
         metadata={"data_path": str(text.resolve()), "context": "stream"},
     )
     evaluated = SweepCheckpoint(pretrained=str(checkpoint.resolve()))
@@ -175,13 +175,16 @@ def extend_command(arguments: Sequence[str]) -> None:
 
 
 def _run_options(options: argparse.Namespace, command: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the options that both commands pass to a run beside its settings, and the command line itself."""
+    """Returns the arguments that both commands pass to `train` or `extend` in addition to the run's settings.
+
+    One of them is the command line itself, for the record.
+    """
     common = {name: getattr(options, name) for name in ("max_seconds", "fsdp", "replace")}
     return common | {"command": shlex.join(["sbeval", command, *arguments])}
 
 
 def _fields(kind: type[Settings], options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options whose names are fields of the settings class `kind`."""
+    """Returns the values of those options whose names are fields of the settings class `kind`."""
     return {name: value for name, value in vars(options).items() if name in kind.model_fields}
 
 
@@ -200,7 +203,7 @@ def _print_next_command(checkpoint: Path | None) -> None:
 
 
 def _check_text_options(options: argparse.Namespace) -> None:
-    """Checks that the options fit together, before anything slow is imported."""
+    """Checks that the options about the training text fit together, before anything slow is imported."""
     text_options = ("tokenizer", "split", "text_field", "dataset_config", "dataset_split", "report")
     if options.text is None:
         given_options = [f"--{name.replace('_', '-')}" for name in text_options if getattr(options, name)]
@@ -220,7 +223,7 @@ def _with_own_text(
     """Tokenises the text of `--text`.
 
     Returns:
-        The folder of its token arrays, and the recipe's settings with those that follow from the text and `changes`.
+        The folder of the token arrays, and the recipe's settings, changed as the text and `changes` require.
     """
     hub_options = {"dataset_config": options.dataset_config, "dataset_split": options.dataset_split}
     text = own_text.OwnText(options.text, options.split, options.text_field, **hub_options)

@@ -1,11 +1,11 @@
 """Training on several ranks of `accelerate launch`: sharded weights (FSDP) and context parallelism.
 
-FSDP: the Trainer shards and gathers. States on disk hold full tensors, so the final weights can be read from a state,
-and the checkpoint is the same as that of a run on one rank.
+FSDP: the Trainer shards the weights and gathers them. States (checkpoints to resume from) hold full tensors, so the
+final weights can be read from a state, and the final checkpoint is the same as that of a run on one rank.
 
-Context parallelism: consecutive ranks form a group and get the same windows. Each rank computes the loss of its own
-tokens. All ranks have equally many tokens, so the mean of the gradients over all ranks is the gradient of the mean loss
-over the windows.
+Context parallelism: consecutive ranks form a group and get the same windows. Each rank computes the loss of its part of
+the tokens. All ranks have equally many tokens, so the mean of the gradients over all ranks is the gradient of the mean
+loss over the windows.
 """
 
 import os
@@ -30,7 +30,7 @@ def process_count() -> int:
 
 
 def minimum_over_ranks(value: Tensor) -> float:
-    """Returns the minimum of a number over all ranks. Every rank must call it; it synchronises with the device."""
+    """Returns the minimum of `value` over all ranks. Every rank must call this function; it waits for the device."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         value = value.clone()
         torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MIN)
@@ -48,7 +48,7 @@ def prepare(trainer: Trainer, state: Path | None) -> None:
         state: state to resume from, None for a new run.
 
     Raises:
-        UserError: FSDP has version 1, or the state was saved with FSDP and this run has none, or the reverse.
+        UserError: FSDP has version 1, or only one of the state's run and this run uses FSDP.
     """
     sharded = bool(trainer.is_fsdp_enabled)
     if state is not None and (state / STATE_FILE).is_file() != sharded:
@@ -68,8 +68,8 @@ def prepare(trainer: Trainer, state: Path | None) -> None:
 def gathered_model(trainer: Trainer, kind: type[Any]) -> Any:
     """Returns the trained model with full weights; with FSDP they are gathered on rank 0, in host memory.
 
-    Every rank must call it; with FSDP the other ranks get the sharded model back. `kind` is the model's class before
-    sharding.
+    Every rank must call this function; with FSDP, ranks other than 0 get the sharded model. `kind` is the class of the
+    model before sharding.
     """
     if not trainer.is_fsdp_enabled:
         return trainer.model
@@ -114,7 +114,7 @@ def check_context_parallel(degree: int, length_tokens: int, documents: str) -> N
 
 
 def batches_for_groups(windows: int, batch_windows: int, degree: int) -> list[int]:
-    """Returns window indices in which each batch is repeated `degree` times.
+    """Returns the order in which a sampler yields window indices: each batch `degree` times in a row.
 
     accelerate deals batches to ranks in turn, so all `degree` ranks of a context-parallel group get the same batch.
     """

@@ -89,7 +89,7 @@ def extend(
     }
     model: Any = loaded.model.train()
     with contextlib.ExitStack() as stack:
-        # before the folder is claimed, so that a model that cannot be extended leaves no files
+        # this comes before the folder is claimed, so that a model that cannot be extended leaves no files
         stack.enter_context(longer_context(model, extension.context_tokens, extension.rope_scaling, parent))
         claim = claimed(out, identity, checkpoint, replace=replace, inputs=[folder, extension.data])
         if stack.enter_context(claim):
@@ -115,8 +115,9 @@ def longer_context(
 ) -> Iterator[None]:
     """Prepares a model for training at a longer context: changes its configuration and fixes its RoPE frequencies.
 
-    RoPE frequencies are computed once for `context_tokens` and fixed while the block runs, because dynamic scaling
-    would otherwise choose other frequencies for each segment's length. The changes of `model.config` are permanent.
+    RoPE frequencies are computed once for `context_tokens` and stay fixed inside the `with` block, because dynamic
+    scaling would otherwise choose other frequencies for the length of each segment. `model.config` stays changed after
+    the block.
 
     Args:
         model: the parent model.
@@ -177,7 +178,8 @@ def extension_tokens(source: Path, tokenizer: Any) -> tuple[NDArray[Any], int, d
     """Loads the training tokens from token arrays, a file or folder of text, or a hub data set.
 
     Returns:
-        All documents, each followed by the separator, [tokens]; the separator's token id; the record of the source.
+        All documents, each followed by the separator, as token ids [tokens]; the separator's token id; the record of
+        the source.
 
     Raises:
         UserError: there is no text, or the token arrays were made with another tokenizer than the checkpoint's.

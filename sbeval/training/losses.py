@@ -2,7 +2,8 @@
 
 To restrict attention, a window of joined documents is cut at its separators into segments. This project's models take
 all segments of a batch packed into one row without padding (`cu_seqlens`). Other models run segments of similar length
-as a right-padded batch, which causal attention does not see. Both give each segment the loss that it has on its own.
+as a right-padded batch; with causal attention no token sees the padding after it. Both ways give each segment the loss
+that it would have in a batch of its own.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ class Segment(NamedTuple):
 def segments(window_tokens: Tensor, separator: int) -> list[Segment]:
     """Cuts windows [windows, length + 1] before every separator.
 
-    So a segment begins with a separator, just as evaluation feeds one before a document.
+    A segment therefore begins with a separator, as evaluation also feeds a separator before a document.
     """
     length = window_tokens.shape[1] - 1
     starts: list[list[int]] = [[0] for _ in range(window_tokens.shape[0])]

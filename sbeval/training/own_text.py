@@ -98,7 +98,7 @@ def tokenised_text(text: OwnText, tokenizer: Any, *, holding_out: bool) -> Path:
     Args:
         text: the text.
         tokenizer: a Hugging Face tokenizer; None trains a byte-level BPE on the text.
-        holding_out: whether one token in `HELD_OUT_EVERY` is left out of the arrays.
+        holding_out: whether one token in `HELD_OUT_EVERY` is held out of the arrays for evaluation.
 
     Returns:
         The folder of the token arrays.
@@ -134,7 +134,10 @@ def print_held_out(folder: Path) -> None:
 
 
 def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
-    """Returns recipe settings that follow from the text: its path, vocabulary size, special tokens, no recall text."""
+    """Returns the recipe settings that the text determines.
+
+    These are its path, the vocabulary size, the ids of special tokens, and a share of 0 for recall text.
+    """
     tokenizer = load_tokenizer(folder / "tokenizer")
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     vocabulary = -(-len(tokenizer) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
@@ -145,9 +148,9 @@ def settings_of_text(text: OwnText, folder: Path) -> dict[str, Any]:
 
 
 def one_epoch(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns optimization settings for those that are null in a recipe: one epoch of the text, and its warm-up.
+    """Returns values for optimization settings that are null in a recipe: one epoch of the text, and the warm-up.
 
-    `folder` holds the text's token arrays.
+    `folder` holds the token arrays of the text.
     """
     sections = {key: mapping.get(key) for key in ("model", "data", "optimization")}
     model, data, optimization = (settings if isinstance(settings, dict) else {} for settings in sections.values())
@@ -216,7 +219,8 @@ def _write(folder: Path, corpus: Corpus, content: str, tokenizer: Any, *, holdin
             for document, ids in zip(batch, encoded["input_ids"], strict=True):
                 tokens_so_far = counts["unique_tokens"] + held_out_counts["tokens"] + len(ids)
                 missing_tokens = tokens_so_far / HELD_OUT_EVERY - held_out_counts["tokens"]
-                # never two documents in a row, or one huge document would hold out all small ones that follow it
+                # never hold out two documents in a row: after a huge training document, all small documents that follow
+                # it would be held out
                 is_due = not cuts_ends and not is_held_out and missing_tokens >= len(ids) / 2
                 is_held_out = holding_out and (is_due or document.name == _END)
                 if is_held_out:
@@ -253,11 +257,11 @@ def _beginning(corpus: Corpus) -> Iterator[Document]:
 
 
 def _with_ends_apart(corpus: Corpus) -> Iterator[Document]:
-    """Yields each document without its last twentieth, then that end as a document named `_END`."""
+    """Yields each document without its last twentieth, followed by this last twentieth as a document named `_END`."""
     for document in corpus.documents():
         text = document.text
         most = len(text) - len(text) // HELD_OUT_EVERY
-        least = most - len(text) // HELD_OUT_EVERY  # some scripts have no white space for long
+        least = most - len(text) // HELD_OUT_EVERY  # some writing systems have no white space over long distances
         cut = max(text.rfind(" ", least, most), text.rfind("\n", least, most)) + 1 or most
         yield document._replace(text=text[:cut])
         if cut < len(text):

@@ -30,7 +30,7 @@ from sbeval.settings import (
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
 RUN_FILES = frozenset({"run.json", "runs.jsonl", "training_log.jsonl", "states", LOCK, "held_out", "results", "report"})
-"""Names of a run's files and folders, which its checkpoint cannot have."""
+"""Names of the files and folders in a run's folder; the checkpoint's folder must have another name."""
 
 Documents = Literal["separate", "joined"]
 
@@ -248,11 +248,11 @@ def read_recipe(path: str | Path) -> TrainRecipe:
 def read_mapping(path: str | Path, folder: Path = RECIPE_FOLDER) -> tuple[dict[str, Any], Path]:
     """Reads a recipe's settings without checking them.
 
-    A recipe with `based_on: NAME` is merged into that recipe: it holds only settings that differ, nested ones too.
+    A recipe may name another one with `based_on: NAME`. It then holds only the settings that differ from that recipe.
 
     Args:
         path: a YAML file, or the name of one in `folder` or among the shipped recipes (`demo_rope`).
-        folder: folder to look in; for `based_on` the folder of the recipe that says it.
+        folder: folder to look in; for the name in `based_on` it is the folder of the recipe that contains `based_on`.
 
     Returns:
         The settings, and the file they were read from.

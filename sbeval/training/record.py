@@ -18,7 +18,7 @@ COMMANDS_FILE = "runs.jsonl"
 CURVE_FILE = "training_log.jsonl"
 COMPLETE_MARK = "complete.json"
 """File in a state's folder that marks the state as completely written."""
-# types of the fields that are read back from each file
+# types of the fields that this module reads from each file
 _KINDS: dict[str, dict[str, Any]] = {
     COMMANDS_FILE: {"command": str, "last_step": int, "seconds": float, "gpu": str | None},
     CURVE_FILE: {"step": int},
@@ -33,7 +33,9 @@ def write_lines(file: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Reads a run's JSON lines. A missing file has no lines; an incomplete last line (kill, full disk) is dropped.
+    """Reads the JSON lines that a run wrote; a missing file has no lines.
+
+    An incomplete last line is dropped: the process may have been killed, or the disk full, while it was written.
 
     Raises:
         UserError: the file cannot be read, or a line is not one that a run writes.
@@ -54,19 +56,19 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def trim_log(log: Path, last_step: int) -> None:
-    """Drops points after `last_step`: steps lost in a crash are repeated and logged again."""
+    """Drops points of the loss curve after `last_step`: a resumed run repeats these steps and logs them again."""
     if log.is_file():
         write_lines(log, [point for point in read_lines(log) if point["step"] <= last_step])
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of Python and of the packages that a training run depends on; None if not installed."""
+    """Returns the versions of Python and of the packages that a training run depends on; None for a missing package."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in _PACKAGES}
 
 
 @contextlib.contextmanager
 def full_disk_named(out: Path) -> Iterator[None]:
-    """Turns any library's error about a full disk into a `UserError` that names the run's folder."""
+    """Inside the block, turns any library's error about a full disk into a `UserError` that names the run's folder."""
     try:
         yield
     except Exception as error:

@@ -38,7 +38,7 @@ class RunOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """One command's part of a training run.
+    """A training run, as one command starts or resumes it.
 
     Attributes:
         out: the run's folder, claimed by this command (`claim`). It holds `states/`, `training_log.jsonl`,
@@ -67,7 +67,7 @@ class TrainingRun:
         return optimization.steps * optimization.batch_tokens // self.settings.length_tokens
 
     def check_epochs(self, windows: TrainingWindows, tokens: int, *, remedy: str) -> None:
-        """Checks that the run reads its text, of so many `tokens`, at most once; `remedy` ends the error."""
+        """Checks that the run reads its text of `tokens` tokens at most once; the error ends with `remedy`."""
         if windows.epochs > 1:
             optimization = self.settings.optimization
             raise UserError(
@@ -95,7 +95,7 @@ class TrainingRun:
 
     @contextlib.contextmanager
     def _memory_named(self) -> Iterator[None]:
-        """Says what a user can lower where memory runs out within it."""
+        """If memory runs out inside the block, raises an error that says which setting the user can lower."""
         try:
             yield
         except Exception as error:
@@ -105,7 +105,7 @@ class TrainingRun:
             tokens = optimization.micro_batch_tokens or optimization.batch_tokens // process_count()
             *remedies, last = self.settings.memory_remedies()
             state = last_complete_state(self.out / "states")
-            again = " with another --out" if state else ""  # a run goes on with the settings that it was begun with
+            again = " with another --out" if state else ""  # a run can be resumed only with the same settings
             raise UserError(
                 f"Expected memory for the model, its optimizer and a pass of {tokens:,} tokens, found none left "
                 f"({first_line(error)}): {', '.join(remedies)} or {last}, and start again{again}."
@@ -177,7 +177,7 @@ class TrainingRun:
         return None if watch.out_of_time else gathered_model(trainer, model_class)
 
     def _this_command(self, first_step: int, last_step: int) -> dict[str, Any]:
-        """Returns this command's line of `runs.jsonl`; with several ranks, the peak memory is that of rank 0."""
+        """Returns the line that this command adds to `runs.jsonl`; the peak memory is that of rank 0."""
         on_gpu = torch.cuda.is_available()
         return {
             "command": self.command,

@@ -15,8 +15,8 @@ Tokens = NDArray[np.uint16 | np.uint32]
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     """Trains a byte-level BPE `tokenizers.Tokenizer` with `vocabulary` entries, its special token included.
 
-    Each digit is one token, so that a model can copy a number digit by digit. `<|endoftext|>` has id 0 and is the only
-    special token; the tokenizer never adds it to a text.
+    Each digit is one token, so a model can copy a number digit by digit. The only special token is `<|endoftext|>`; it
+    has id 0, and the tokenizer never adds it to a text.
     """
     from tokenizers import (
         Tokenizer,

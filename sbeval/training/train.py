@@ -33,7 +33,7 @@ def train(
     Args:
         recipe: settings of the run.
         out: output folder: resumable states, the loss curve, and at the end the checkpoint, `<recipe.name>/`.
-        data_folder: token arrays to read in place of the recipe's.
+        data_folder: folder of token arrays to read instead of the one that the recipe names.
         replace: move anything else that `out` holds aside.
         **options: fields of `TrainingRun`.
 
@@ -102,7 +102,7 @@ FORWARD_TOKENS = 65536
 
 
 def split_validation(tokens: Tokens, recipe: TrainRecipe) -> tuple[Tokens, Tokens]:
-    """Splits the joined documents into training tokens and the last `validation_tokens`.
+    """Splits the joined documents into training tokens and validation tokens, the last `validation_tokens` of them.
 
     Raises:
         UserError: either part is shorter than a window.

@@ -34,7 +34,7 @@ _TRAINER_FILE = re.compile(
 
 
 class WindowTrainer(Trainer):
-    """Trainer that reads the dataset without shuffling and notes the first step with a non-finite loss or weight."""
+    """Trainer that reads windows in training order, and remembers the first step with a non-finite loss or weight."""
 
     def __init__(
         self, *, factor: Callable[[int], float], window_loss: Loss, context_parallel: int, **rest: Any
@@ -57,14 +57,20 @@ class WindowTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Returns the loss of a batch; notes on the device, without waiting, the first step with a non-finite loss."""
+        """Returns the loss of a batch.
+
+        The first step with a non-finite loss is stored in a tensor on the device, so that nothing waits for the device.
+        """
         del return_outputs, num_items_in_batch
         loss = self._window_loss(model, inputs["window_tokens"])
         self._note(loss.detach().isfinite(), self.state.global_step + 1)
         return loss
 
     def note_weights(self) -> None:
-        """Checks the weights before a state is saved: the next loss would show non-finite weights too late."""
+        """Remembers the current step if a weight is not finite.
+
+        It is called before a state is saved: the next loss, which would show the same, is computed too late.
+        """
         model: Any = self.model
         finite = torch.stack([_local_shard(weight).isfinite().all() for weight in model.parameters()]).all()
         self._note(finite, self.state.global_step)
@@ -95,7 +101,7 @@ class WindowTrainer(Trainer):
 
 
 def schedule_factor(optimization: OptimizationSettings) -> Callable[[int], float]:
-    """Returns a function from the step to the factor of the peak learning rate."""
+    """Returns the schedule: a function that maps a step to the learning rate as a fraction of its peak."""
     functions = {"cosine": cosine, "warmup_stable_decay": warmup_stable_decay, "extension": extension}
     return functools.partial(
         functions[optimization.schedule], steps=optimization.steps, warmup_steps=optimization.warmup_steps
@@ -156,7 +162,7 @@ def training_arguments(
 
 
 def holds_states(states: Path) -> bool:
-    """Whether a folder holds a complete state, or anything that a Trainer does not write."""
+    """Whether a folder holds a complete state (checkpoint to resume from), or anything that no Trainer writes."""
     if not states.is_dir():
         return states.exists()
     return any((entry / COMPLETE_MARK).exists() or not _holds_only_trainer_files(entry) for entry in states.iterdir())
@@ -181,7 +187,7 @@ def last_complete_state(states: Path) -> Path | None:
 
 
 def remove_older_states(states: Path) -> None:
-    """Removes all complete states but the newest `STATES_KEPT`; a state with files that no Trainer writes stays."""
+    """Removes complete states except the newest `STATES_KEPT` and those with files that no Trainer writes."""
     for folder in _complete_states(states)[:-STATES_KEPT]:
         if _holds_only_trainer_files(folder):
             (folder / COMPLETE_MARK).unlink()  # first, so that a half-removed state does not count as complete
@@ -212,14 +218,14 @@ def _local_shard(weight: Tensor) -> Tensor:
 
 
 def cosine(step: int, *, steps: int, warmup_steps: int) -> float:
-    """Returns the factor of the peak learning rate: linear warm-up, then cosine decay to zero."""
+    """Returns the learning rate as a fraction of its peak: linear warm-up, then cosine decay to zero."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.5 * (1.0 + math.cos(math.pi * _share(step, warmup_steps, steps)))
 
 
 def warmup_stable_decay(step: int, *, steps: int, warmup_steps: int, decay_share: float = 0.2) -> float:
-    """Returns the factor of the peak learning rate: linear warm-up, constant, then 1 - sqrt decay to zero.
+    """Returns the learning rate as a fraction of its peak: linear warm-up, constant, then 1 - sqrt decay to zero.
 
     The decay takes the last `decay_share` of the steps.
     """
@@ -230,10 +236,10 @@ def warmup_stable_decay(step: int, *, steps: int, warmup_steps: int, decay_share
 
 
 def extension(step: int, *, steps: int, warmup_steps: int, first_share: float = 0.08) -> float:
-    """Returns the factor of the peak learning rate in a context extension (Tan et al. 2025, appendix C.1).
+    """Returns the learning rate, as a fraction of its peak, in a context extension (Tan et al. 2025, appendix C.1).
 
-    Warm-up is linear from `first_share` of the peak. Then the factor is (e^(1-x) - 1) / (e - 1), with x from 0 to 1: an
-    exponential decay that reaches zero.
+    Warm-up is linear from `first_share` of the peak. After it the fraction is (e^(1-x) - 1) / (e - 1), with x from 0 to
+    1: an exponential decay that reaches zero.
     """
     if step < warmup_steps:
         return first_share + (1.0 - first_share) * step / warmup_steps
@@ -241,5 +247,5 @@ def extension(step: int, *, steps: int, warmup_steps: int, first_share: float = 
 
 
 def _share(step: int, start: int, end: int) -> float:
-    """Returns how far `step` is on the way from `start` to `end`, from 0 to 1."""
+    """Returns the position of `step` between `start` (0) and `end` (1)."""
     return min(1.0, max(0.0, (step - start) / max(1, end - start)))

@@ -17,16 +17,16 @@ from sbeval.training.trainer import WindowTrainer, remove_older_states
 
 SECONDS_BETWEEN_SIGNS = 10.0
 STEPS_BETWEEN_CLOCKS = 10
-"""With several ranks the time limit is checked every so many steps, since the check synchronises with the device."""
+"""With several ranks the time limit is checked only once in so many steps, since the check waits for the device."""
 
 
 class RunWatch(TrainerCallback):
-    """Records the loss curve, prints progress, stops at the time limit and when loss or weights are not finite.
+    """Records the loss curve and prints progress; stops the run at the time limit or if loss or weights are not finite.
 
     Args:
         out: folder of the run.
         saved: called on rank 0 with the step at which a state was written, before the state counts as complete.
-        batch_tokens: tokens of one step.
+        batch_tokens: number of tokens in one optimizer step.
         started: `time.monotonic()` when the command started.
         max_seconds: time limit of the command, None for none.
     """
@@ -43,7 +43,7 @@ class RunWatch(TrainerCallback):
         self._first_step_at = self._last_print_at = started
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Notes the first step of this command and its time, and prints how many steps follow."""
+        """Stores the step and the time at which this command starts, and prints how many steps follow."""
         self._first_step, self._first_step_at = state.global_step, time.monotonic()
         tokens = self._batch_tokens
         say(
@@ -52,7 +52,7 @@ class RunWatch(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Prints the progress of a slow run; saves a state and stops when the time is up."""
+        """Prints the progress of a slow run; at the time limit, has the Trainer save a state and stop."""
         now = time.monotonic()
         if state.global_step >= state.max_steps:
             control.should_log = True  # a run shorter than logging_steps logs one loss too
@@ -92,7 +92,8 @@ class RunWatch(TrainerCallback):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()  # wait until every rank has written its files
         if state.is_world_process_zero:
-            # before the mark: if the process is killed in between, a complete state must already be recorded
+            # record the state before it is marked as complete: the process may be killed in between, and a complete
+            # state must be in the record
             self._saved(state.global_step)
             mark = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK
             mark.write_text(json.dumps({"step": state.global_step}), encoding="utf-8")
@@ -117,7 +118,10 @@ class RunWatch(TrainerCallback):
         return is_checked and minimum_over_ranks(torch.tensor(left_seconds, device=device)) < 0
 
     def _stop_broken(self, control: TrainerControl, *, weights_too: bool = False) -> bool:
-        """Stops a run without saving if its loss or weights are not finite; returns whether it was stopped."""
+        """Stops the run, without saving a state, if a loss (or with `weights_too` a weight) was not finite.
+
+        Returns whether the run was stopped.
+        """
         assert self.trainer is not None
         if weights_too:
             self.trainer.note_weights()

@@ -1,4 +1,4 @@
-"""The token windows of a training run, in order. They depend only on the data, the seed and the step."""
+"""The token windows of a training run, in training order; they depend only on the data, the settings and the seed."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,9 +15,9 @@ from sbeval.training.tokenizer import Tokens
 class TrainingWindows(Dataset[Tensor]):
     """All windows of a training run, in training order.
 
-    Item i is the same for every model trained with the same data, seed and length. A share of the items, evenly spread,
-    is recall text. The other items are windows of the joined documents: for each epoch an offset and an order of the
-    windows are drawn.
+    Item i is the same for every model trained with the same data, seed and length. Some items, at even distances, are
+    recall text: synthetic text in which the model must find earlier values. The other items are windows of the joined
+    documents. Each epoch begins at a random offset and has a random order of windows.
 
     Args:
         tokens: the joined documents, [tokens].
@@ -35,7 +35,7 @@ class TrainingWindows(Dataset[Tensor]):
     def __init__(
         self, tokens: Tokens, recall: Tokens, *, length_tokens: int, windows: int, recall_share: float = 0.0, seed: int
     ) -> None:
-        # one window less than fit, so that every epoch has the same number of windows, whatever its offset
+        # one window less than the text holds, so that every epoch has the same number of windows with any offset
         self.windows_per_epoch = (len(tokens) - length_tokens) // length_tokens
         if self.windows_per_epoch < 1:
             raise UserError(
@@ -66,7 +66,7 @@ class TrainingWindows(Dataset[Tensor]):
         return (self._windows - self._recall_before(self._windows)) / self.windows_per_epoch
 
     def visited(self) -> Iterator[Tokens]:
-        """Yields the ranges of the joined documents that the run trains on; all of them from one epoch on."""
+        """Yields the ranges of the joined documents that the run trains on: all of them if it has at least one epoch."""
         if self.epochs >= 1:
             yield self.tokens
             return
@@ -101,13 +101,13 @@ class TrainingWindows(Dataset[Tensor]):
     def _recall_window(self, index: int) -> Tokens:
         rows = self._rows_per_recall_window
         first = index % (len(self._recall) // rows) * rows
-        # the last token of a row is only a target: at the end of every row but the last, the next row's first token
-        # is the target instead
+        # the last token of a row is only a target and is left out between two rows: there, the next row's first token
+        # takes its place as target
         inputs = self._recall[first : first + rows, :-1].reshape(-1)
         return np.concatenate([inputs, self._recall[first + rows - 1, -1:]])
 
     def _enter(self, epoch: int) -> None:
-        """Draws an epoch's offset and order of windows, unless they are the current ones."""
+        """Draws the offset and the order of windows of an epoch, unless that epoch is the current one."""
         if epoch == self._epoch:
             return
         draw = np.random.default_rng([self._seed, epoch])

@@ -182,7 +182,7 @@ class TurnsTask(NiahTask):
     generator_class = TurnsGenerator
 
     def score(self, answer: str, references: Sequence[str]) -> float:
-        """Returns the similarity of answer and reply (`SequenceMatcher.ratio`), or 0 if the code is not at the start."""
+        """Returns the similarity of answer and reply (`SequenceMatcher.ratio`), or 0 if the code is not first in it."""
         code, _, _ = references[0].partition(" ")
         if not answer.startswith(code):
             return 0.0

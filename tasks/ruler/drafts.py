@@ -48,7 +48,7 @@ class Draft(ABC):
         return "A", "a.\n"
 
     def counted_pieces(self) -> dict[tuple[str, str], list[str]]:
-        """Returns the pieces of text that only this sample has, so that those of many samples are tokenised in one batch.
+        """Returns the pieces of text that only this sample has, so that many samples can be tokenised in one batch.
 
         The keys are pairs of texts; a piece is tokenised between both texts of its pair.
         """
@@ -67,7 +67,7 @@ class Draft(ABC):
         """Returns the body with `units` units."""
 
     def depths(self, units: int) -> tuple[list[int], list[float]]:
-        """Returns where the pieces that the question is about stand: number of body tokens before each, and percents."""
+        """Returns the positions of the pieces that the question is about: body tokens before each, and percents."""
         return [], []
 
 
@@ -180,7 +180,7 @@ class HaystackDraft(Draft):
     apart: bool = False
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns short texts that stand for the body's start and end; the end is a word in running text, else a line."""
+        """Returns short texts that stand for the body's start and end; the end is a word or, with lines, a line."""
         return "A", "a" if self.haystack.inline else "a.\n"
 
     def body_tokens(self, units: int) -> int:

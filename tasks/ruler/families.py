@@ -1,10 +1,10 @@
 """The task classes of RULER, with their options and generators; answers are generated or teacher-forced.
 
 A teacher-forced task does not let the model generate: one forward pass scores the right answer, of which there is one.
-Its prompts are those of the generating task (whose name lacks `_forced`), sample by sample and with the same number of
-haystack units, also with the option `scripts: nvidia`. Each answer is scored twice: after the prompt, and after the
-prompt in which another value replaces the needle's value. The difference of both NLLs (`retrieval_gain`) shows what the
-model took from the needle.
+Its prompts are those of the generating task (whose name lacks `_forced`), sample by sample, and are filled by the same
+rule, also with the option `scripts: nvidia`. Each answer is scored twice: after the prompt, and after the prompt in
+which another value replaces the needle's value. The difference of both NLLs (`retrieval_gain`) shows what the model
+took from the needle.
 """
 
 import math

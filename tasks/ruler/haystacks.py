@@ -86,7 +86,8 @@ class LineHaystack(Haystack):
     Attributes:
         pool: the lines with their line breaks.
         order: indices into the pool in the order of the haystack, int64 [lines].
-        cumulative_tokens: `cumulative_tokens[n]` is the token count of the first n lines in that order, int64 [lines + 1].
+        cumulative_tokens: `cumulative_tokens[n]` is the token count of the first n lines in that order, int64
+            [lines + 1].
     """
 
     pool: Sequence[str]

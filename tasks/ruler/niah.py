@@ -1,4 +1,4 @@
-"""Generators of tasks with a haystack: needles (the eight NIAH tasks), and variable tracking."""
+"""Generators of tasks with a haystack: the eight needle-in-a-haystack (NIAH) tasks, and variable tracking."""
 
 import bisect
 import functools
@@ -22,7 +22,7 @@ from sbeval.tasks.ruler.wording import TaskWording, niah_wording, task_wording
 
 POOL_LINES = 8192
 SHORT_TOKENS = 4096
-"""Below this context length in tokens NVIDIA's scripts use smaller steps if the haystack consists of lines."""
+"""Below this context length in tokens NVIDIA's scripts remove only 5 lines at a time until a prompt fits."""
 _KEYS, _VALUES = ("for", " is"), (":", ".\nA")
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
 DEMONSTRATION_TOKENS = 500
@@ -34,7 +34,8 @@ class HaystackGenerator(Generator):
     """Makes samples with a haystack of essays or noise; a sample is the same at every context length.
 
     Attributes:
-        step_lines: lines in a step of NVIDIA's scripts, for context lengths of at least `SHORT_TOKENS`.
+        step_lines: number of lines that NVIDIA's scripts remove at a time until a prompt fits, at context lengths of at
+            least `SHORT_TOKENS`.
     """
 
     options: Any
@@ -55,13 +56,13 @@ class HaystackGenerator(Generator):
     def _make(self, index: int) -> HaystackDraft: ...
 
     def steps(self, length: int) -> Steps | None:
-        """Returns the steps of NVIDIA's scripts: 500 words of essays, otherwise `step_lines` lines (5 if short)."""
+        """Returns NVIDIA's steps: 500 words of essays, otherwise `step_lines` lines, or 5 at a short context length."""
         if self._inline:
             return Steps(500)
         return Steps(self.step_lines if length >= SHORT_TOKENS else 5)
 
     def _depths(self, rng: random.Random, count: int) -> list[float]:
-        """Draws relative depths, 0 to 1: from RULER's 40 depths in essays, uniformly in other haystacks."""
+        """Draws `count` relative depths from 0 to 1: for essays from RULER's list of 40 depths, otherwise uniformly."""
         if self._inline:
             return [depth / 100 for depth in rng.sample(DEPTHS, count)]
         return [rng.random() for _ in range(count)]
@@ -79,7 +80,7 @@ class NeedleGenerator(HaystackGenerator):
     """Makes samples whose answers are values in needles.
 
     Attributes:
-        asks_one: whether a sample has exactly one answer, which a teacher-forced task can score and replace.
+        asks_one: whether a sample has exactly one answer. Only then can a teacher-forced task score the answer.
     """
 
     asks_one = True
@@ -87,7 +88,7 @@ class NeedleGenerator(HaystackGenerator):
 
     @abstractmethod
     def value_in_needle(self, value: str) -> str:
-        """Returns a value with the characters around it in its needle, a text that is nowhere else in the prompt."""
+        """Returns a value with the characters around it in its needle; this text occurs nowhere else in the prompt."""
 
     @abstractmethod
     def other_value(self, index: int, value: str, rng: random.Random) -> str:
@@ -98,15 +99,15 @@ class NeedleGenerator(HaystackGenerator):
         """Returns the NLL of a random guess, in nats."""
 
     def split_reference(self, reference: str) -> tuple[str, str]:
-        """Splits a reference into a start, which the prompt of a teacher-forced task holds, and the scored rest."""
+        """Splits a right answer into a start, which a teacher-forced task puts into the prompt, and the scored rest."""
         return "", reference
 
     def placed(self, index: int, needles: Sequence[str], queried: Container[int], first: int) -> list[Insert]:
         """Returns the needles at random depths, sorted by depth.
 
         Args:
-            index: the sample.
-            needles: their texts.
+            index: index of the sample.
+            needles: texts of the needles.
             queried: indices of the needles that the question is about.
             first: index of the needle to which the option `depths` applies.
         """
@@ -139,7 +140,7 @@ class NiahGenerator(NeedleGenerator):
             raise UserError(f"{task} has {len(DEPTHS)} depths in essays, so at most that many needles; set fewer.")
 
     def needle(self, key: str, value: str) -> str:
-        """Returns the sentence of a needle; its noun stays in the plural, as in RULER."""
+        """Returns the sentence of a needle; as in RULER, its noun is plural ("numbers") although it names one value."""
         return self._wording.needle.format(type_needle_v=self.options.type_needle_v, key=key, value=value)
 
     def value_in_needle(self, value: str) -> str:
@@ -187,7 +188,7 @@ class NiahGenerator(NeedleGenerator):
 
     @functools.cached_property
     def _template(self) -> tuple[str, str]:
-        """Template and noun; in RULER's singular form if the question asks for one value."""
+        """RULER's prompt template and the noun for values; both are singular if the question asks for one value."""
         template = self._wording.template
         noun = str(self.options.type_needle_v)
         if not self.asks_one:
@@ -198,7 +199,7 @@ class NiahGenerator(NeedleGenerator):
 
     @property
     def haystack_strings(self) -> frozenset[str]:
-        """Keys and values in a haystack of needles, which a sample's own needles must not use."""
+        """Keys and values of the lines of a haystack of needles; the needles of a sample must use others."""
         return self._pool[1] if self.options.type_haystack == "needle" else frozenset()
 
     @functools.cached_property
@@ -236,7 +237,7 @@ class VtGenerator(HaystackGenerator):
         return wording._replace(answer_prefix=wording.answer_prefix.replace("assgined", "assigned") + " ")
 
     def _chains(self, rng: random.Random, letters: int, hops: int) -> list[list[str]]:
-        """Draws the names of the variables of every chain, in the order of assignment."""
+        """Draws, for every chain of assignments, the names of its variables in the order of assignment."""
         chains = self.options.num_chains
         names = distinct(chains * (hops + 1), lambda: "".join(rng.choices(string.ascii_uppercase, k=letters)))
         return [names[i::chains] for i in range(chains)]
@@ -264,7 +265,10 @@ class VtGenerator(HaystackGenerator):
         return self._wording.closing.removeprefix("\n").format(query=value)
 
     def _inserts(self, chains: Sequence[Sequence[str]], fractions: Sequence[float], rng: random.Random) -> list[Insert]:
-        """Returns the statements at the given depths: each chain in its order, chains interleaved at random."""
+        """Returns all assignments as inserts at the depths `fractions`.
+
+        The assignments of a chain keep their order; those of different chains are interleaved at random.
+        """
         turns = [number for number, chain in enumerate(chains) for _ in chain]
         rng.shuffle(turns)
         rest = [list(chain) for chain in chains]
@@ -276,9 +280,10 @@ class VtGenerator(HaystackGenerator):
 
     @functools.cached_property
     def _demonstration_units(self) -> int:
-        """Number of lines of noise, or of words of essays, in the worked example.
+        """Number of noise lines, or of essay words, in the worked example.
 
-        As in RULER, as many as fit 500 tokens, but at least five lines or 50 words.
+        As in RULER, it is the largest number with which the example fits into 500 tokens. It is at least 50 words, or
+        five lines and as many lines as there are assignments.
         """
         statements = self.options.num_chains * (self._demonstration_hops + 1)
         least = _LEAST_DEMONSTRATION_WORDS if self._inline else max(_LEAST_DEMONSTRATION_LINES, statements)
@@ -303,7 +308,7 @@ class VtGenerator(HaystackGenerator):
         return [piece for rng in rngs for piece in self._demonstration_pieces(rng, self._demonstration_units)]
 
     def _demonstration_pieces(self, rng: random.Random, units: int) -> list[str]:
-        """Writes one worked example with as many chains as the sample itself."""
+        """Writes one worked example, with as many chains of assignments as the sample has."""
         hops = self._demonstration_hops
         chains = self._chains(rng, 3, hops)
         count = sum(map(len, chains))
@@ -329,5 +334,5 @@ class VtGenerator(HaystackGenerator):
 
 
 def _statements(names: Sequence[str], value: str) -> list[str]:
-    """Returns the assignments of one chain; as in RULER, those of a variable to a variable end with a space."""
+    """Returns the assignments of one chain; as in RULER, a space follows an assignment of a variable to a variable."""
     return [f"VAR {names[0]} = {value}"] + [f"VAR {b} = VAR {a} " for a, b in itertools.pairwise(names)]

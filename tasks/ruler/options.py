@@ -63,7 +63,7 @@ def _depths(value: Any) -> tuple[float, ...] | None:
 
 
 class PlacedOptions(RulerOptions):
-    """Options of tasks whose needles have depths."""
+    """Options of tasks whose needles can be placed at chosen depths."""
 
     title = "needles by depth: sb_niah, sb_niah_forced, sb_json_kv, sb_association, sb_turns"
 

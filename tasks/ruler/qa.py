@@ -30,7 +30,7 @@ PARAGRAPHS = ("a.\n\n", "A")
 
 
 _KEYS = {"squad": "squad", "hotpotqa": "hotpot"}
-"""The option that names a local copy, by data set."""
+"""Maps a data set to the option that names a local copy of it."""
 
 
 class Question(NamedTuple):
@@ -39,8 +39,8 @@ class Question(NamedTuple):
     Attributes:
         text: the question.
         answers: the distinct aliases of its answer.
-        gold: indices of the documents with the answer.
-        more: indices of further documents of the same article.
+        gold: indices of the documents that contain the answer.
+        more: indices of further documents from the same article.
     """
 
     text: str
@@ -53,8 +53,8 @@ class QaCorpus(NamedTuple):
     """A corpus of documents and questions.
 
     Attributes:
-        documents: the distinct documents, sorted; they fill all prompts.
-        questions: in the order of the file.
+        documents: the distinct documents, sorted; prompts are filled with them.
+        questions: the questions in the order of the file.
         sha256: hash of the file.
         source: a local path or an address.
     """
@@ -76,7 +76,7 @@ def task_questions(options: QaOptions) -> QaCorpus:
 
 @kept_by_content(2, argument=1)
 def load_qa(dataset: str, path: str | None) -> QaCorpus:
-    """Reads a corpus from a local file; if `path` is None, downloads it once."""
+    """Reads a corpus from a local file; if `path` is None, downloads the file, but only once."""
     raw, source = (_read_file(local_path(path)), path) if path else _download(dataset)
     try:
         documents, questions = (_squad if dataset == "squad" else _hotpotqa)(json.loads(raw))
@@ -145,13 +145,14 @@ class DocumentsDraft(ListDraft):
 
     Attributes:
         documents: all documents of the corpus.
-        order: indices of documents in the order in which units are added, those with the answer first, int64.
+        order: indices of documents in the order in which they are added to the prompt, those with the answer first,
+            int64.
         document_tokens: token count of each document of `order` without its number, int64.
-        number_tokens: token counts of the first n numbers, int64, from n = 0.
-        gold: number of documents with the answer; they are the first ones of `order`.
+        number_tokens: `number_tokens[n]` is the token count of the first n numbers, int64.
+        gold: number of documents with the answer; they are the first ones in `order`.
         template: format string of a document and its number.
-        shuffle_seed: NVIDIA's scripts shuffle all pages with equally many documents in the same way; this seeds that
-            order. None draws an order for each sample.
+        shuffle_seed: seed of the shuffle of NVIDIA's scripts, which shuffle the documents of two samples in the same
+            way if both have the same number of them. None draws another order for each sample.
     """
 
     documents: Sequence[str]
@@ -163,7 +164,7 @@ class DocumentsDraft(ListDraft):
     shuffle_seed: int | None = None
 
     def _page(self, units: int) -> NDArray[np.int64]:
-        """Returns indices into `order` in the order of the page, int64 [units]."""
+        """Returns the order of the documents in the prompt as indices into `order`, int64 [units]."""
         if self.shuffle_seed is None:
             return np.argsort(seeded_ranks(np.arange(units), *self.name, "page"), kind="stable")
         places = list(range(units))
@@ -204,7 +205,7 @@ class QaGenerator(Generator):
 
     @functools.cached_property
     def _tokens(self) -> tuple[NDArray[np.int64], int]:
-        """Token counts of all documents without their heading, and the count of a heading ("Document 1:")."""
+        """Token count of each document without its heading, and the token count of a heading ("Document 1:")."""
         numbered = [qa_document().format(i=1, document=document) + "\n\n" for document in self._corpus.documents]
         with_number = self.counter.count_pool(numbered, PARAGRAPHS)
         number = int(self.counter.count_pieces([qa_document().format(i=1, document="")], PARAGRAPHS)[0])
@@ -216,7 +217,10 @@ class QaGenerator(Generator):
         return running_totals(self.counter.count_pool(headings, PARAGRAPHS))
 
     def draft(self, index: int, context_length: int) -> DocumentsDraft:
-        """Makes sample `index`: documents with the answer, then others of the same article, then random ones."""
+        """Makes sample `index`.
+
+        Documents with the answer are added first, then other documents of the same article, then random ones.
+        """
         question = self._corpus.questions[index]
         count = len(self._corpus.documents)
         more = seeded_order(len(question.more), *self._name, index, "more").tolist()

@@ -28,10 +28,10 @@ class PromptSize:
     """The size of one sample at one context length.
 
     Attributes:
-        index: of the sample.
-        units: number of haystack units.
+        index: index of the sample.
+        units: number of haystack units (lines, words or documents of filler text).
         prompt_tokens: token count of the whole prompt, BOS included.
-        depths_tokens: token counts before each piece that the question is about.
+        depths_tokens: number of prompt tokens before each piece, such as a needle, that the question is about.
         depths_percent: depths of these pieces in the haystack, in percent.
     """
 
@@ -43,12 +43,12 @@ class PromptSize:
 
 
 class PromptFiller(NamedTuple):
-    """Fills the prompts of one task to one context length; does not use the cache on disk.
+    """Chooses for each sample of one task how many haystack units fill one context length; uses no cache on disk.
 
     Attributes:
-        task: the task whose prompts are filled.
+        task: generator of the task's samples.
         context_length: largest sum of prompt and generated tokens.
-        frame: the text around the prompt.
+        frame: the text that system prompt and chat template put around the prompt.
     """
 
     task: "SampleSizes"
@@ -78,7 +78,10 @@ class PromptFiller(NamedTuple):
         return self.task.generator.draft(index, self.context_length)
 
     def _shortened(self, size: PromptSize, units: int) -> PromptSize:
-        """Returns the size of a sample with fewer units, but at least `least_units`; tokenises the whole prompt."""
+        """Returns the size of a sample with `units` units instead; tokenises the whole prompt.
+
+        `units` is raised to the least number for which the task is defined.
+        """
         draft = self._draft(size.index)
         if (units := max(units, draft.least_units)) == size.units:
             return size
@@ -86,7 +89,7 @@ class PromptFiller(NamedTuple):
         return self._size(size.index, draft, units, tokens, self._tokens_around({size.index: draft})[0][size.index])
 
     def _full_sizes(self, indices: Sequence[int]) -> dict[int, PromptSize]:
-        """Returns the sizes of samples that are filled to the budget, by index."""
+        """Returns, by index, the size of each sample with as many units as the token budget allows."""
         checks = {i - i % CHECKED_EVERY for i in indices}
         drafts = {i: self._draft(i) for i in dict.fromkeys([*indices, *sorted(checks)])}
         self._count_together(drafts.values())
@@ -104,17 +107,17 @@ class PromptFiller(NamedTuple):
         return {i: self._size(i, drafts[i], units[i], tokens[i], before[i]) for i in indices}
 
     def minimum_length(self, indices: Iterable[int]) -> int:
-        """Returns the smallest context length in tokens at which each of these samples has its `least_units`.
+        """Returns the smallest context length in tokens that each of these samples fits with its fewest units.
 
-        The result holds only for context lengths at which the task has the same form as at this one: some tasks use
-        shorter examples at short lengths.
+        The result is right only if the task's examples are as long at that context length as at this one: some tasks
+        use shorter examples at short lengths.
         """
         drafts = [self._draft(i) for i in indices]
         prompts = [prompt_text(draft, draft.least_units, self.frame) for draft in drafts]
         return int(self.task.generator.counter.count(prompts).max()) + self.context_length - self.budget
 
     def _count_together(self, drafts: Iterable[Draft]) -> None:
-        """Counts the pieces of many samples in a few batches; the counter caches their counts."""
+        """Tokenises the pieces of many samples in a few batches, so that the counter's cache holds their counts."""
         batches: dict[tuple[str, str], list[str]] = {}
         for draft in drafts:
             for between, pieces in draft.counted_pieces().items():
@@ -128,7 +131,7 @@ class PromptFiller(NamedTuple):
         return PromptSize(index=index, units=units, prompt_tokens=tokens, depths_tokens=depths, depths_percent=percents)
 
     def _tokens_around(self, drafts: Mapping[int, Draft]) -> tuple[dict[int, int], dict[int, int]]:
-        """Returns two mappings by sample: the number of tokens before the body, and before and behind it."""
+        """Returns two mappings by sample: the number of tokens before the body, and the number before and after it."""
         pieces = list(dict.fromkeys(piece for draft in drafts.values() for piece in draft.opening[1:]))
         piece_tokens = dict(zip(pieces, self.task.generator.counter.count_pieces(pieces).tolist(), strict=True))
         frame = self.frame
@@ -153,10 +156,12 @@ class PromptFiller(NamedTuple):
         return int(self.task.generator.counter.count([prompt_text(draft, units, self.frame)])[0])
 
     def _search_units(self, draft: Draft, units: int) -> tuple[int, int]:
-        """Finds the largest number of units of one sample by tokenising whole prompts.
+        """Finds the largest number of units with which a sample fits the budget, by tokenising whole prompts.
+
+        `units` is the first guess.
 
         Returns:
-            Units, and tokens of the prompt.
+            The number of units, and the token count of the prompt.
         """
         low = draft.least_units
         low_tokens = self._counted(draft, draft.least_units)
@@ -189,13 +194,15 @@ _LIKE_ONE_ANOTHER = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSizes:
-    """Sizes of the samples of one task at any context length and in any frame, cached on disk.
+    """Sizes of one task's samples at any context length, cached on disk.
+
+    The argument `frame` of the methods is the text that system prompt and chat template put around a prompt.
 
     Attributes:
-        name: of the task.
+        name: name of the task.
         generator: makes the samples.
-        facts: everything that a sample depends on except its index, for the cache key: JSON values, with the hash of
-            the tokenizer.
+        facts: everything except the index that a sample depends on, as JSON values, with the hash of the tokenizer; it
+            becomes part of the cache key.
     """
 
     name: str
@@ -220,8 +227,8 @@ class SampleSizes:
     def needed_tokens(self, samples: int, length: int, frame: Frame) -> int | None:
         """Returns the context length that the first `samples` samples need if it exceeds `length`, otherwise None.
 
-        Samples differ in size. Only the first one is counted if it needs less than a quarter of the length; otherwise
-        all are.
+        If the first sample needs less than a quarter of `length`, the others are assumed to fit; otherwise the tokens
+        of all are counted, because samples differ in size.
         """
         filler = self.filler(length, frame)
         if length >= _LIKE_ONE_ANOTHER * filler.minimum_length([0]):

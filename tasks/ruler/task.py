@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 _AROUND = ("system_instruction", "apply_chat_template", "chat_template")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 THINKING_CUT = "thinking_cut"
-"""Metric: whether the model's thinking reached its budget and was ended, so that the model had to answer."""
+"""Metric: whether the model's thinking reached its token budget and was ended, so that the model had to answer."""
 SizesByLength = Mapping[int, Mapping[int, PromptSize]]
-"""Sizes of samples, by context length and index of the sample."""
+"""Maps a context length to a mapping from sample index to the size of that sample at the context length."""
 
 
 class ParsedAnswer(Filter):  # type: ignore[misc]
-    """Cleans generated answers as RULER does; a filter, so that samples log both the raw and the cleaned answer."""
+    """Cleans generated answers as RULER does; as it is a filter of lm-eval, samples log raw and cleaned answers."""
 
     def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Returns the first answer to every request, cleaned."""
+        """Returns, for every request, its first answer in cleaned form."""
         return [Answer(parse_answer(answer), **getattr(answer, "facts", {})) for answer, *_ in resps]
 
 
@@ -50,8 +50,8 @@ class RulerTask(BaseTask):
     Attributes:
         options_class: the options that a user may set.
         generator_class: makes the samples.
-        family: the family of tasks in records.
-        metrics: the metrics of each length: whether higher is better, by name.
+        family: the family of tasks, such as "ruler", that records name.
+        metrics: names of the metrics of each length, mapped to whether higher is better.
     """
 
     fixed: ClassVar = {"output_type": "generate_until"}
@@ -81,7 +81,7 @@ class RulerTask(BaseTask):
 
     @classmethod
     def corpus_facts(cls, options: Any) -> tuple[str | None, str | None, str | None]:
-        """Loads the essays of a haystack, and returns their name, hash and source; None for other haystacks."""
+        """Loads the essays of a haystack and returns their name, hash and source; all None for other haystacks."""
         if getattr(options, "type_haystack", None) != "essay":
             return None, None, None
         essays = load_essays(options.essays)
@@ -137,24 +137,24 @@ class RulerTask(BaseTask):
         return int(self.config.generation_kwargs["max_gen_toks"])
 
     def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
-        """Returns a mark in place of the prompt, around which lm-eval renders system text and chat template."""
+        """Returns a mark instead of the prompt; lm-eval renders the system text and the chat template around it."""
         return PROMPT_MARK
 
     def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> list[str]:
-        """Returns the references of a sample."""
+        """Returns the right answers of a sample."""
         return list(doc.get("references") or [])
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """Builds the requests of this rank's samples at every context length.
 
         Raises:
-            UserError: few-shot examples are requested, or a sample does not fit.
+            UserError: few-shot examples are requested, or a sample does not fit a context length.
         """
         if self.config.num_fewshot:
             raise UserError(f"{self.config.task} has its own worked examples; run it without --num_fewshot.")
         selected = self.chosen_samples(kwargs)
         around = {name: kwargs[name] for name in _AROUND if name in kwargs}
-        # lm-eval renders system text and chat template around a prompt
+        # lm-eval renders the system text and the chat template around a mark, which stands for every prompt
         frame = self._framed(
             lambda prefix: str(ConfigurableTask.fewshot_context(self, {"index": 0}, 0, gen_prefix=prefix, **around))
         )
@@ -192,7 +192,7 @@ class RulerTask(BaseTask):
         ]
 
     def _prepare(self, frame: Frame) -> None:
-        """Sets the generator and the context lengths that all samples fit, and stores the record.
+        """Sets the generator, the sample sizes and the context lengths that all samples fit; stores the task's record.
 
         Raises:
             UserError: no requested length is long enough for all samples.
@@ -260,7 +260,7 @@ class RulerTask(BaseTask):
         return scores
 
     def means(self) -> dict[str, bool]:
-        """Returns the metrics of all context lengths: whether higher is better, by metric key."""
+        """Returns the metric keys of all context lengths, mapped to whether higher is better."""
         metrics = dict(self.metrics)
         if self.thinking_tokens is not None:
             metrics[THINKING_CUT] = False

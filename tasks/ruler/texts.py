@@ -77,7 +77,7 @@ class Essays(NamedTuple):
     source: str
 
     def haystack(self, counter: TokenCounter) -> EssayHaystack:
-        """Returns a haystack of the words, with their token counts."""
+        """Returns a haystack of the words, with their token counts by the tokenizer of `counter`."""
         tokens = counter.count_pool([" " + word for word in self.words], WORDS)
         return EssayHaystack(
             words=self.words,
@@ -155,18 +155,18 @@ def load_from_hub(key: str, form: str, dataset: str, config: str | None = None, 
 
 
 def on_hub_or_kept(dataset: str) -> None:
-    """Checks that the dataset is in the client's cache, or that the hub's host name resolves.
+    """Checks that the dataset is in the hub client's cache, or that the hub's host name resolves.
 
-    The check is immediate; without a network the client would retry for half a minute.
+    The check is immediate; without a network the hub's client would retry for half a minute.
 
     Raises:
-        ConnectionError: neither is the case.
+        ConnectionError: the dataset is not cached, and the host name does not resolve.
     """
     import datasets  # as above
 
     if (Path(datasets.config.HF_DATASETS_CACHE) / dataset.replace("/", "___")).is_dir():
         return
-    if urllib.request.getproxies():  # the proxy resolves host names
+    if urllib.request.getproxies():  # host names need not resolve here: the proxy resolves them
         return
     try:
         socket.getaddrinfo(urllib.parse.urlsplit(datasets.config.HF_ENDPOINT).hostname, 443)

@@ -36,7 +36,7 @@ class NiahWording(NamedTuple):
 
 
 class TaskWording(NamedTuple):
-    """The wording of one of the other tasks: the text before and behind the haystack, and the start of the answer."""
+    """The wording of a task without needles: the text before and after the haystack, and the start of the answer."""
 
     opening: str
     closing: str
@@ -117,7 +117,10 @@ def niah_wording() -> NiahWording:
 
 @functools.cache
 def task_wording(task: str) -> TaskWording:
-    """Reads the wording of the task "vt", "cwe", "fwe" or "qa"; some strings hold fields `{query}` and `{num_v}`."""
+    """Reads the wording of the task "vt", "cwe", "fwe" or "qa".
+
+    Some of its strings hold the format fields `{query}` and `{num_v}`.
+    """
     module = f"{task}_utils"
     config = _assigned(module, "CONFIG")
     config = config.get("variable_tracking", {}) if task == "vt" else config
@@ -138,7 +141,7 @@ def long_bench_wording() -> tuple[str, str, str, list[str]]:
     """Reads the prompt of LongBench v2 from lm-eval's YAML files.
 
     Returns:
-        The text before the context, a Jinja template of the text behind it, the data set, and its configurations.
+        The text before the context, a Jinja template of the text after it, the data set's id, and its configurations.
 
     Raises:
         UserError: the installed lm-eval does not hold them.

@@ -1,7 +1,7 @@
 """Generators of common-words and frequent-words extraction: which words of a text are the most frequent?
 
-Common words: a numbered list in which ten words occur more often than all others. Frequent words: a text of coded words
-whose counts fall with a power of their rank.
+Common words: a numbered list in which ten words occur more often than all others. Frequent words: a text of meaningless
+words in which the word of rank k occurs in proportion to a power of k (a Zipf distribution).
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ class WordListDraft(ListDraft):
 
     Attributes:
         pool: all words.
-        order: indices into the pool: the common words, then the uncommon ones in the order in which units are added,
-            int64.
+        order: indices into the pool, int64: the common words, then the uncommon ones in the order in which they are
+            added to the prompt.
         common_repeats: occurrences of each common word.
         uncommon_repeats: occurrences of each uncommon word.
         common: number of common words.
@@ -56,7 +56,7 @@ class WordListDraft(ListDraft):
     common: int
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns stand-ins for the start (the first number) and the end (a word) of the list."""
+        """Returns short texts that stand for the start (the first number) and the end (a word) of the list."""
         return "1", "a"
 
     def body(self, units: int) -> str:
@@ -69,7 +69,7 @@ class WordListDraft(ListDraft):
 
 
 def number_words(words: Sequence[str]) -> str:
-    """Returns "1. first 2. second ..."."""
+    """Returns the words as one numbered text: "1. first 2. second ..."."""
     return " ".join([f"{i}. {word}" for i, word in enumerate(words, start=1)])
 
 
@@ -77,8 +77,8 @@ class CweGenerator(Generator):
     """Makes the samples of common-words extraction.
 
     Below 4,096 tokens RULER uses a short form, with a shorter example and fewer repetitions. This generator also uses
-    the short form where the long form does not fit, for which RULER has no rule. If a prompt needs more words than
-    wonderwords has, pairs of an adjective and a noun are added.
+    the short form if the long form does not fit the context length, a case for which RULER has no rule. If a prompt
+    needs more words than wonderwords has, pairs of an adjective and a noun are added.
     """
 
     options: CweOptions
@@ -88,12 +88,15 @@ class CweGenerator(Generator):
         self._short_at: dict[int, bool] = {}
 
     def steps(self, length: int) -> Steps:
-        """Returns steps of ten words."""
+        """Returns NVIDIA's rule for filling prompts, which removes ten words at a time."""
         return Steps(10)
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], int, NDArray[np.int64]]:
-        """All words, the number of wonderwords' own among them (the first ones), and token counts behind a number."""
+        """All words, how many of them (the first ones) are wonderwords' words, and the words' token counts.
+
+        A word is counted as it is tokenised after a number.
+        """
         simple = sorted({word for words in word_lists() for word in words})
         nouns, adjectives, _ = word_lists()
         rng = seeded_random(*self._name, "extra words")
@@ -109,11 +112,11 @@ class CweGenerator(Generator):
         return running_totals(tokens)
 
     def draft(self, index: int, context_length: int) -> WordListDraft:
-        """Makes sample `index`; its words are the same at every length, their repetitions follow RULER's rule."""
+        """Makes sample `index`; its words are the same at every length, their number of repetitions may differ."""
         return self._make(index, context_length, short=self._is_short(context_length))
 
     def _is_short(self, context_length: int) -> bool:
-        """Whether a context length gets the short form: below 4,096 tokens, or where the long form does not fit."""
+        """Whether the short form is used: below 4,096 tokens, or if the long form does not fit the context length."""
         if context_length not in self._short_at:
             self._short_at[context_length] = context_length < SHORT_BELOW
             if not self._short_at[context_length]:
@@ -137,7 +140,7 @@ class CweGenerator(Generator):
         tokens = pool_tokens[order]
         entries = common * common_repeats + uncommon_repeats * np.arange(len(order) - common + 1)
         word_tokens = common_repeats * int(tokens[:common].sum()) + uncommon_repeats * running_totals(tokens[common:])
-        # RULER's wording has 10 common words
+        # RULER's wording speaks of 10 common words
         opening, question, prefix = (text.replace("10", str(common)) for text in task_wording("cwe"))
         return WordListDraft(
             references=[words[i] for i in order[:common].tolist()],
@@ -158,8 +161,8 @@ class CweGenerator(Generator):
     def _examples(self, index: int, short: bool, opening: str, question: str) -> list[str]:
         """Returns the worked examples.
 
-        In the short form they have 20 words, repeated 3 times (common) and once; otherwise 40 words, repeated 10 and 3
-        times.
+        In the short form an example has 20 words: common ones occur 3 times, uncommon ones once. In the long form it
+        has 40 words, which occur 10 and 3 times.
         """
         count, common_repeats, uncommon_repeats = (20, 3, 1) if short else (40, 10, 3)
         words, simple, _ = self._pool
@@ -181,7 +184,7 @@ class FrequencyDraft(Draft):
 
     Attributes:
         words: the noise (rank 1), then the words by falling frequency.
-        tokens: token count of each word behind a space, int64.
+        tokens: token count of each word when it follows a space, int64.
         shares: k^-alpha / zeta(alpha) for every rank k, float64.
         name: the seed of the order.
     """
@@ -192,7 +195,7 @@ class FrequencyDraft(Draft):
     name: tuple[object, ...]
 
     def body_ends(self) -> tuple[str, str]:
-        """Returns stand-ins for the start (a word behind a space) and the end (a word) of the text."""
+        """Returns short texts that stand for the start (a space and a word) and the end (a word) of the text."""
         return " a", "a"
 
     def counts(self, units: int) -> NDArray[np.int64]:
@@ -212,7 +215,7 @@ class FrequencyDraft(Draft):
         return low
 
     def body(self, units: int) -> str:
-        """Returns the words, each behind a space."""
+        """Returns all occurrences of the words in random order, each after a space."""
         counts = self.counts(units)
         ranks = np.repeat(np.arange(len(counts)), counts)
         starts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -237,13 +240,16 @@ class FweGenerator(Generator):
             raise UserError(f"{task} asks for {ASKED} coded words, so vocab_size has to be at least {ASKED + 2}.")
 
     def steps(self, length: int) -> Steps:
-        """Returns steps of budget / 32 words that start from budget / `coded_wordlen` words, budget in tokens."""
+        """Returns NVIDIA's rule for filling prompts of at most B tokens.
+
+        A step has B / 32 words, and the first sample has B / `coded_wordlen` words plus or minus whole steps.
+        """
         budget = length - self.generated_tokens
         return Steps(max(1, budget // 32), origin=budget // self.options.coded_wordlen)
 
     @functools.cached_property
     def _pool(self) -> tuple[list[str], NDArray[np.int64]]:
-        """The noise and all coded words, and their token counts behind a space."""
+        """The noise word and all coded words, and the token counts that they have after a space."""
         letters = self.options.coded_wordlen
         rng = seeded_random(*self._name, "coded words", letters)
         pool = [NOISE, *distinct(POOL_WORDS, lambda: "".join(rng.choices(string.ascii_lowercase, k=letters)))]
@@ -254,7 +260,7 @@ class FweGenerator(Generator):
         pool, tokens = self._pool
         size = self.options.vocab_size or (context_length - self.generated_tokens) // _TOKENS_PER_VOCABULARY_WORD
         first = np.arange(1, POOL_WORDS + 1) ** -self.options.alpha / zeta(self.options.alpha)
-        # with at least this many units the words of the answer are more frequent than all others
+        # with at least this many units, the words that the question asks for are more frequent than all others
         least_units = math.ceil(1 / float(-np.diff(first[1 : ASKED + 2]).min())) + 1
         size = min(POOL_WORDS, max(size, ASKED + 2, int(np.count_nonzero(least_units * first >= 1))))
         order = np.concatenate(([0], 1 + seeded_order(POOL_WORDS, *self._name, index, "vocabulary")[: size - 1]))
