@@ -55,8 +55,8 @@ class Corpus(NamedTuple):
 def count_words(text: str) -> int:
     """Returns the number of words, counted as for lm-eval's word perplexity.
 
-    It is the number of strings that `re.split(r"\\s+", text)` returns, which includes empty strings at the start and the
-    end. The text is split in chunks to save memory.
+    It is the number of strings that a split at runs of white space gives. If the text begins or ends with white space,
+    an empty string there counts too. The text is split in chunks to save memory.
     """
     if not text:
         return 1

@@ -142,7 +142,7 @@ def adds_special_tokens(tokenizer: Any) -> bool:
 
 
 class AddedTokens(NamedTuple):
-    """Token ids that a tokenizer adds to every text: `prefix` before it, such as BOS, and `suffix` after it, such as EOS."""
+    """Token ids that a tokenizer adds to every text: a `prefix` such as BOS before it, a `suffix` such as EOS after."""
 
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
@@ -161,8 +161,8 @@ def added_tokens(tokenizer: Any) -> AddedTokens:
     """Finds the token ids that a tokenizer adds to every text.
 
     Two texts without common tokens are encoded with special tokens. The tokens that both encodings share at the start
-    are the prefix, those at the end the suffix. This is checked against both encodings without special tokens. If a
-    tokenizer does more than to add a prefix and a suffix, its tokens for the empty text are returned as prefix.
+    are the prefix, those that they share at the end the suffix. Both texts are also encoded without special tokens. If
+    the encodings differ by more than prefix and suffix, the tokens of the empty text are returned as prefix.
     """
     for pair in _PROBES:
         plain = [tokenizer.encode(text, add_special_tokens=False) for text in pair]

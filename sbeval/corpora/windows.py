@@ -51,9 +51,9 @@ def sliding_windows(start: int, stop: int, context_length: int, *, stride: int, 
         start: first target of the block.
         stop: end of the block.
         context_length: L.
-        stride: targets that each window adds; at most L, and it divides the block's length.
-        region: first token that windows may use as left context: `start`, or at least L before it. If it is `start`,
-            the first window has no further context and scores all L targets.
+        stride: number of new targets in each window; it is at most L and divides the block's length.
+        region: index of the first token that windows may contain: `start`, or at least L tokens before it. If it is
+            `start`, no further context exists for the first window, which scores all its L targets.
     """
     first = start + (context_length if start == region else stride)
     windows = [Window(first - context_length, first, first - start)]
@@ -72,7 +72,7 @@ def document_target_blocks(
     blocks_per_document: int,
     seed: int,
 ) -> list[tuple[int, int]]:
-    """Draws blocks of `targets` consecutive targets with at least `longest` tokens of left context in their document.
+    """Draws blocks of `targets` consecutive targets with at least `longest` tokens before them in their document.
 
     The candidates of a document are consecutive blocks from its token `longest` on. Up to `blocks_per_document` of them
     are drawn at random, seeded by (seed, document index). The first blocks of all documents come before all second
@@ -137,10 +137,11 @@ def targets_sha256(windows: Sequence[Window]) -> str:
 
 
 def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: bool) -> int:
-    """Counts a window's scored targets whose whole left context lies in their own document.
+    """Counts a window's scored targets for which all tokens before them in the window are of the target's document.
 
-    The separator before a document counts as part of the document if it is the lead-in. `starts` are the documents'
-    first tokens and the total, [C + 1]; `lead_in` says whether the token before the window is fed.
+    The separator before a document counts as part of the document if it is the first token that is fed. `starts` are
+    the indices of the documents' first tokens and the total number of tokens, [C + 1]. `lead_in` says whether the token
+    before the window is fed as its first input.
     """
     document = int(np.searchsorted(starts, window.start, side="right")) - 1
     if lead_in and window.start != int(starts[document]):
@@ -151,7 +152,7 @@ def own_document_targets(window: Window, starts: NDArray[np.int64], *, lead_in: 
 def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the number of scored targets in each document, [C].
 
-    `starts` are the documents' first tokens and the total number of tokens, [C + 1].
+    `starts` are the indices of the documents' first tokens and the total number of tokens, [C + 1].
     """
 
     def up_to_starts(tokens: list[int]) -> NDArray[np.int64]:
@@ -167,11 +168,11 @@ def targets_by_document(windows: Sequence[Window], starts: NDArray[np.int64]) ->
 
 
 def own_document_share(windows: Sequence[Window], starts: NDArray[np.int64], *, lead_in: bool) -> float:
-    """Returns the share of scored targets whose whole left context lies in their own document.
+    """Returns the share of scored targets for which all tokens before them in the window are of their document.
 
     Args:
         windows: at least one window.
-        starts: the documents' first tokens and the total number of tokens, [C + 1].
+        starts: indices of the documents' first tokens and the total number of tokens, [C + 1].
         lead_in: whether the token before a window is fed as its first input; otherwise BOS is.
     """
     inside = sum(own_document_targets(window, starts, lead_in=lead_in) for window in windows)

@@ -42,7 +42,7 @@ def run_on_cluster(
     If a node dies, Ray repeats its runs on another node. A run that was interrupted by a signal, as on a node that
     shuts down, is repeated too. A run that fails is not.
 
-    `address` is a cluster's address; "local" starts a cluster on this machine, and "auto" is the one that Ray finds.
+    `address` is the address of a cluster. "local" starts a cluster on this machine; "auto" uses the one that Ray finds.
 
     Raises:
         UserError: Ray is not installed, no cluster answers, a run needs more GPUs than a node has, or a node cannot see
@@ -108,7 +108,7 @@ def _check_nodes(ray: Any, nodes: Sequence[dict[str, Any]], shared_folders: tupl
 
 def _connected(address: str) -> Any:
     try:
-        import ray  # an extra
+        import ray  # an optional dependency: the extra sbeval[ray]
     except ImportError as error:
         raise UserError(
             f"--ray {address} needs the package ray, which is not installed: pip install 'sbeval[ray]', or remove "

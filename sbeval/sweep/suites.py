@@ -12,12 +12,12 @@ PAPER_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 BABILONG_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 # tokens of the model's context length that are reserved for the answer after a prompt of the longest length
 _RULER_ANSWER_TOKENS = 256
-# A task states the lengths of its texts in tokens of another tokenizer, without instructions and examples. The model's
+# Tasks state the lengths of their texts in tokens of another tokenizer, without instructions and examples. The model's
 # `max_length` is this many times the stated length, so that prompts are not truncated.
 _ROOM = 2
 _INFINITEBENCH = tuple(f"infinitebench_{name}" for name in ("passkey", "number_string", "kv_retrieval"))
-# tasks whose prompts must not be truncated, since the answer may be anywhere in the text. Each entry has the name of the
-# run, the tasks, and the number of tokens of the longest text and of an answer.
+# Tasks whose prompts must not be truncated, since the answer may be anywhere in the text. Each entry has the name of
+# the run, the tasks, and the numbers of tokens of the longest text and of an answer.
 UNCUT = (
     ("graphwalks-128k", ("graphwalks_128k",), 131_072, 16_384),
     ("graphwalks-1m", ("graphwalks_1M",), 1_048_576, 16_384),

@@ -66,7 +66,7 @@ class TrainingWindows(Dataset[Tensor]):
         return (self._windows - self._recall_before(self._windows)) / self.windows_per_epoch
 
     def visited(self) -> Iterator[Tokens]:
-        """Yields the ranges of the joined documents that the run trains on: all of them if it has at least one epoch."""
+        """Yields the ranges of the joined documents that the run trains on: the whole text after at least one epoch."""
         if self.epochs >= 1:
             yield self.tokens
             return
