@@ -30,7 +30,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
         options_class: the options that a user may set with `--metadata`.
         task_record: facts about this run, set by `keep_record`; `dump_config` writes them as JSON.
         reads_null: whether the task accepts NaN for a request whose logits were not finite. The metrics of that length
-            are then NaN, and those of other lengths are not affected.
+            are then NaN; the metrics of other lengths are not affected.
         fixed: configuration that overrides the YAML.
     """
 
@@ -89,7 +89,7 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     def chosen_samples(self, arguments: Mapping[str, Any]) -> Numbered:
         """Returns the number and document of each sample that lm-eval selects for this rank, at least one.
 
-        `arguments` are those of `build_all_requests`.
+        `arguments` are the keyword arguments with which lm-eval called `build_all_requests`.
 
         Raises:
             UserError: this rank has no sample.

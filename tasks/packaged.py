@@ -54,7 +54,7 @@ def expand_names(requested: Iterable[str]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def check_names(requested: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
-    """Refuses names that belong to no packaged task, to no task of lm-eval, and to none in the given folders.
+    """Refuses names that neither a packaged task, nor a task of lm-eval, nor a task in `folders` has.
 
     lm-eval needs ten seconds to parse its task files. This function only searches the files for the name.
 

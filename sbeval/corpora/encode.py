@@ -67,7 +67,7 @@ def encode_documents(documents: list[Document], tokenizer: Any, layout: Layout) 
     """Encodes a batch of documents. A fast tokenizer uses all cores, and encodes a very long document in chunks.
 
     Raises:
-        UserError: two chunks of a very long document have no tokens in common where they overlap.
+        UserError: two chunks of a very long document have no tokens in common in their overlap.
     """
     short = [document for document in documents if not (tokenizer.is_fast and len(document.text) > CHUNK_CHARACTERS)]
     options = {**_QUIET, "return_offsets_mapping": bool(tokenizer.is_fast)}
@@ -151,7 +151,7 @@ def long_document_tokens(document: Document, tokenizer: Any, *, special_tokens: 
     """Encodes a document of more than `CHUNK_CHARACTERS` with a fast tokenizer, and yields its tokens in chunks.
 
     Raises:
-        UserError: two chunks have no tokens in common where they overlap.
+        UserError: two chunks have no tokens in common in their overlap.
     """
     starts = range(0, len(document.text) - _OVERLAP_CHARACTERS, CHUNK_CHARACTERS - _OVERLAP_CHARACTERS)
     before: DocumentTokens | None = None

@@ -220,7 +220,7 @@ def separator_ids(tokenizer: Any, separator: str | None) -> tuple[int, ...]:
     """Returns the token ids that separate joined documents: those of the text `separator`, or EOS if it is None.
 
     Raises:
-        UserError: no separator is given and the tokenizer has no EOS token.
+        UserError: `separator` is None and the tokenizer has no EOS token.
     """
     if separator is not None:
         return tuple(tokenizer.encode(separator, add_special_tokens=False))

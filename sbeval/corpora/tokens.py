@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
 
 class TargetSums(NamedTuple):
-    """Sums over those targets of a range that lie in one document.
+    """Sums of NLL, tokens, words and bytes over the targets of a range that lie in one document.
 
     `words` and `bytes` are the parts of the counts of the original page (the document before preprocessing) that belong
     to these targets. They are NaN if the tokenizer returns no character offsets.

@@ -43,15 +43,15 @@ def disjoint_windows(start: int, stop: int, context_length: int) -> list[Window]
 
 
 def sliding_windows(start: int, stop: int, context_length: int, *, stride: int, region: int) -> list[Window]:
-    """Cuts a block into overlapping windows of L inputs, each of which scores `stride` new targets.
+    """Cuts a block into overlapping windows of L inputs, each of which scores only its new targets.
 
-    Every target of the block is scored once.
+    A window scores `stride` targets, except that the first one may score L targets and the last one fewer.
 
     Args:
         start: first target of the block.
         stop: end of the block.
         context_length: L.
-        stride: number of new targets in each window; it is at most L and divides the block's length.
+        stride: number of tokens by which windows advance; it is at most L and divides the block's length.
         region: index of the first token that windows may contain: `start`, or at least L tokens before it. If it is
             `start`, no further context exists for the first window, which scores all its L targets.
     """

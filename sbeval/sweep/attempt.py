@@ -105,7 +105,8 @@ def alone_in(folder: Path, seconds: float = 0.0) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(OSError):
-                if os.path.samestat(lock_stat, path.stat()):  # the folder and its lock file may have been moved aside
+                # compared because another process may have moved the folder with the locked file aside
+                if os.path.samestat(lock_stat, path.stat()):
                     path.unlink()
 
 

@@ -11,7 +11,7 @@
 - `run`: how does a run start, resume and write its final checkpoint?
 - `watch`: the Trainer callback: loss curve, progress messages, time limit, non-finite losses
 - `record`: which files record a run's loss curve and commands, and how is a full disk reported?
-- `trainer`: where does our Trainer differ from transformers', and how are its states kept?
+- `trainer`: in what does our Trainer differ from transformers' Trainer, and how are its states kept?
 - `windows`: which tokens does each training step see?
 - `losses`: how is the loss computed, with documents joined or masked from each other?
 - `distributed`: how do several ranks train together (FSDP, context parallelism)?

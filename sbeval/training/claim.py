@@ -72,7 +72,8 @@ def _check_folder(out: Path, identity: Mapping[str, Any], checkpoint: Path) -> b
     Raises:
         UserError: the folder holds something else than this run.
     """
-    existing_names = _names(out)  # listed before run.json is read: other ranks of this run may add files in between
+    # listed before run.json is read, because other ranks of this run may add files in between
+    existing_names = _names(out)
     recorded, wanted = _recorded(out / "run.json"), json.loads(json.dumps(identity))
     if recorded is not None and "inputs" not in recorded:
         wanted.pop("inputs", None)

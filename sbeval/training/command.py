@@ -31,7 +31,7 @@ _CHANGE = "change a setting: optimization.learning_rate=1e-3"
 
 
 def train_command(arguments: Sequence[str]) -> Path | None:
-    """Runs `sbeval train`. Returns the results folder if `--report` was given and training has finished, else None."""
+    """Runs `sbeval train`. Returns the results folder if `--report` is set and training has finished, else None."""
     parser = argparse.ArgumentParser(prog="sbeval train", description="One training run, resumed where it stopped.")
     parser.add_argument("recipe", nargs="?", help=_RECIPE)
     parser.add_argument("--out", type=Path, help="folder of the run (default: build/runs/<name>)")

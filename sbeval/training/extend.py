@@ -47,12 +47,13 @@ def extend(
         extension: settings of the run.
         out: output folder: resumable states, the loss curve, and at the end `checkpoint/`.
         replace: move anything else that `out` holds aside.
-        allow_unread: glob patterns of tensors in the parent checkpoint that the model may leave unread.
+        allow_unread: glob patterns of names of tensors that the checkpoint may hold although the model has no place for
+            them.
         **options: fields of `TrainingRun`.
 
     Returns:
-        The checkpoint's folder, or None if time ran out first. Models loaded by this project's own classes are saved
-        in this project's format, other transformers models in their own.
+        The checkpoint's folder, or None if the time limit ended the run first. Models of this project's classes are
+        saved in this project's format, other transformers models in the format of transformers.
 
     Raises:
         UserError: checkpoint, data and settings do not fit, `out` holds another run, or the loss was not finite.
@@ -165,7 +166,7 @@ def longer_context(
                 {**(original_parameters or {}), GLOBAL_LAYERS: scaled} if GLOBAL_LAYERS in entries else scaled
             )
         try:
-            config.validate()  # transformers does so when it saves the first state
+            config.validate()  # otherwise transformers would report an error only when it saves the first state
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(
                 f"transformers refuses the model's configuration at a context of {context_tokens} tokens: "

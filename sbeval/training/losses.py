@@ -84,7 +84,7 @@ def bucketed_loss(model: nn.Module, window_tokens: Tensor, separator: int) -> Te
     passes = -round(minimum_over_ranks(torch.tensor(-batches, device=window_tokens.device)))
     total = torch.zeros((), device=window_tokens.device)
     for members in [*buckets.values(), *[[]] * (passes - batches)]:
-        # a pass without segments runs one token with an ignored target
+        # a forward pass for which no segments are left runs one token, whose target is ignored
         rows, width = max(1, len(members)), max((segment.stop - segment.start for segment in members), default=1)
         inputs = window_tokens.new_full((rows, width), separator)
         targets = window_tokens.new_full((rows, width), -100)

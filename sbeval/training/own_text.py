@@ -61,7 +61,7 @@ def check_text(text: OwnText, *, has_tokenizer: bool) -> None:
     """Checks, before a tokenizer is loaded, that a text exists and can be split.
 
     Raises:
-        UserError: there is no such text, or it is to be split by tokens and no tokenizer was given.
+        UserError: there is no such text, or it is to be split by tokens and there is no tokenizer yet.
     """
     if text.split is not None and counts_tokens(text.split) and not has_tokenizer:
         raise UserError(
@@ -125,7 +125,7 @@ def name_of_text(source: str) -> str:
 
 
 def print_held_out(folder: Path) -> None:
-    """Prints how many tokens and documents are held out, given the folder of token arrays."""
+    """Prints how many tokens and documents are held out, as the record in the folder of token arrays says."""
     held_out = load_arrays(folder).record["held_out"]
     documents = held_out["documents"]
     if documents:

@@ -118,7 +118,7 @@ class OptimizationSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """Settings that a recipe and a context extension share."""
+    """Settings that a training run from scratch and a context extension have in common."""
 
     optimization: OptimizationSettings = Field(description="Optimizer and schedule.")
     precision: Literal["bfloat16", "float32"] = Field(
@@ -141,7 +141,7 @@ class TrainingSettings(Settings):
 
     @abstractmethod
     def memory_remedies(self) -> list[str]:
-        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+        """Returns remedies for a user if a forward and backward pass does not fit into memory, best first."""
 
 
 class TrainRecipe(TrainingSettings):
@@ -183,7 +183,7 @@ class TrainRecipe(TrainingSettings):
         return length
 
     def memory_remedies(self) -> list[str]:
-        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+        """Returns remedies for a user if a forward and backward pass does not fit into memory, best first."""
         length, optimization = self.length_tokens, self.optimization
         smaller = (optimization.micro_batch_tokens or optimization.batch_tokens) > length
         return [
@@ -228,7 +228,7 @@ class Extension(TrainingSettings):
         return self.context_tokens
 
     def memory_remedies(self) -> list[str]:
-        """Returns what a user can do where a pass of the model does not fit into memory, best first."""
+        """Returns remedies for a user if a forward and backward pass does not fit into memory, best first."""
         micro = self.optimization.micro_batch_tokens or self.optimization.batch_tokens
         smaller = micro > self.context_tokens
         return [

@@ -85,7 +85,7 @@ class TrainingRun:
             loss: loss function of the model and windows [windows, length + 1].
 
         Returns:
-            The trained model, on rank 0 with full weights; None if time ran out first.
+            The trained model, on rank 0 with full weights; None if the time limit ended the run first.
 
         Raises:
             UserError: loss or weights are not finite, disk or memory is full, or FSDP runs on a single rank.
@@ -212,7 +212,7 @@ class TrainingRun:
             facts: fields of the training record about the recipe or the extension.
             data: record of the token arrays.
             dtype: dtype of the saved weights.
-            parent: folder of the extended checkpoint; its hashes of training text are carried over.
+            parent: folder of the checkpoint that was extended; the hashes of its training text are copied.
             measured: called after the weights are saved; returns further fields of the training record.
 
         Raises:

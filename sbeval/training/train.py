@@ -38,7 +38,7 @@ def train(
         **options: fields of `TrainingRun`.
 
     Returns:
-        The checkpoint's folder, or None if time ran out first.
+        The checkpoint's folder, or None if the time limit ended the run first.
 
     Raises:
         UserError: data and recipe do not fit, `out` holds another run, or the loss was not finite.

@@ -61,7 +61,7 @@ class FixedTarget(PerplexityTask):
         return targets
 
     def settle(self) -> SettledLengths:
-        """Chooses lengths that the text can fill to the left of the targets."""
+        """Chooses lengths for which the text holds enough tokens before the targets."""
         if isinstance(self.options.continues, Path):
             self._finished = _read_finished(self.options.continues, self.config.task)
         return self.settle_full_windows(targets=self.targets_per_window())
@@ -105,7 +105,7 @@ class FixedTarget(PerplexityTask):
         return {"start_byte": first, "stop_byte": last}
 
     def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
-        """Checks that the targets are those of the continued run, and that every length fits before them.
+        """Checks that the targets are those of the continued run, and that enough tokens precede them for every length.
 
         Raises:
             UserError: the targets differ, or fewer tokens than the longest length precede one of them.
@@ -132,12 +132,15 @@ class FixedTarget(PerplexityTask):
             )
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
-        """Returns the one window that ends with the block's targets."""
+        """Returns the only window of a block at this length, which ends with the block's targets."""
         start, stop = block["start"], block["stop"]
         return [Window(stop - context_length, stop, stop - start)]
 
     def build_all_requests(self, **kwargs: Any) -> None:
-        """Builds the requests of this rank; a LongPPL evaluator, if set, selects the key tokens of its blocks."""
+        """Builds the requests of this rank.
+
+        If the options name a LongPPL evaluator, a second model, it selects the key tokens among the targets.
+        """
         super().build_all_requests(**kwargs)
         if (evaluator := self.options.longppl_evaluator) is None:
             return
@@ -164,12 +167,15 @@ class FixedTarget(PerplexityTask):
         self.task_record = dataclasses.replace(self.task_record, longppl=longppl)
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Adds the indices of targets at which a range of consecutive key tokens begins or ends."""
+        """Returns the indices of targets at which a document begins, or a range of LongPPL key tokens begins or ends."""
         changes = np.flatnonzero(np.diff(self._key_tokens[block["start"]])) + 1 if self.metrics.longppl else ()
         return [*super().cuts(block, window), *map(int, changes)]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the NLL sums over the block's key tokens, under `longppl@L` for each length L."""
+        """Returns the values that a sample logs.
+
+        With a LongPPL evaluator, `longppl@L` holds the NLL sums over the block's key tokens.
+        """
         sample = super().logged(doc, nll)
         if self.metrics.longppl:
             mask = self._key_tokens[doc["start"]]

@@ -95,7 +95,7 @@ def model_positions(metadata: Mapping[str, Any]) -> int | None:
 
 
 def trained_on(metadata: Mapping[str, Any], corpus: TokenizedCorpus, documents: Iterable[int]) -> list[str] | None:
-    """Returns the names of the given documents that are in the model's training text.
+    """Returns the names of those of the `documents` (indices) that are in the model's training text.
 
     Returns None if the model's folder holds no record of its training text for this corpus's tokenizer.
     """

@@ -132,7 +132,7 @@ class _Evaluator:
         lead_in = prefix_token_id(self._tokenizer)
         key = np.flatnonzero(_need_context(*(self._computed(lead_in, tokens, count) for tokens, _, _ in read)))
         _, key_begins, key_ends = (values[-count:][key] for values in read[1])
-        # adjacent key tokens form one stretch of characters
+        # adjacent key tokens form one range of characters
         apart = key_begins[1:] != key_ends[:-1]
         key_begins = key_begins[np.r_[True, apart][: len(key)]]
         key_ends = key_ends[np.r_[apart, True][: len(key)]]
@@ -167,8 +167,8 @@ class _Evaluator:
 
     @cached_property
     def _scorer(self) -> tuple[Any, Any]:
-        import torch  # as above
-        from transformers import AutoModelForCausalLM  # as above
+        import torch  # imported late: only an evaluator needs it
+        from transformers import AutoModelForCausalLM  # imported late: only an evaluator needs it
 
         import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
         from sbeval.checkpoints.load import load_whole  # as above

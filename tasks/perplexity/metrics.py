@@ -147,7 +147,7 @@ class PerplexityMetrics:
     def aggregation(self) -> dict[str, Callable[[list[Any]], Any]]:
         """Returns lm-eval's aggregation functions by metric key.
 
-        lm-eval calls them in this order. `nll@L` comes first, since its function computes the values of the others.
+        lm-eval calls the functions in this order. That of `nll@L` comes first, because it computes all other metrics.
         """
         functions: dict[str, Callable[[list[Any]], Any]] = {
             metric_key("nll", length): functools.partial(self._nll, length) for length in self.lengths

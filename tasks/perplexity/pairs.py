@@ -94,10 +94,10 @@ class Pairs(PerplexityTask):
         return [Window(block["start"] - context_length, block["stop"], block["stop"] - block["start"])]
 
     def distinct_windows(self, block: Mapping[str, Any]) -> list[Window]:
-        """Adds the window of the target without context."""
+        """Returns the block's windows at all lengths, and the window of the target without context."""
         return [*super().distinct_windows(block), *self.windows(block, 0)]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the sums over the target when it is scored without context, under `nll_without@L`."""
+        """Returns the values that a sample logs; `nll_without@L` holds the sums over the target without context."""
         alone = document_rows(self.corpus, self.windows(doc, 0), nll)
         return super().logged(doc, nll) | {metric_key("nll_without", length): alone for length in self.lengths.scored}

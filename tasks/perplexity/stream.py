@@ -104,16 +104,19 @@ class Position(Stream):
         return lengths._replace(scored=lengths.scored[-1:])
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Adds the index of the first target of every position bin."""
+        """Returns the indices of targets at which a document or a position bin begins."""
         return [*super().cuts(block, window), *(first - 1 for first, _ in position_bins(window.scored))]
 
     def logged(self, doc: Mapping[str, Any], nll: WindowNll) -> dict[str, Any]:
-        """Adds the sums of every bin by source document under `position_nll`."""
+        """Returns the values that a sample logs; `position_nll` holds the sums of every bin by source document."""
         (window,) = self.windows(doc, self.lengths.scored[0])
         return super().logged(doc, nll) | {"position_nll": self._bin_rows(window, nll[window])}
 
     def aggregation(self) -> dict[str, Any]:
-        """Adds the mean NLL of every bin, its confidence interval and its number of clusters."""
+        """Returns lm-eval's aggregation functions, among them those of the NLL by position.
+
+        For every position bin they compute the mean NLL, its confidence interval and its number of clusters.
+        """
 
         def means(samples: list[list[list[BinRow]]]) -> CompactList:
             sums = [cluster_sums(rows, 2) for rows in zip(*samples, strict=True)]

@@ -112,14 +112,14 @@ class PerplexityTask(BaseTask):
         return None
 
     def check_targets(self, chosen: Sequence[Mapping[str, Any]], targets_sha256: str) -> None:
-        """Checks the targets against those of a finished run that this run continues; only `fixed_target` supports it.
+        """Compares the targets with those of a finished run that this run continues; only `fixed_target` can continue.
 
         Args:
             chosen: the blocks of the whole run.
-            targets_sha256: the hash of their targets.
+            targets_sha256: the hash of the targets of all blocks.
 
         Raises:
-            UserError: the option `continues` names a file.
+            UserError: the option `continues` names a results file, but this protocol cannot continue a run.
         """
         if self.options.continues not in (None, "none"):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Copying from a distance: a repeated passage, marked words, and phrases that return after given distances.
+"""Copying from a distance: a repeated passage, marked words, and phrases that are repeated after known distances.
 
 All texts consist of words that are drawn uniformly from one list, so only the text itself can predict a word. No word's
 tokens are a prefix of another word's tokens, so a model that knows only the list gives each of its n words a

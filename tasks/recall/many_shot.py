@@ -158,7 +158,7 @@ class LabelTask(RulerTask):
     `retrieval_gain`: the NLL of the right label after the second prompt minus its NLL after the first.
 
     Attributes:
-        cue: the text directly before a label.
+        cue: the text directly before a label, such as "Label:".
     """
 
     fixed: ClassVar = {"output_type": "loglikelihood_rolling"}

@@ -35,7 +35,7 @@ class Mqrar:
         length_tokens: length of a sequence; an even number.
         pairs: number of different keys.
         vocabulary: number of token ids.
-        n_back: 1 makes a key's latest value the target, 2 the one before.
+        n_back: which earlier value of a key is the target: 1 for its latest value, 2 for the value before that.
     """
 
     length_tokens: int = LENGTH_TOKENS

@@ -32,7 +32,7 @@ class Condition(NamedTuple):
     Attributes:
         context_length: in tokens.
         pairs: number of keys in a sequence, None if the task has no keys.
-        n_back: which earlier value of a key is the answer: 1 is its latest value, 2 the one before.
+        n_back: which earlier value of a key is the answer: 1 for its latest value, 2 for the value before that.
     """
 
     context_length: int

@@ -258,7 +258,8 @@ PROMPT_MARK, PREFIX_MARK = "\ue000prompt\ue000", "\ue000prefix\ue000"
 class Frame:
     """The text that system prompt and chat template put around a task's prompt.
 
-    Without both it is only the space between the question and the answer prefix, the given start of the answer.
+    Without both it is only the space between the question and the answer prefix (the start of the answer, with which
+    the prompt may end).
 
     Attributes:
         head: the text before the prompt.

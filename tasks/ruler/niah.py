@@ -199,7 +199,7 @@ class NiahGenerator(NeedleGenerator):
 
     @property
     def haystack_strings(self) -> frozenset[str]:
-        """Keys and values of the lines of a haystack of needles; the needles of a sample must use others."""
+        """Keys and values in a haystack of needles; a sample's needles must have other keys and values."""
         return self._pool[1] if self.options.type_haystack == "needle" else frozenset()
 
     @functools.cached_property

@@ -162,7 +162,7 @@ def on_hub_or_kept(dataset: str) -> None:
     Raises:
         ConnectionError: the dataset is not cached, and the host name does not resolve.
     """
-    import datasets  # as above
+    import datasets  # imported late: it takes seconds, and options are read without it
 
     if (Path(datasets.config.HF_DATASETS_CACHE) / dataset.replace("/", "___")).is_dir():
         return
