@@ -47,8 +47,8 @@ def extend(
         extension: settings of the run.
         out: output folder: resumable states, the loss curve, and at the end `checkpoint/`.
         replace: move anything else that `out` holds aside.
-        allow_unread: glob patterns of names of tensors that the checkpoint may hold although the model has no place for
-            them.
+        allow_unread: glob patterns of names of tensors that the parent checkpoint may hold although the model does not
+            use them.
         **options: fields of `TrainingRun`.
 
     Returns:

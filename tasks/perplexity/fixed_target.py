@@ -167,7 +167,7 @@ class FixedTarget(PerplexityTask):
         self.task_record = dataclasses.replace(self.task_record, longppl=longppl)
 
     def cuts(self, block: Mapping[str, Any], window: Window) -> list[int]:
-        """Returns the indices of targets at which a document begins, or a range of LongPPL key tokens begins or ends."""
+        """Returns the indices of targets at which a document begins, or a range of key tokens begins or ends."""
         changes = np.flatnonzero(np.diff(self._key_tokens[block["start"]])) + 1 if self.metrics.longppl else ()
         return [*super().cuts(block, window), *map(int, changes)]
 

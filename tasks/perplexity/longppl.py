@@ -171,8 +171,8 @@ class _Evaluator:
         from transformers import AutoModelForCausalLM  # imported late: only an evaluator needs it
 
         import sbeval.models  # noqa: F401  registers the family with transformers' Auto classes
-        from sbeval.checkpoints.load import load_whole  # as above
-        from sbeval.scoring.scorer import TokenScorer  # as above
+        from sbeval.checkpoints.load import load_whole  # imports torch
+        from sbeval.scoring.scorer import TokenScorer  # imports torch
 
         try:
             model: Any = load_whole(AutoModelForCausalLM, str(self._name), dtype=self._dtype)
@@ -254,6 +254,6 @@ def evaluator_identity(evaluator: str, dtype: str = OWN_DTYPE) -> str:
 
 
 def _device() -> str:
-    import torch  # as above
+    import torch  # imported late: only an evaluator needs it
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -21,9 +21,10 @@ VALUE_DIGITS = 4
 
 
 class OverPairs(WithRetrievalGain):
-    """A probe with separate metrics for each combination of a number of keys and a value of `n_back`.
+    """A probe with one condition for each number of pairs and each `n_back`.
 
-    With `n_back` 1 the answer is a key's latest value, with 2 the value before it, and so on.
+    A pair is a key with its values. With `n_back` 1 the answer is the latest value of a key, with 2 the value before
+    it, and so on. Each condition has its own metrics.
     """
 
     options: MqrarTextOptions

@@ -165,7 +165,7 @@ class RecallTask(BaseTask):
 
 
 class WithRetrievalGain(RecallTask):
-    """A probe that scores every answer twice: after its text, and after a text in which earlier values are replaced.
+    """A probe that scores every answer twice: in its own text, and in a text whose earlier values are replaced.
 
     It adds the metric `retrieval_gain`: by how many nats the NLL of the answers is higher after the second text, which
     does not contain their values.
@@ -210,7 +210,10 @@ class Passage(NamedTuple):
 
 
 class TextRecallTask(TokenizedRecallTask):
-    """A probe whose sequences are the first tokens of a text that can be continued to any length."""
+    """A probe whose sequences are the first L tokens of an endless text.
+
+    L is the context length. The text is written with as many events as are needed for L tokens.
+    """
 
     def use_tokenizer(self, name: str) -> None:
         """Refuses a tokenizer without character offsets.
