@@ -1,4 +1,4 @@
-"""Documents and corpora. A document is the unit of a corpus, and the cluster that confidence intervals resample."""
+"""Documents and corpora. The documents of a corpus are the clusters that the bootstrap of an interval resamples."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256

@@ -127,7 +127,7 @@ def position_bins(context_length: int, *, per_octave: int = 4) -> list[tuple[int
 def targets_sha256(windows: Sequence[Window]) -> str:
     """Returns a hash of the set of scored targets, which does not depend on how windows divide the targets.
 
-    No target may be scored twice.
+    The windows must not score a target twice.
     """
     bounds = np.array(sorted((window.stop - window.scored, window.stop) for window in windows), "<i8")
     joined = bounds[1:, 0] == bounds[:-1, 1]

@@ -1,5 +1,6 @@
 """`fixed_target`: the same targets at every context length, so that only the context can explain a difference.
 
+Targets are scored in blocks of consecutive tokens; lm-eval counts each block as one document.
 Targets are chosen so that the longest context length fits before them. A later run at other lengths scores the same
 targets if it continues the first run: it reads from that run's results file how many targets a window has and how many
 tokens precede each target, and fails if the chosen targets would still differ.

@@ -1,7 +1,8 @@
 """Protocols over blocks of the longest context length: `stream`, `sliding` and `position`.
 
-By default blocks are cut from all documents joined. With `context` "document" they are cut inside documents that are at
-least as long as the longest context length; reports show these results as a separate series.
+lm-eval counts each block as one document. By default blocks are cut from all documents joined. With the option
+`context` set to "document" they are cut inside documents that are at least as long as the longest context length;
+reports show these results as a separate series.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,7 @@ class Sliding(Stream):
         return lengths
 
     def windows(self, block: Mapping[str, Any], context_length: int) -> list[Window]:
-        """Returns the sliding windows over a block's targets; their left context may begin in the previous block."""
+        """Returns the sliding windows over a block's targets; a window may begin in the block before."""
         stride = self.strides()[context_length]
         return sliding_windows(block["start"], block["stop"], context_length, stride=stride, region=block["region"])
 

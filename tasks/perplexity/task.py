@@ -136,7 +136,7 @@ class PerplexityTask(BaseTask):
         return separator_ids(tokenizer, self.options.separator)
 
     def settle_lead_in(self, tokenizer: Any, separator: tuple[int, ...]) -> LeadIn:
-        """Returns the rule for the token that is fed before a window's first target."""
+        """Returns the rule (lead-in) that says which token is fed before a window's first target."""
         return LeadIn.settle(self.config.task, tokenizer, requested=self.options.bos, separator=separator)
 
     def download(self, dataset_kwargs: Any = None, **kwargs: Any) -> None:
