@@ -46,7 +46,7 @@ def call_generate(
 
 @contextlib.contextmanager
 def without_cache(model: Any) -> Iterator[None]:
-    """Inside this context, the model's `generate` uses no KV cache: it reads the whole text again for each new token."""
+    """Inside this context, the model's `generate` has no KV cache: it reads the whole text again for each new token."""
     generate = model.generate
     vars(model)["generate"] = lambda **options: generate(**{**options, "use_cache": False})
     try:

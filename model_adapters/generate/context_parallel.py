@@ -47,8 +47,7 @@ def prompts_together(session: Session, prompts: Sequence[Prompt]) -> Iterator[tu
 class _Turn:
     """One turn: prefills at most one prompt of each rank. Every rank must call this object once.
 
-    `lengths` describes the prompts of the turn: the most tokens of prompt and answer, and a second integer; see
-    `prompts_together`.
+    `lengths` holds the prompts of the turn: the rank with the prompt, and the most tokens of prompt and answer.
     """
 
     def __init__(self, session: Session, scorer: ContextParallelScorer, lengths: Sequence[tuple[int, int]]) -> None:

@@ -53,7 +53,7 @@ def count_answers(session: Session, requests: Sequence[Instance], answers: Seque
 
 
 def _begins_its_answer(session: Session, request: Instance) -> bool:
-    """Whether a prompt ends inside the model's answer. The model then continues the answer and cannot think before it."""
+    """Whether a prompt ends inside the model's answer. The model then continues it, and cannot think before it."""
     text, doc = request.args[0], request.doc if isinstance(request.doc, dict) else {}
     prefix = doc.get("answer_prefix") or doc.get("gen_prefix")  # RULER's documents, here and in lm-eval
     ends_with_prefix = (

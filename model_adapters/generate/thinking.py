@@ -1,4 +1,4 @@
-"""A reasoning model's thinking before its answer: token budget, end marker, and tokens that end it if it is too long."""
+"""A reasoning model's thinking before its answer: token budget, end marker, and tokens that end a thought too long."""
 
 import dataclasses
 import functools
@@ -71,7 +71,7 @@ class Thinking:
         return {**unchanged, "until": [self.end], "max_gen_toks": budget}
 
     def room(self, beginning: str) -> int:
-        """Returns the largest number of tokens between the prompt and the first answer token that the model generates."""
+        """Returns the largest number of tokens that thinking and `beginning` (of the answer) add to a prompt."""
         return self.tokens - _JOINED_TOKENS + len(_behind(self.tokenizer, beginning))
 
     def ended(self, written: list[int], beginning: str, until: Sequence[Any] = ()) -> tuple[Thought, list[int]]:

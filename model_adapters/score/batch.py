@@ -24,7 +24,7 @@ ScoredWindows = Generator[tuple[int, WindowScores], None, None]
 
 
 class RunScores(NamedTuple):
-    """Log-probabilities of consecutive targets, float32 in nats, and whether all of them are the most probable tokens."""
+    """Log-probabilities of consecutive targets, float32 in nats, and whether all targets have the largest logits."""
 
     logprobs: NDArray[np.float32]
     greedy: bool

@@ -24,7 +24,7 @@ class LoadedWindow(NamedTuple):
 
 
 class PlannedWindow(NamedTuple):
-    """The number of a window's inputs, and `load`, which returns its tokens and is called right before the window runs."""
+    """The number of inputs of a window, and `load`, which returns its tokens and is called right before it runs."""
 
     length: int
     load: Callable[[], LoadedWindow]
