@@ -16,7 +16,7 @@ _MORE_TOKENS = 2  # a model may write a stop sequence in this many tokens more t
 
 
 class StopSequences:
-    """The stop sequences of a request. An answer ends at the same token as in lm-eval's `hf`, which tests each token."""
+    """The stop sequences of a request. An answer ends at the same token as in lm-eval's `hf`."""
 
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.texts = texts

@@ -16,7 +16,7 @@ _failed: list[torch.cuda.CUDAGraph] = []
 
 
 class GraphCapture:
-    """Captures decode steps as CUDA graphs. After one capture has failed, the reason is logged and none is tried again."""
+    """Captures decode steps as CUDA graphs until a capture fails; it then logs the reason and tries no other capture."""
 
     def __init__(self, device: torch.device) -> None:
         self.possible = device.type == "cuda"
@@ -47,7 +47,7 @@ class GraphCapture:
                 with torch.cuda.stream(current), torch.cuda.graph(graph, pool=pool, stream=side):
                     step()
                 return graph
-            except Exception as error:  # the capture or the warm-up before it has failed
+            except Exception as error:  # the warm-up above succeeded, so the capture itself has failed
                 no_memory, reason = _why(error)  # a reference to the error would keep the step's tensors alive
             _end_capture(graph, pool, device)
         if no_memory:

@@ -70,7 +70,7 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms) -> Continuations:
         longest = waiting[0].length_tokens
         slots = _most_slots(model, _room(longest), terms.limits)
         similar = waiting
-        if slots < len(waiting):  # texts of other lengths run later: more short texts fit into memory
+        if slots < len(waiting):  # shorter texts run in a later call: more slots of their size fit into memory
             similar = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
         waiting = waiting[len(similar) :]
         yield from _generate_alike(model, similar, slots, terms)

@@ -225,7 +225,7 @@ class Stepper:
 
     @torch.no_grad()
     def capture(self, graph_capture: GraphCapture) -> None:
-        """Captures a decode step as a CUDA graph; call it while all slots are free, so that the step changes no text."""
+        """Captures a decode step as a CUDA graph; call it while all slots are free, so that it changes no text."""
         if graph_capture.possible:
             with attending_to(self.cache, self._model):
                 self._graph = graph_capture.graph_of(self._whole_step, self._token_B1.device)
