@@ -1,7 +1,7 @@
 """Step 2 of 4, prepare: makes a loaded model faster, for example by fused kernels, without changing its logits.
 
-Each change replaces submodules, forwards or functions of the model. A change that moves the logits by more than rounding
-explains is undone.
+Each change replaces submodules, forwards or functions of the model. A change that moves the logits further than
+rounding explains is undone.
 
 `prepare` takes the model, the tokenizer and the `Setting` of an `Opened`, changes the model in place and returns a
 `Prepared`. The step after this one is the self-test, which makes a `Session` of it.
@@ -20,7 +20,7 @@ Decisions:
   architecture with such a submodule. A new change is one file in `changes` and one line in `CHANGES`.
 - The logits of the whole model decide whether a change stays: `trial` reads 64 tokens before and after the changes. The
   limit for the difference is measured on the model, because rounding errors grow with depth and differ between models.
-- The comparison uses ordinary text because low token ids are special tokens, whose logits moved 40 times as far in bf16.
+- The comparison uses ordinary text because low token ids are special tokens; in bf16 their logits moved 40 times as far.
 - Some faults do not show in 64 tokens, such as those in experts or in attention to a sliding window. Changes of such
   submodules compare each of them with the original.
 """

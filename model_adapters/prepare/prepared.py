@@ -62,7 +62,7 @@ class Prepared:
             undo()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns `kept` and all notes as JSON values, also notes that `seen_keys` made at long texts after `prepare`."""
+        """Returns `kept` and all notes as JSON values, also notes that `seen_keys` made at the first long texts."""
         return {"kept": list(self.kept), "notes": [*self.notes, *seen_keys.notes(self.model)]}
 
 

@@ -53,7 +53,7 @@ class Trial:
         self.failure: str | None = None
 
     def begin(self) -> bool:
-        """Reads the sample with the unchanged model, and returns whether its logits are finite and can be compared."""
+        """Reads the sample with the unchanged model, and returns whether that gave any finite logits."""
         if self._expected_LV is None and self.failure is None:
             self._expected_LV = self._logits()
             if self._expected_LV is not None and not bool(self._expected_LV.isfinite().any()):
@@ -181,7 +181,7 @@ def _decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdic
 
 
 def _one_by_one(trial: Trial, changes: Sequence[Change], setting: Setting, limit: float) -> Verdict:
-    """Makes the changes one after another, and undoes each change after which the logits differ by more than `limit`."""
+    """Makes the changes one by one, and undoes each change after which the logits differ by more than `limit`."""
     name = type(trial.model).__name__
     kept: dict[str, Undo] = {}
     notes: list[str] = []

@@ -16,7 +16,7 @@ _failed: list[torch.cuda.CUDAGraph] = []
 
 
 class GraphCapture:
-    """Captures decode steps as CUDA graphs until a capture fails; it then logs the reason and tries no other capture."""
+    """Captures decode steps as CUDA graphs. If a capture fails, it logs the reason and makes no further captures."""
 
     def __init__(self, device: torch.device) -> None:
         self.possible = device.type == "cuda"
