@@ -62,7 +62,7 @@ class AttentionOfLongTexts:
 
 
 class AttentionTable:
-    """Wraps `ALL_ATTENTION_FUNCTIONS`: each function that is looked up is passed to `stand_in`, which may replace it."""
+    """Wraps `ALL_ATTENTION_FUNCTIONS`: passes each function that is looked up to `stand_in`, which may replace it."""
 
     def __init__(self, table: Any, stand_in: Callable[[Any], Any]) -> None:
         self._table, self._stand_in = table, stand_in

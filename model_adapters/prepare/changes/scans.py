@@ -58,7 +58,7 @@ class ScanInPieces:
 def scan_in_pieces(model: nn.Module) -> list[nn.Module]:
     """Makes Mamba-2 layers scan in pieces if their scan accepts initial states, and returns the changed layers."""
     changed: list[nn.Module] = []
-    if importlib.util.find_spec("mamba_ssm") is not None:  # transformers then uses its kernels, which need little memory
+    if importlib.util.find_spec("mamba_ssm") is not None:  # transformers uses its kernels, which need little memory
         return changed
     for module in model.modules():
         if "forward" in vars(module) or hasattr(module, "_hf_hook"):

@@ -229,10 +229,10 @@ def _on(mask: Tensor | None, query: Tensor) -> Tensor | None:
 def _same(
     attend: Callable[..., Tensor], original: Callable[..., Any], heads: list[Tensor], mask: Tensor | None
 ) -> bool:
-    """Whether our attention in fp32 equals the model's in fp32, and our attention in the model's dtype equals ours in fp32.
+    """Whether our attention in fp32 equals the model's in fp32, and ours in the model's dtype equals ours in fp32.
 
-    Differences are relative to the largest value, and at most rounding. The newest positions, whose window leaves keys
-    out, are also compared relative to the largest value among them.
+    Differences up to rounding, relative to the largest value, are allowed. The newest positions, whose window leaves
+    out older keys, are also compared relative to the largest value among them.
     """
     with torch.autocast(heads[0].device.type, enabled=False):
         try:
@@ -322,7 +322,7 @@ def _attend(
         output_BHLD = output.transpose(1, 2)
     if sink_H is None:
         return output_BHLD
-    # the output without the sink is multiplied by the fraction of the attention weight that the keys get beside the sink
+    # scales the output without the sink by the fraction of attention weight that the keys keep beside the sink
     share_BHL1 = torch.sigmoid(log_sum.reshape(-1, heads, length, 1) - sink_H.float()[:, None, None])
     return (output_BHLD * share_BHL1).to(q_BHLD.dtype)
 
