@@ -1,7 +1,7 @@
 """Step 1 of 4, open: reads the arguments of `--model_args`, and loads a model with its tokenizer into an `Opened`.
 
 lm-eval's `hf` loads a model in its constructor, which calls one method for the configuration, one for the tokenizer and
-one for the weights. `OpeningLM` overrides these methods. The step after this one is `prepare`, which takes the `Opened`.
+one for the weights. `OpeningLM` overrides these methods. The next step is `prepare`, which takes the `Opened`.
 - `hf`: `OpeningLM`, a subclass of lm-eval's `hf` that loads as this project does; its `open` returns an `Opened`
 - `opened`: `Opened`, the loaded model, its tokenizer and facts that later steps need
 - `arguments`: checks the arguments, most of them before torch is imported

@@ -80,7 +80,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         )
     if folder.exists():
         return
-    # `owner/name` could be a path or a hub id: only if a folder `owner` exists here is it taken for a path
+    # `owner/name` may be a hub id: if a folder `owner` exists here, it is a misspelt path unless the hub has that id
     folder_of_that_name = "/" in name and Path(name).parent.is_dir()
     if looks_like_path(name) or (folder_of_that_name and not is_on_the_hub(name, remaining)):
         raise UserError(

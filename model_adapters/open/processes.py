@@ -1,4 +1,4 @@
-"""Joins the process group of a run before the model is loaded, and lets only rank 0 log."""
+"""Finds the other ranks of a run before the model is loaded; in a tensor-parallel run, only rank 0 logs at INFO."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def join_processes(*, shares_model: bool) -> None:
-    """Sets up logging, joins the process group, and starts to watch whether the other ranks are alive.
+    """Sets up logging, finds the other ranks, and starts to watch whether they are alive.
 
     Call it before the model is loaded.
 

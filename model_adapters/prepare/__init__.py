@@ -20,7 +20,7 @@ Decisions:
   architecture with such a submodule. A new change is one file in `changes` and one line in `CHANGES`.
 - The logits of the whole model decide whether a change stays: `trial` reads 64 tokens before and after the changes. The
   limit for the difference is measured on the model, because rounding errors grow with depth.
-- The comparison uses ordinary text because low token ids are special tokens; in bf16 their logits moved 40 times as far.
+- The comparison uses ordinary text. Low token ids are special tokens, whose logits moved 40 times as far in bf16.
 - Some faults do not show in 64 tokens, such as those in experts or in attention to a sliding window. Changes of such
   submodules compare each of them with the original.
 """
