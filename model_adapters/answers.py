@@ -107,7 +107,7 @@ class Answers(Generic[Key, Response]):
     def __exit__(self, *_: object) -> None:
         self._bar.close()
         if self._results is not None:
-            self._results.close()  # otherwise a traceback could keep the generator alive, and with it the model's tensors
+            self._results.close()  # otherwise a traceback could keep the generator and its tensors alive
 
     def each(self, results: Generator[Result, None, None]) -> Iterator[Result]:
         """Yields results; the caller passes the answers to `give` before it takes the next result.

@@ -215,7 +215,7 @@ class Backend:
             if not hasattr(self.lm, "base_url"):
                 computes = {"dtype": getattr(getattr(self.lm, "model", None), "dtype", settings.get("dtype"))}
                 computes["device"] = str(getattr(self.lm, "device", None)).partition(":")[0]
-                settings |= {"versions": _versions(), **computes}  # replaces the arguments dtype and device
+                settings |= {"versions": _versions(), **computes}  # replaces arguments with the same names
             depends_on = [self.name, self._inputs(), settings]
             written = json.dumps(depends_on, sort_keys=True, default=lambda of: type(of).__name__ + str(of)[:40])
             self._identity = sha256(written.encode()).hexdigest()[:16]
@@ -236,7 +236,7 @@ class Backend:
         return inputs
 
     def _tokenizer_fault(self) -> str | None:
-        """Returns an error message if server and local tokenizer make different numbers of tokens of a text, else None."""
+        """Returns an error message if the server and the named tokenizer count a text's tokens differently, else None."""
         lm = self.lm
         # if the server takes no text or returns no count, this check is left out
         with contextlib.suppress(Exception):

@@ -71,8 +71,8 @@ def run_in_batches(
 ) -> Generator[tuple[Sequence[Item], Result], None, None]:
     """Yields consecutive batches of `items`, each with the value that `run` returned for it.
 
-    `items` must be sorted by length, longest first. If `run` raises an out-of-memory error, it is called again with half
-    the batch. `length_tokens` returns the number of tokens of an item in a batch of one.
+    `items` must be sorted by length, longest first. If `run` raises an out-of-memory error, it is called again with
+    half the batch. `length_tokens` returns the number of tokens of an item in a batch of one.
 
     Raises:
         DoesNotFit: a single item is too large for the memory.

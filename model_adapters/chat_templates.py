@@ -43,7 +43,7 @@ def limited(write: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _little_memory() -> Iterator[None]:
-    """Inside this context, the process may allocate little memory beyond its present use; one thread enters at a time."""
+    """Inside this context, the process may allocate little further memory; only one thread can enter at a time."""
     with _limiting:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _MEMORY_BYTES

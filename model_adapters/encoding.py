@@ -1,4 +1,4 @@
-"""Tokenizes texts: keeps tokens that the tokenizer adds before a text, such as BOS, and drops those it adds after it."""
+"""Tokenizes texts: keeps tokens that the tokenizer adds before a text, such as BOS, and drops those it adds after."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from sbeval.model_adapters.open.opened import Opened
 
 
 def encode_prompts(opened: Opened, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns the tokens of each prompt as `encode_texts` does. An empty prompt becomes the prefix token (BOS or EOS)."""
+    """Returns the tokens of prompts as `encode_texts` does. An empty prompt becomes the prefix token (BOS or EOS)."""
     return [tokens or [opened.prefix_token_id] for tokens in encode_texts(opened, texts, quiet=quiet)]
 
 

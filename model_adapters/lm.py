@@ -133,7 +133,7 @@ class StickBreakingLM(OpeningLM):
         return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
 
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
-        """Tokenizes all contexts, with and without their continuations, in batches; `hf` tokenizes one text at a time."""
+        """Tokenizes all contexts, with and without their continuations, in batches; `hf` does so one by one."""
         context_pairs = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
         texts = list(dict.fromkeys(itertools.chain(*context_pairs)))
         beginnings = (self.tokenizer.decode(self.prefix_token_id),) if texts else ()

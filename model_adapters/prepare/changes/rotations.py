@@ -25,7 +25,7 @@ class FusedRotation:
         self._fallback = fallback
 
     def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor, *args: Any, **kw: Any) -> Any:
-        """Returns the rotated queries and keys. In the cosine and sine tables, both halves of D hold the same values."""
+        """Returns the rotated queries and keys. In the tables of cosine and sine, both halves of D are the same."""
         plain = args or kw or not cos_BLD.dtype == q_BHLD.dtype == k_BGLD.dtype
         plain = plain or not all(_angles_fit(x, cos_BLD, sin_BLD) for x in (q_BHLD, k_BGLD))
         if plain or q_BHLD.dtype == torch.float64 or not runs_triton(q_BHLD):
