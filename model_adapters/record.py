@@ -262,7 +262,7 @@ def _json_ready(value: Any) -> Any:
 
 
 def _read(files: Callable[[], T]) -> T | None:
-    """Calls a function that reads files; returns None if the files are gone, so that a finished run is still recorded."""
+    """Returns the result of a function that reads files, None if they are gone, so that a finished run is recorded."""
     try:
         return files()
     except OSError:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS = 65536
 CPU_BATCH_TOKENS = 8192
-_SHARED_SLOTS = 8  # the number of slots for tensor parallelism: it must not depend on free memory, which differs by rank
+_SHARED_SLOTS = 8  # the number of slots of a tensor-parallel model; it may not depend on free memory of a rank
 
 
 @dataclasses.dataclass(slots=True)
