@@ -236,7 +236,7 @@ class Backend:
         return inputs
 
     def _tokenizer_fault(self) -> str | None:
-        """Returns an error message if the server counts the tokens of a text differently than the tokenizer, else None."""
+        """Returns an error message if server and tokenizer count different numbers of tokens in a text, else None."""
         lm = self.lm
         # if the server takes no text or returns no count, this check is left out
         with contextlib.suppress(Exception):

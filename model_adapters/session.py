@@ -117,7 +117,7 @@ class Session:
         learned_positions: the number of learned position embeddings, None if the model has none.
         batches: limits for lm-eval's own request types; a fixed batch size means as many rows as in `hf`.
         own_batches: limits for this project's request types.
-        generation_batches: limits for generation with transformers' own loop.
+        generation_batches: limits for generation with transformers' `generate`.
         slots: limits for generation in slots.
         batches_ahead: how many batches the device computes while the host reads the scores of one.
         cache_hook: lm-eval's response cache.

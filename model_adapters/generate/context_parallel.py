@@ -20,7 +20,7 @@ from sbeval.scoring.context_parallel import ContextParallelScorer
 
 
 def prompts_together(session: Session, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ReadPrompt]]:
-    """Yields each long prompt of this rank with the function that prefills it, and takes part in other ranks' prefills.
+    """Yields each long prompt of this rank with the function that prefills it; joins the prefills of other ranks, too.
 
     The caller must call the function once before it takes the next prompt. The function prefills all tokens of the
     prompt but the last.

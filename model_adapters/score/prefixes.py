@@ -31,7 +31,7 @@ _BIG_ENDIAN = np.dtype(">u4")
 
 
 class Worthwhile(NamedTuple):
-    """Thresholds from which on a shared prefix gets a forward pass of its own.
+    """The thresholds above which a shared prefix is prefilled in a separate forward pass.
 
     Attributes:
         prefix_tokens: the least length of the prefix.

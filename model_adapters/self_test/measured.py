@@ -144,7 +144,7 @@ class Measured:
     def later_tokens(self) -> Apart:
         """Measures whether logits depend on later tokens: changes or removes the tokens after each position.
 
-        The mean is over all positions of the text, and positions without later tokens count with difference 0.
+        The mean is over all positions of the text; positions that are changed or removed themselves count as 0.
         """
         length = len(self._long_L)
         before = length - _CHANGED

@@ -151,7 +151,7 @@ class Outcome:
 
     @staticmethod
     def limits(limits: BatchLimits, way: Way) -> BatchLimits:
-        """Returns batch limits tightened so that batches are run in the given way."""
+        """Returns `limits`, tightened so that batches run in this way, such as with rows of equal length only."""
         rows = limits.max_rows if way in (TOGETHER, EQUAL_LENGTHS) else 1
         return dataclasses.replace(limits, max_rows=rows, same_length=limits.same_length or way != TOGETHER)
 
