@@ -14,7 +14,7 @@ from sbeval.model_adapters.prepare.replacing import held
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
 # arguments of `hf._create_model` that were used before the weights are loaded, or that work with every format

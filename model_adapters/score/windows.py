@@ -57,7 +57,7 @@ def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> 
 
 
 def requested_window(request: TokenLogprobsRequest) -> PlannedWindow:
-    """Returns the window of a request. Its inputs are `lead_in`, such as BOS, and all tokens of the key but the last."""
+    """Returns the window of a request: its inputs are `lead_in`, such as BOS, and all tokens of `key` but the last."""
 
     def load() -> LoadedWindow:
         tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)

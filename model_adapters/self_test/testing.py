@@ -29,7 +29,7 @@ from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.model_adapters.session import Session
 from sbeval.processes import ranks
 
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 _VERSION = 6

@@ -41,7 +41,7 @@ class Terms:
 
     Attributes:
         not_early: tokens that are not chosen before an answer has `Text.fewest_new_tokens` tokens.
-        fused: returns the model's `FusedBlocks`, None if it has none. It is called only if there is a single slot.
+        fused: returns the model's `FusedBlocks`, None if it has none. Called only for a single slot without drafts.
         drafts: the largest number of draft tokens (prompt lookup decoding) in each step.
         read: prefills the only prompt, with context parallelism; None if the model's own forward prefills prompts.
     """
@@ -222,10 +222,10 @@ def slot_bytes(model: Any, room_tokens: int) -> int:
 class PromptReader:
     """Prefills prompts into free slots, longest first, in batches of at most `prompt_tokens`, padding included.
 
-    A longer prompt is a batch of its own. If memory runs out, the limit is halved for the rest of the run: batches get
+    A longer prompt is a batch of its own. If memory runs out, the limit is halved for all later prefills: batches get
     fewer prompts, and finally a single prompt is read in chunks. Chunks are the last resort because a transformers
     model needs a mask for every chunk but the first. If memory does not suffice for the smallest chunk, prefills wait
-    until the running texts are done. No token is generated twice.
+    until the texts in other slots are complete. No token is generated twice.
     """
 
     def __init__(self, stepper: Stepper, waiting: deque[Text], prompt_tokens: int) -> None:

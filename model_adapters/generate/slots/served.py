@@ -60,7 +60,7 @@ class GenerationInSlots:
         self._logged: set[str] = set()
 
     def serves(self, setting: Mapping[str, Any]) -> bool:
-        """Whether slots can serve requests with this setting; if not, the log gives the reason once."""
+        """Whether requests with this generation setting can run in slots; if not, logs the reason once."""
         check = self._session.self_test.checks.get(SLOTS)
         reason = None if check is None or check.passed else f"an answer from slots was wrong ({check})"
         reason = reason or why_not_setting(self._opened.model, setting) or self._against_model
@@ -101,7 +101,7 @@ class GenerationInSlots:
         Returns the indices of the prompts that were answered. Some are missing if the check of an answer failed.
 
         Raises:
-            UserError: an answer turned out to be wrong after unchecked answers had been yielded.
+            UserError: the check of an answer failed after unchecked answers had been yielded.
         """
         by_index = {prompt.index: prompt for prompt in prompts}
         answered: set[int] = set()
@@ -175,7 +175,7 @@ def greedy_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
-    """Returns why slots cannot serve a setting from `normalize_gen_kwargs`, None if they can."""
+    """Returns why requests with a setting from `normalize_gen_kwargs` cannot run in slots, None if they can."""
     if setting.get("do_sample"):
         return "tokens are sampled"
     if unknown := sorted(set(setting) - _SETTINGS - _OF_SAMPLING):

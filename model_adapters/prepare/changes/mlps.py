@@ -18,7 +18,7 @@ from sbeval.scoring.body import same_but_for_rounding
 
 _MAPS = {"gate_proj", "up_proj", "down_proj"}
 _SAMPLE_ROWS = 4
-_LARGEST_CHANNEL = 100.0  # the largest value in a sample: some MLPs clamp their channels at limits of 7 to 16
+_LARGEST_CHANNEL = 100.0  # the scale of the second sample, above the 7 to 16 at which some MLPs clamp their channels
 _WEIGHTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _SAME_ACTIVATION = 1e-5  # the exact GELU and its tanh approximation are 5e-4 apart
 
