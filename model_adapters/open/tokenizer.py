@@ -187,7 +187,7 @@ def _usual_thinking_end(tokenizer: Any) -> str:
 
 
 def _asks_for_bos(name: str) -> bool:
-    """Whether the files of a tokenizer request BOS before a text, even if the tokenizer's class ignores that."""
+    """Whether a saved tokenizer adds BOS to a text; `add_bos_token` in its files decides, whatever its class does."""
     with contextlib.suppress(OSError, ValueError):
         setting = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
         return adds_bos(load_tokenizer(name, local_files_only=True)) if setting is None else setting is True

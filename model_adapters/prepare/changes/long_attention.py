@@ -91,7 +91,7 @@ def with_attention(forward: Any, stand_in: Callable[[Any], Any]) -> Forward | No
 def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_attention) -> list[nn.Module]:
     """Gives attention modules a forward that uses `attend` for long texts, and returns the changed modules.
 
-    A module whose forward something else than `fuse_rotations` has replaced stays as it is.
+    A module with a replaced forward stays as it is, unless `fuse_rotations` has replaced it.
     """
     return with_forwards(model, lambda module: _with_table(_forward_of(module), attend))
 
