@@ -1,4 +1,4 @@
-"""Collects answers: each is counted and cached when it comes, and all are returned in the order of the requests."""
+"""Collects answers: counts and caches each answer when it is computed, and returns all in the order of the requests."""
 
 import math
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +20,14 @@ Converted = TypeVar("Converted")
 
 
 class Stop(BaseException):
-    """Thrown into a generator of results: it starts no new work, yields the computed results and raises this again."""
+    """An exception that `Answers` throws into a generator of results to end it early.
+
+    The generator then starts no new work, yields the results that are computed, and raises this exception again.
+    """
 
 
 def handed_over(results: Iterable[Result]) -> Generator[Result, None, None]:
-    """Yields results that are computed already, all of them even if the caller throws `Stop`."""
+    """Yields all of `results`, which are computed already. If the caller throws `Stop`, it is raised after the last."""
     stop = None
     for result in results:
         try:
@@ -38,7 +41,10 @@ def handed_over(results: Iterable[Result]) -> Generator[Result, None, None]:
 def mapped(
     results: Generator[Result, None, None], convert: Callable[[Result], Iterable[Converted]]
 ) -> Generator[Converted, None, None]:
-    """Yields all values that `convert` returns for each result, and throws a `Stop` on into the generator `results`."""
+    """Yields all values that `convert` returns for each result.
+
+    If the caller throws a `Stop` into this generator, it is thrown into the generator `results`.
+    """
     stop: Stop | None = None
     try:
         while True:
@@ -73,11 +79,13 @@ def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
 
 
 class Answers(Generic[Key, Response]):
-    """The answers to requests of one type. They may come in any order, and a progress bar counts them.
+    """The answers to requests of one type, which may be computed in any order; a progress bar counts them.
 
     Args:
+        session: the session, whose response cache stores the answers.
         kind: the request type, as in the response cache and on the progress bar.
         arguments: the arguments of each request, by the key that `give` is called with.
+        quiet: whether the progress bar is hidden.
     """
 
     def __init__(self, session: Session, kind: str, arguments: Mapping[Key, Any], *, quiet: bool) -> None:
@@ -88,7 +96,7 @@ class Answers(Generic[Key, Response]):
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
         self._counts_tokens = False
-        # no smoothing: the longest requests come first, and recent ones alone would give a wrong estimate
+        # no smoothing: the longest requests run first, so the speed of recent requests would give a wrong estimate
         self._bar = tqdm(
             total=len(arguments), disable=quiet or session.quiet, desc=f"Running {kind} requests", smoothing=0.0
         )
@@ -99,13 +107,13 @@ class Answers(Generic[Key, Response]):
     def __exit__(self, *_: object) -> None:
         self._bar.close()
         if self._results is not None:
-            self._results.close()  # a traceback may keep the generator alive, and with it tensors of the model
+            self._results.close()  # otherwise a traceback could keep the generator and its tensors alive
 
     def each(self, results: Generator[Result, None, None]) -> Iterator[Result]:
         """Yields results; the caller passes the answers to `give` before it takes the next result.
 
         Raises:
-            BaseException: the first error from `give` or `fail`, after all results that are computed were yielded.
+            BaseException: the first error from `give` or `fail`, raised after all computed results were yielded.
         """
         self._results, stopped = results, False
         while True:
@@ -122,7 +130,7 @@ class Answers(Generic[Key, Response]):
             raise self._error
 
     def count_tokens(self, total: int) -> None:
-        """Makes the bar count `total` model inputs instead of answers; `read` then advances it.
+        """Makes the progress bar count input tokens, `total` in all, instead of answers; `read` then advances it.
 
         The longest requests run first, so a bar that counts requests would overestimate the remaining time.
         """
@@ -131,7 +139,7 @@ class Answers(Generic[Key, Response]):
         self._bar.reset(total)
 
     def read(self, tokens: int) -> None:
-        """Advances the progress bar by this many model inputs, if it counts tokens."""
+        """Advances the progress bar by this number of input tokens, if it counts tokens."""
         self._bar.update(tokens)
 
     def give(self, key: Key, answer: Response) -> None:
@@ -139,28 +147,29 @@ class Answers(Generic[Key, Response]):
         self.given[key] = answer
         try:
             self._hook.add_partial(self._request_type, self._arguments[key], answer)
-        except BaseException as error:  # also an interrupt; `each` raises it once the computed results are out
+        except BaseException as error:  # also an interrupt; `each` raises it after all computed results were yielded
             self.fail(error)
         if not self._counts_tokens:
             self._bar.update(1)
 
     def fail(self, error: BaseException) -> None:
-        """Makes `each` end with this error, once it has yielded the results that are computed already."""
+        """Makes `each` raise this error after it has yielded the results that are computed already."""
         self._error = self._error or error
 
     def in_order(self) -> list[Response]:
-        """Returns every answer, in the order of the arguments."""
+        """Returns every answer, in the order of `arguments`."""
         return [self.given[key] for key in self._arguments]
 
 
 class AnswersOnce(Answers[Request, Response]):
-    """The answers to requests of this project's types. lm-eval does not look those up in its response cache; this does.
+    """The answers to requests of this project's own types, such as `TokenLogprobsRequest`.
 
-    Equal requests are answered once.
+    This class looks requests up in the response cache, since lm-eval does so only for its own types. Equal requests are
+    answered once.
 
     Attributes:
         todo: the requests that the cache has no answer for.
-        names: for each request, the name of the first instance that asks for it.
+        names: for each request, the name of the first lm-eval instance with this request, for error messages.
     """
 
     def __init__(

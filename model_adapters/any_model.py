@@ -1,9 +1,9 @@
-"""Windows and targets of this project's tasks, scored by any lm-eval model that scores tokens (`TemplateLM`).
+"""Scores the requests of this project's tasks with any lm-eval model that scores tokens (`TemplateLM`), such as `vllm`.
 
-The only method that all these models share is `_loglikelihood_tokens`. It returns the sum of a continuation's
-log-probabilities, and nothing about single tokens. A task says where a window's targets must be told apart (`cuts`),
-such as at the end of a document. Each run of targets between two cuts is a piece: a request of its own, whose context
-is everything before it. Reading single tokens out of the answers would need a reader for each inference engine.
+The only scoring method that all these models share is `_loglikelihood_tokens`. It returns the sum of the
+log-probabilities of a continuation, but not those of single tokens; these would need separate code for each inference
+engine. So a task names the positions at which sums must be separate (`cuts`), such as the end of a document. The
+targets between two cuts are a "piece": a request of its own to the model, whose context is everything before it.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
 from sbeval.rope_parameters import LENGTH_DEPENDENT, kind_of, rope_entries
 from sbeval.scoring.requests import TargetLogprobs, TargetSequence, TokenLogprobs, resolve_sequence
 
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 logger = logging.getLogger("lm_eval.sbeval.any_model")
 
 _TOKENS_A_CALL = 2**22  # as Python integers these take about 150 MB
@@ -34,11 +34,11 @@ Load = Callable[..., TargetSequence]
 
 
 class _Piece(NamedTuple):
-    """Targets [first, stop) of the sequence that `arguments` name; each target is the token after the one before it.
+    """Consecutive targets, numbers `first` to `stop` - 1, of the request with these `arguments`.
 
-    `context` is the number of tokens before the targets, and `tokens` the number of all tokens. `turn` keeps pieces
-    apart that read the same tokens but score different numbers of them: in one call, `hf` would answer one of them with
-    the logits of the other.
+    `context` is the number of tokens before the targets, and `tokens` the number of all tokens. Pieces with the same
+    tokens but another number of targets have different `turn`s and so run in different calls: within one call, `hf`
+    would answer one piece with the logits of the other.
     """
 
     arguments: Arguments
@@ -50,14 +50,20 @@ class _Piece(NamedTuple):
 
 
 def token_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TokenLogprobs]:
-    """Returns log-probabilities whose sum over each run of targets between two cuts is the model's."""
+    """Returns log-probabilities of targets; only their sum between two cuts is the model's.
+
+    The model returns only this sum, of which each target gets an equal part.
+    """
     if callable(getattr(getattr(lm, "tokenizer", None), "get_vocab", None)):
         warn_of_other_tokens(lm.tokenizer, [request.args[0] for request in requests])
     return [TokenLogprobs(logprobs) for logprobs, _ in _answers(lm, requests, _window, quiet=quiet)]
 
 
 def target_logprobs(lm: Any, requests: Sequence[Instance], *, quiet: bool) -> list[TargetLogprobs]:
-    """Returns log-probabilities as `token_logprobs` does, and whether all targets of a run are the most probable."""
+    """Returns log-probabilities as `token_logprobs` does, and for each target whether it is the most probable token.
+
+    The latter is true only if it is true for all targets between the same two cuts.
+    """
     if any(kind.__name__ == "SGLANGGENERATEAPI" for kind in type(lm).__mro__):
         raise UserError(
             "This task needs to know which tokens are the most probable, and lm-eval inverts that answer for "
@@ -76,7 +82,10 @@ def _window(key: str, length: int, lead_in: int, scored: int) -> TargetSequence:
 def _answers(
     lm: Any, requests: Sequence[Instance], load: Load, *, quiet: bool
 ) -> list[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
-    """Returns log-probabilities and greediness for each request; equal requests and equal pieces are scored once."""
+    """Returns, for each request, the log-probabilities of its targets and whether they are the most probable tokens.
+
+    Equal requests and equal pieces are scored once.
+    """
     backend = Backend.of(lm)
     cuts: dict[Arguments, set[int]] = defaultdict(set)
     for request in requests:
@@ -107,7 +116,7 @@ def _answers(
     answers = {}
     for arguments, of_request in names.items():
         sums, greedy = zip(*map(scores.__getitem__, of_request), strict=True)
-        targets = [counts[name] for name in of_request]  # each target gets an equal share of its piece's sum
+        targets = [counts[name] for name in of_request]  # each target gets an equal part of the sum of its piece
         shares = np.divide(sums, targets).astype(np.float32)
         answers[arguments] = (np.repeat(shares, targets), np.repeat(np.array(greedy), targets))
     return [answers[tuple(request.args)] for request in requests]
@@ -136,7 +145,7 @@ def _plan(cuts: Mapping[Arguments, Iterable[int]], load: Load) -> tuple[dict[Arg
 
 
 def _calls(pieces: Mapping[str, _Piece]) -> Iterator[list[str]]:
-    """Yields the names of the pieces that one call scores, longest pieces first."""
+    """Yields, for each call of the model, the names of the pieces to score in it, longest pieces first."""
     order = sorted(pieces, key=lambda name: (pieces[name].turn, -pieces[name].tokens))
     ends = itertools.accumulate(pieces[name].tokens for name in order)
     call_of = {name: (pieces[name].turn, end // _TOKENS_A_CALL) for name, end in zip(order, ends, strict=True)}

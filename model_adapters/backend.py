@@ -1,9 +1,10 @@
 """An lm-eval model that scores tokens (`hf`, `vllm`, a server): its calls, limits, response cache and record.
 
-Every piece is stored in lm-eval's response cache under a hash of its tokens and of the model, so a run that is repeated
-after a failure requests nothing twice. It cannot be stored under the settings of a whole file, as the model `sb` does:
-lm-eval writes other tasks' answers into the file before this module sees it. lm-eval also adds up whatever comes back;
-`sbeval.scoring.returned` says which answers can be right.
+A piece is one request to the model: a context and a continuation, as tokens. Its score is stored in lm-eval's response
+cache under a hash of the tokens and of the model, so a run that is repeated after a failure requests no piece twice.
+The model `sb` instead checks once that the whole cache file was made with its settings. That is impossible here, since
+lm-eval writes the answers of other tasks into the file before this module is called. lm-eval sums log-probabilities
+without checking them; `sbeval.scoring.returned` refuses answers that cannot be right.
 """
 
 import contextlib
@@ -38,12 +39,12 @@ from sbeval.scoring.returned import ROUNDING_NATS, OtherPromptError, WrongAnswer
 
 _PROBE = "It is better than a 1,234,567th naïve café — 東京 αβγ!\n\tdef f(x):\n        return {'implicit': [x ** 2]}"
 _KIND = "loglikelihood"  # the request type under which lm-eval stores answers of `_loglikelihood_tokens`
-# by how much `max_length` must exceed context and continuation; otherwise lm-eval 0.4.13 cuts the beginning of an input
+# how many tokens `max_length` must be above context and continuation, else lm-eval 0.4.13 cuts the beginning of inputs
 _SPARE = {"HFLM": -1, "NEURON_HF": -1, "VLLM": 1, "TemplateAPI": 0}
 _ENGINES = ("vllm", "sglang", "tensorrt_llm", "onnxruntime")
 _LOADED = ("pretrained", "model_path")
 _CHECKPOINTS = (*_LOADED, "model", "tokenizer", "tokenizer_path", "lora_local_path")
-# arguments that no sum over fixed tokens depends on: batch sizes, devices, and how a server is reached
+# arguments that do not change the log-probabilities of given tokens: batch sizes, devices, how a server is reached
 _APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("tokenizer", "use_fast_tokenizer", "add_bos_token", "prefix_token_id", "max_length", "truncation"),
@@ -68,7 +69,7 @@ class Backend:
 
     @classmethod
     def of(cls, lm: Any) -> Self:
-        """Returns the model's backend, the same one on each call, and adds our record to the model's `get_model_info`.
+        """Returns the `Backend` of a model, the same object on each call, and adds a record to `lm.get_model_info`.
 
         Raises:
             UserError: the model is not a causal language model.
@@ -89,7 +90,7 @@ class Backend:
         """Returns the score of a piece from the response cache, None if the cache does not hold it for this model."""
         database = self.lm.cache_hook.dbdict
         score = None if database is None else database.get(hash_args(_KIND, self._key(name)))
-        # lm-eval stores scores before they are checked here: a value that is no log-probability is requested again
+        # lm-eval stores scores before they are checked here, so a value that cannot be a log-probability is ignored
         return score if score is not None and -math.inf < score[0] <= ROUNDING_NATS else None
 
     def check_room(self, tokens: int) -> None:
@@ -115,10 +116,11 @@ class Backend:
         *,
         quiet: bool,
     ) -> dict[str, Score]:
-        """Scores pieces in one call: context and continuation by piece name, and the name of each piece's request.
+        """Scores pieces in one call of the model, and returns the scores by the name of the piece.
 
         Raises:
-            UserError: the model failed or returned an impossible answer; names the request and how much is cached.
+            UserError: the model failed or returned an impossible answer. The message names the request and says how
+                many pieces are cached.
         """
         batch, hook = [(self._key(name), *pair) for name, pair in texts.items()], self.lm.cache_hook
         in_float32 = (
@@ -162,7 +164,7 @@ class Backend:
         return scores
 
     def config(self) -> Any:
-        """Returns the model's configuration, or the one in the folder that an argument names for model or tokenizer."""
+        """Returns the configuration of the model object, or else of the folder that the arguments name."""
         config = getattr(self.lm, "config", None) or getattr(self.lm, "_config", None)
         names = [name for key in _CHECKPOINTS if isinstance(name := _arguments(self.lm).get(key), str)]
         folder = next((name for name in names if (local_path(name) / "config.json").is_file()), None)
@@ -204,13 +206,16 @@ class Backend:
         return {**names, "sentence": f"{facts}; {self.name} decides what it adds to prompts of text"}
 
     def _key(self, name: str) -> tuple[str, str]:
-        """Returns the response cache's key for a piece. For a server it rests on address, model name and tokenizer."""
+        """Returns the key of a piece in the response cache.
+
+        It contains a hash of the model; for a server, a hash of its address, model name and tokenizer.
+        """
         if self._identity is None:
             settings = {key: value for key, value in _arguments(self.lm).items() if key not in _APART}
             if not hasattr(self.lm, "base_url"):
                 computes = {"dtype": getattr(getattr(self.lm, "model", None), "dtype", settings.get("dtype"))}
                 computes["device"] = str(getattr(self.lm, "device", None)).partition(":")[0]
-                settings |= {"versions": _versions(), **computes}  # replaces an argument of that name, such as peft's
+                settings |= {"versions": _versions(), **computes}  # replaces arguments with the same names
             depends_on = [self.name, self._inputs(), settings]
             written = json.dumps(depends_on, sort_keys=True, default=lambda of: type(of).__name__ + str(of)[:40])
             self._identity = sha256(written.encode()).hexdigest()[:16]
@@ -231,9 +236,9 @@ class Backend:
         return inputs
 
     def _tokenizer_fault(self) -> str | None:
-        """Returns an error if the server counts other tokens in a sample text than the tokenizer that was named."""
+        """Returns an error message if server and tokenizer count different numbers of tokens in a text, else None."""
         lm = self.lm
-        # if the server takes no text or returns no count, the request for the first piece shows any fault
+        # if the server takes no text or returns no count, this check is left out
         with contextlib.suppress(Exception):
             count = len(lm.tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
             counted = prompt_tokens(lm.model_call([_PROBE], generate=False))
@@ -254,10 +259,10 @@ def _request(error: UserError, texts: Mapping[str, tuple[list[int], list[int]]],
 
 
 def _awaited(record: logging.LogRecord) -> bool:
-    """Whether to keep a log record of asyncio: not if it reports requests that were abandoned beside a failed one.
+    """A log filter for asyncio: false for reports about requests that were abandoned after another request failed.
 
-    asyncio reports those when they are garbage-collected, at the latest when Python ends. So the filter is never
-    removed.
+    asyncio logs such reports when the requests are garbage-collected, at the latest when Python ends. So the filter is
+    never removed.
     """
     return not any(text in record.getMessage() for text in ("never retrieved", "unhandled exception during asyncio"))
 

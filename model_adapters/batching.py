@@ -1,7 +1,7 @@
-"""Batches with a token budget, which are halved when memory runs out.
+"""Runs items in batches with a token budget, and halves the budget when memory runs out.
 
-A batch that runs out of memory is run again in halves, and the smaller budget is kept. Finished batches are never
-repeated.
+If a batch does not fit into memory, its items run again in batches of half the size, and the smaller budget is kept.
+Finished batches are never repeated.
 """
 
 import contextlib
@@ -34,9 +34,10 @@ class SharedDoesNotFit(UserError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
-    """The limits of a batch, None for no limit. Tokens include padding, and a longer input runs alone.
+    """The largest number of rows and of tokens, padding included, in a batch; None for no limit.
 
-    With `same_length`, a batch holds only inputs of equal length.
+    An input with more than `max_tokens` tokens is a batch of its own. With `same_length`, all inputs of a batch have
+    the same length.
     """
 
     max_rows: int | None = None
@@ -46,13 +47,13 @@ class BatchLimits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SlotLimits:
-    """How many texts are generated side by side, in slots of one KV cache.
+    """Limits for generation in slots: how many texts are decoded at once, each in one row (slot) of a static KV cache.
 
     Attributes:
         slots: the number of slots, None for as many as memory and `most_slots` allow.
         most_slots: most slots if `slots` is None.
         max_tokens: most tokens in all slots together, None if only memory limits them.
-        prompt_tokens: most prompt tokens of one prefill, padding included. A longer prompt is prefilled alone.
+        prompt_tokens: most tokens of prompts in one prefill, padding included. A longer prompt has its own prefill.
     """
 
     slots: int | None
@@ -70,8 +71,8 @@ def run_in_batches(
 ) -> Generator[tuple[Sequence[Item], Result], None, None]:
     """Yields consecutive batches of `items`, each with the value that `run` returned for it.
 
-    `items` must be sorted by length, longest first. `run` is called again with half the batch if it raises an
-    out-of-memory error. `length_tokens` returns the length of an item that runs alone, padding included.
+    `items` must be sorted by length, longest first. If `run` raises an out-of-memory error, it is called again with
+    half the batch. `length_tokens` returns the number of tokens of an item in a batch of one.
 
     Raises:
         DoesNotFit: a single item is too large for the memory.
@@ -106,7 +107,7 @@ def run_in_batches(
 
 
 def share_passes(shared: bool) -> None:
-    """Sets whether other ranks take part in every forward pass, so that no rank may repeat one on its own."""
+    """Sets whether ranks run every forward pass together (tensor parallelism), so that no rank may repeat a pass."""
     global _shares_passes
     _shares_passes = shared
 
@@ -115,8 +116,8 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a device or the machine has run out of memory.
 
     Raises:
-        SharedDoesNotFit: memory ran out, and the ranks run each pass together. This rank cannot try a smaller batch:
-            the all-reduces of the other ranks would add its new results to their old ones.
+        SharedDoesNotFit: memory ran out in a tensor-parallel model. This rank cannot try a smaller batch: the
+            all-reduces would add its outputs for that batch to the other ranks' outputs for the larger batch.
     """
     if isinstance(error, SharedDoesNotFit):
         raise error
@@ -132,7 +133,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def fitting(sentence: str) -> Iterator[None]:
-    """Turns an out-of-memory error inside the block into a `DoesNotFit` with this sentence.
+    """Inside this context, turns an out-of-memory error into a `DoesNotFit` with this message.
 
     Raises:
         DoesNotFit: memory ran out.
@@ -146,7 +147,7 @@ def fitting(sentence: str) -> Iterator[None]:
 
 
 def free_memory() -> None:
-    """Frees the memory of work that has failed."""
+    """Frees the memory that a failed forward pass has left allocated."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

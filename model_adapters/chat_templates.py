@@ -1,4 +1,4 @@
-"""Chat templates: they are code from a checkpoint, so they run with limited memory and write a limited text."""
+"""Limits chat templates: they are code from a checkpoint, so their memory and the length of their text are limited."""
 
 import contextlib
 import functools
@@ -43,7 +43,7 @@ def limited(write: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _little_memory() -> Iterator[None]:
-    """Limits the memory that the process may allocate on top of its present use; only one thread enters at a time."""
+    """Inside this context, the process may allocate little further memory; only one thread can enter at a time."""
     with _limiting:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + _MEMORY_BYTES

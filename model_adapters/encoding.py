@@ -1,4 +1,4 @@
-"""Tokenizes texts: keeps the tokens that the tokenizer adds before a text, and drops those that it adds behind it."""
+"""Tokenizes texts: keeps tokens that the tokenizer adds before a text, such as BOS, and drops those it adds after."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,18 @@ from sbeval.model_adapters.open.opened import Opened
 
 
 def encode_prompts(opened: Opened, texts: Sequence[str], *, quiet: bool) -> list[list[int]]:
-    """Returns each prompt's tokens as `encode_texts` does. An empty prompt becomes the model's prefix token."""
+    """Returns the tokens of prompts as `encode_texts` does. An empty prompt becomes the prefix token (BOS or EOS)."""
     return [tokens or [opened.prefix_token_id] for tokens in encode_texts(opened, texts, quiet=quiet)]
 
 
 def encode_texts(
     opened: Opened, texts: Sequence[str], *, beginnings: tuple[str, ...] = (), quiet: bool
 ) -> list[list[int]]:
-    """Returns each text's tokens, with the prefix that the tokenizer or `add_bos_token` adds.
+    """Returns the tokens of each text, with the prefix, such as BOS, that the tokenizer or `add_bos_token` adds.
 
-    The tokenizer's suffix, such as EOS, is dropped because a continuation follows directly; `template_suffix=keep`
-    keeps it. Nothing is added to a text that begins with the tokenizer's prefix or with one of `beginnings`.
+    A suffix that the tokenizer adds, such as EOS, is dropped because a continuation follows the text directly;
+    `template_suffix=keep` keeps it. Nothing is added to a text that already begins with the text of a special token
+    from the tokenizer's prefix, or with one of `beginnings`.
     """
     prefixes = (*special_beginnings(opened.tokenizer), *beginnings)
     begins = [text.startswith(prefixes) for text in texts]

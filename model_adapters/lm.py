@@ -1,7 +1,8 @@
 """The lm-eval model `sb`: runs this project's models, and any Hugging Face causal language model as `hf` does.
 
-A loaded model goes one way: `open` -> `Opened`, `prepare` -> `Prepared`, `begin` -> `Session`; `score` and `generate`
-answer requests with the session. An encoder-decoder model has no session and runs as it does in `hf`.
+The constructor calls `open`, which returns an `Opened`, `prepare`, which returns a `Prepared`, and `begin`, which
+returns a `Session`. The packages `score` and `generate` answer requests with the session. An encoder-decoder model has
+no session and runs as it does in `hf`.
 """
 
 import itertools
@@ -82,15 +83,15 @@ class StickBreakingLM(OpeningLM):
         return generate.generate_until(self.session, requests, quiet=disable_tqdm)
 
     def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenLogprobs]:
-        """Returns the log-probabilities of each window's last targets, for `TokenLogprobsRequest`."""
+        """Answers each `TokenLogprobsRequest` with the log-probabilities of the last `scored` tokens of its window."""
         return score.token_logprobs(self._causal(TOKEN_LOGPROBS), requests, quiet=disable_tqdm)
 
     def target_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TargetLogprobs]:
-        """Returns the log-probabilities of the targets that each request names, for `TargetLogprobsRequest`."""
+        """Answers each `TargetLogprobsRequest` with the log-probabilities of the targets that it names."""
         return score.target_logprobs(self._causal(TARGET_LOGPROBS), requests, quiet=disable_tqdm)
 
     def attention_span(self, requests: list[Instance], disable_tqdm: bool = False) -> list[list[list[Any]]]:
-        """Returns the effective attention spans of every layer and head, for `AttentionSpanRequest`."""
+        """Answers each `AttentionSpanRequest` with the effective attention spans of every layer and head."""
         return score.attention_span(self._causal(ATTENTION_SPAN), requests, quiet=disable_tqdm)
 
     def tell(self, requests: list[Instance], answers: list[str]) -> None:
@@ -99,7 +100,7 @@ class StickBreakingLM(OpeningLM):
             generate.count_answers(self.session, requests, answers)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Sets lm-eval's response cache; a cache that was made with other settings is refused."""
+        """Sets lm-eval's response cache, and raises a `UserError` if the cache was made with other settings."""
         if self.session is not None:
             if cache_hook.dbdict is not None:
                 check_cache(cache_hook.dbdict, self.session)
@@ -107,23 +108,23 @@ class StickBreakingLM(OpeningLM):
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
-        """Returns the facts of `hf`, and this run's `ModelRecord` under "sbeval"."""
+        """Returns the model info of `hf`, with the `ModelRecord` of this run as the entry "sbeval"."""
         record = model_record(self.opened, self.prepared, self.session)
         return {**super().get_model_info(), "sbeval": record.to_json()}
 
     chat_template = limited(HFLM.chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Renders the chat template for these messages, and remembers which prompts come from it."""
+        """Renders the chat template for these messages, and records that this prompt comes from the template."""
         text: str = limited(HFLM.apply_chat_template)(self, chat_history, add_generation_prompt)
         if self.session is not None:
             self.session.note_chat(text, begins_answer=not add_generation_prompt)
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns a text's tokens as `hf` does, or without the tokenizer's suffix if more text follows it.
+        """Returns the tokens of a text as `hf` does, but without a suffix such as EOS if more text follows.
 
-        `_encode_together` has tokenized contexts, and contexts with their continuations; these are looked up.
+        Texts that `_encode_together` has tokenized before are looked up.
         """
         if add_special_tokens is None and not kwargs and self._encoded is not None and string in self._encoded:
             return list(self._encoded[string])
@@ -132,7 +133,7 @@ class StickBreakingLM(OpeningLM):
         return list(super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs))
 
     def _encode_together(self, pairs: Sequence[tuple[str, str]], *, quiet: bool) -> None:
-        """Tokenizes all contexts, with and without their continuations, in batches; `hf` does it text by text."""
+        """Tokenizes all contexts, with and without their continuations, in batches; `hf` does so one by one."""
         context_pairs = [(context.rstrip(), context + continuation) for context, continuation in pairs if context]
         texts = list(dict.fromkeys(itertools.chain(*context_pairs)))
         beginnings = (self.tokenizer.decode(self.prefix_token_id),) if texts else ()
@@ -143,7 +144,7 @@ class StickBreakingLM(OpeningLM):
         context_tokens, continuation_tokens = super()._encode_pair(context, continuation)
         if (
             self.session is not None and not context_tokens
-        ):  # the context is white space, and the tokenizer adds no prefix
+        ):  # the context has no tokens: it is white space, and the tokenizer adds no prefix
             context_tokens = [self.prefix_token_id]
         return context_tokens, continuation_tokens
 

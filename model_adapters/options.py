@@ -1,4 +1,4 @@
-"""The adapter's own arguments. They are taken out of `--model_args` before lm-eval's Hugging Face model sees these."""
+"""The arguments of `--model_args` that `sb` has beyond those of lm-eval's `hf`; they are not passed on to `hf`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -14,8 +14,9 @@ Kernels = Literal["auto", "triton", "blockwise", "reference"]
 Truncation = Literal["left", "error"]
 TemplateSuffix = Literal["drop", "keep"]
 
-# At 64K tokens this changes the NLL of the shipped checkpoint by 1.4e-8 nats at most in fp32. In bf16 it is up to
-# 1.7e-4, no more than rounding alone (benchmarks/results/skipping_h200.md).
+# Stick-breaking attention skips older keys as soon as the weight left for them is below this number. At 64K tokens this
+# changes the NLL of the shipped checkpoint by at most 1.4e-8 nats in fp32, and by at most 1.7e-4 nats in bf16, where
+# rounding changes it as much (benchmarks/results/skipping_h200.md).
 DEFAULT_SKIP_THRESHOLD = 1e-5
 MOST_DRAFT_TOKENS = 15
 SOURCE = "--model_args"
@@ -127,12 +128,12 @@ class AdapterOptions(Settings):
 
     @property
     def default_skip_threshold(self) -> float:
-        """The threshold that `skip_threshold=auto` stands for where keys can be skipped."""
+        """The number that `skip_threshold=auto` means if the kernels can skip keys."""
         return DEFAULT_SKIP_THRESHOLD
 
     @classmethod
     def pop(cls, arguments: dict[str, Any]) -> Self:
-        """Removes this adapter's arguments from `arguments`, checks them and returns them.
+        """Removes the fields of this class from `arguments`, checks their values and returns them.
 
         Raises:
             UserError: an argument has a value that is not allowed.

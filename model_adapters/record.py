@@ -1,7 +1,8 @@
-"""The model's record in the results file, and the settings that lm-eval's response cache is stamped with.
+"""The model's record in the results file, and the stamp of lm-eval's response cache: the settings that it belongs to.
 
-The keys of the response cache hold a request's arguments only. So a cache that was used with another model, or with the
-same model at another length, would silently return wrong answers. The stamp prevents that.
+The keys of the response cache are hashes of the arguments of requests only. So a cache that was used with another
+model, or with the same model and another maximum length, would silently return wrong answers. Therefore the settings of
+a run are written into the cache (the stamp), and a cache with other settings is refused.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ from sbeval.results.records import ModelRecord, recorded_command
 
 STAMP_KEY = "sbeval:settings"
 _INPUTS = "inputs"
-# arguments that answers do not depend on, or that have an entry of their own in the settings or inputs
+# arguments that do not change answers, or whose values have their own entries in `run_settings` or in the fingerprint
 APART = CACHE_ARGUMENTS | {
     *("batch_size", "max_batch_size", "device", "parallelize", "max_memory_per_gpu", "max_cpu_memory"),
     *("trust_remote_code", "tokenizer", "revision", "subfolder", "dtype"),
@@ -50,7 +51,7 @@ T = TypeVar("T")
 
 
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
-    """Returns the name of the attention implementation: one of ours for stick-breaking, else that of transformers."""
+    """Returns the name of the attention implementation: our kernels for stick-breaking, else transformers' name."""
     config = text_config(getattr(model, "config", None))
     if (head_dim := _stickbreaking_head_dim(config)) is not None:
         if chosen != "auto":
@@ -146,12 +147,14 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 
 def opened_parts(opened: Opened) -> Parts:
-    """Returns the parts of a loaded model's fingerprint, as `model_parts` does."""
+    """Returns the parts of the fingerprint of an `Opened` model, as `model_parts` does."""
     return model_parts(opened.source, opened.arguments, model=opened.model, tokenizer=opened.tokenizer)
 
 
 def model_parts(source: str | None, arguments: Mapping[str, Any], *, model: Any, tokenizer: Any) -> Parts:
-    """Returns the parts of a model's fingerprint: checkpoint, adapters and tokenizer, whether files or objects.
+    """Returns the parts of a model's fingerprint: content hashes of checkpoint, adapters and tokenizer by name.
+
+    Hashes are those of files, or of the tensors if the model is in memory.
 
     Args:
         source: the folder or hub id that the model was loaded from, None for a model in memory.
@@ -184,10 +187,10 @@ def check_cache(database: Any, session: Session) -> None:
     """Checks that a response cache was made with the session's settings.
 
     Raises:
-        UserError: it was made with other settings, or several ranks share the windows or the model of this run.
+        UserError: it was made with other settings, or the run uses context or tensor parallelism.
     """
     opened = session.opened
-    # each rank's cache would lack the answers that other ranks compute
+    # every rank has a cache of its own, which would lack the answers of the other ranks
     if opened.shares_model or opened.options.context_parallel > 1:
         shares = "tp_plan" if opened.shares_model else "context_parallel"
         raise UserError(f"--use_cache does not work with {shares}: leave one of them out.")
@@ -197,13 +200,13 @@ def check_cache(database: Any, session: Session) -> None:
 def stamp(database: Any, settings: Mapping[str, Any]) -> None:
     """Writes the settings into an empty response cache, an `SqliteDict`, or compares them with those of a used one.
 
-    `settings` are JSON-ready values by name; the entry `inputs` holds the parts of a fingerprint.
+    `settings` are JSON values by name; the entry `inputs` holds the parts of the model's fingerprint.
 
     Raises:
         UserError: the cache was made with other settings or inputs, by an earlier version or by another kind of model.
     """
     expected = json.loads(json.dumps(settings))
-    # one SQL statement tests and writes, so that two processes that start together cannot both stamp the cache
+    # atomic: one SQL statement tests and writes, so that two processes that start together cannot both stamp the cache
     insert = "INSERT INTO {0} SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM {0})"
     database.conn.execute(insert.format(f'"{database.tablename}"'), (STAMP_KEY, database.encode(expected)))
     if (stored := database.get(STAMP_KEY)) is None or _INPUTS not in stored:
@@ -224,7 +227,7 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
 
 
 def run_settings(session: Session) -> dict[str, Any]:
-    """Returns the settings that answers depend on, as JSON-ready values by name, with the fingerprint of the inputs.
+    """Returns the settings that answers depend on, as JSON values by name, with the model's fingerprint as `inputs`.
 
     Raises:
         UserError: a file of the checkpoint cannot be read.
@@ -247,9 +250,9 @@ def run_settings(session: Session) -> dict[str, Any]:
         **{name: getattr(opened, name) for name in _OF_OPENED},
         "self_test": session.self_test.ways(),
         "arguments": passed,
-        # both values give the same answers unless the tokenizer adds a suffix
+        # the value of template_suffix changes answers only if the tokenizer adds a suffix
         **({"template_suffix": options.template_suffix} if (added_to_texts(opened) or {}).get("suffix") else {}),
-        # with thinking, the cache holds facts beside the answers
+        # with thinking, the cache stores facts, such as the number of thinking tokens, with the answers
         **({} if options.thinking_tokens is None else {"answers_with_facts": True}),
     }
 
@@ -259,7 +262,7 @@ def _json_ready(value: Any) -> Any:
 
 
 def _read(files: Callable[[], T]) -> T | None:
-    """Calls a function that reads files; returns None if they are gone: that must not spoil a finished run's record."""
+    """Returns the result of a function that reads files, None if they are gone, so that a finished run is recorded."""
     try:
         return files()
     except OSError:

@@ -1,10 +1,11 @@
 """RoPE scaling and extrapolation for one request at a time: both are set before the request and restored after it.
 
-An extrapolation method replaces the attention of a loaded model, either this project's or that of transformers. An
-attention module of transformers rotates queries and keys with a function of its file, caches the keys, and looks its
-kernel up in a table. While the method is in force, the module has a copy of its forward in which that function rotates
-nothing, and in which every entry of the table is ours and rotates. So the KV cache holds unrotated keys, and every key
-can be rotated by whatever position the method gives it later.
+An extrapolation method, such as self-extend, changes the positions by which keys and queries are rotated, so that a
+model reads texts beyond its training length. It replaces the attention of this project's models and of transformers'.
+The forward of a transformers attention module calls `apply_rotary_pos_emb`, caches the keys, and looks its attention
+function up in `ALL_ATTENTION_FUNCTIONS`. During a request, the module has a copy of its forward in which
+`apply_rotary_pos_emb` does nothing, and in which the table returns our function, which rotates and attends. So the KV
+cache holds unrotated keys, and in every step a key can be rotated by another position.
 """
 
 import contextlib
@@ -41,9 +42,10 @@ class RequestRope:
             numbers do not suit the training length.
 
     Attributes:
-        in_force: the RoPE scaling from the user or else from the checkpoint; None if there is none. If sliding-window
-            layers are scaled as well, a mapping from the type of layer to its scaling.
-        by_length: whether frequencies of some layers depend on the request's length; batches then hold one length only.
+        in_force: the RoPE scaling that the user passed, else that of the checkpoint; None if there is none. If
+            sliding-window layers are scaled as well, a mapping from the type of layer to its scaling.
+        by_length: whether the frequencies of some layers depend on the length of a request, as in dynamic NTK scaling.
+            All rows of a batch then have the same length.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class RequestRope:
             self._changes = extrapolating(model, self.extrapolation, tokenizer)
 
     def frequencies(self, length_tokens: int) -> Hashable:
-        """Returns a key for the frequencies at this length; two lengths with equal keys may share a batch of slots."""
+        """Returns a key that is equal for two lengths if their RoPE frequencies are, so that they can share a batch."""
         if not self.by_length:
             return None
         with self._held(length_tokens=length_tokens) as frequencies:
@@ -85,7 +87,10 @@ class RequestRope:
 
     @contextlib.contextmanager
     def hold(self, length_tokens: int) -> Iterator[None]:
-        """Applies scaling and extrapolation for a request of this length, tokens to generate included, in the block."""
+        """Inside this context, the model has the scaling and extrapolation for a request of this length.
+
+        `length_tokens` includes the tokens to generate.
+        """
         with contextlib.ExitStack() as stack:
             if self._scaling is not None or self.by_length:
                 stack.enter_context(self._held(length_tokens=length_tokens))
@@ -94,7 +99,7 @@ class RequestRope:
 
     @torch.no_grad()
     def _check_reached(self, model: Any, tokenizer: Any) -> None:
-        """Checks that changed frequencies change the logits; some models compute frequencies of their own in each pass.
+        """Checks that a change of the RoPE frequencies changes the logits: some models ignore the replaced frequencies.
 
         Raises:
             UserError: the logits do not change, or the model's code fails.
@@ -116,7 +121,7 @@ class RequestRope:
 
 
 def _in_force(model: nn.Module, scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the scaling of the layers that see the whole text; scalings by type of layer if other layers have one."""
+    """Returns the RoPE scaling of the full-attention layers; a mapping by type of layer if others have one, too."""
     entries = rope_entries(getattr(text_config(getattr(model, "config", None)), "rope_parameters", None))
     scaled = {name: dict(entry) for name, entry in entries.items() if kind_of(entry) != "default"}
     if scaling is not None:
@@ -127,7 +132,7 @@ def _in_force(model: nn.Module, scaling: Mapping[str, Any] | None) -> dict[str, 
 
 
 def extrapolating(model: nn.Module, method: Extrapolation, tokenizer: Any = None) -> Changes:
-    """Returns the attributes to replace so that a model attends by an extrapolation method.
+    """Returns the attributes to replace (with `held`) so that a model's attention uses an extrapolation method.
 
     Raises:
         UserError: the model has no rotary embeddings, has sliding windows, or has an attention of an unknown kind.
@@ -188,7 +193,7 @@ def _in_transformers(model: nn.Module, method: Extrapolation) -> Changes:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether accelerate or a caller has replaced a module's forward; the adapter's own copies do not count."""
+    """Whether accelerate or a caller has replaced a module's forward; copies made by this project do not count."""
     of_class, replaced = type(module).forward, vars(module).get("forward")
     if replaced is None:
         return False
@@ -197,7 +202,10 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def _copied(forward: Any, attend: Callable[..., Any]) -> Any:
-    """Returns a copy of an attention's forward in which `attend` rotates and attends; None for any other forward."""
+    """Returns a copy of an attention module's forward that calls `attend` with unrotated queries and keys.
+
+    Returns None for a forward of another kind.
+    """
     unrotated = with_name(forward, "apply_rotary_pos_emb", lambda rotate: _leave if turns_halves(rotate) else None)
     return with_attention(unrotated, lambda function: attend)
 
@@ -210,7 +218,7 @@ def _starts(mask_B1QK: Any) -> Tensor | None:
     """Returns the index [B] of the first key that the newest query of each text sees, None if it is 0 for all texts.
 
     Raises:
-        UserError: the mask is not one of eager attention or SDPA, or the cache has room behind the newest key.
+        UserError: the mask is not one of eager attention or SDPA, or the cache has room after the newest key.
     """
     if not isinstance(mask_B1QK, Tensor) or mask_B1QK.dim() != 4:
         raise UserError(
@@ -230,7 +238,7 @@ def _starts(mask_B1QK: Any) -> Tensor | None:
 
 @torch.no_grad()
 def _check_short_text(model: Any, changes: Changes, method: Extrapolation, tokenizer: Any) -> None:
-    """Checks that a text that is too short for the method to change anything has the model's own logits.
+    """Checks that the extrapolation method leaves the logits of a text that is too short for it to change.
 
     Raises:
         UserError: the logits differ, so the model's attention does something that this module does not know.

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS = 65536
 CPU_BATCH_TOKENS = 8192
-_SHARED_SLOTS = 8  # for ranks that share a model by tensor parallelism: their free memory may differ
+_SHARED_SLOTS = 8  # the number of slots of a tensor-parallel model; it may not depend on free memory of a rank
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,7 +53,7 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The average over the run; None before anything has run."""
+        """The average number of tokens per second over the run; None before the first batch is finished."""
         return self.tokens / self.seconds if self.seconds > 0 else None
 
 
@@ -63,10 +63,12 @@ class Tally:
 
     Attributes:
         chat: whether prompts were written with a chat template.
-        cut: answers that used up their budget without reaching an end.
-        thinking_cut: answers whose thinking had used up its budget and had to be ended.
-        thinking_stopped: answers before which the model ended the whole text without ending its thinking.
-        thinking_tokens: tokens of thinking.
+        answers: the number of answers.
+        cut: how many of them used up their token budget without an end token or a stop sequence.
+        thinking_cut: how many answers follow thinking that used up its budget and was ended by the adapter.
+        thinking_stopped: how many answers follow thinking in which the model generated an end token such as EOS instead
+            of the end marker of the thinking.
+        thinking_tokens: the number of tokens of thinking.
     """
 
     chat: bool = False
@@ -84,7 +86,10 @@ class Tally:
             setattr(self, name, getattr(self, name) + facts.get(name, 0))
 
     def merge(self, other: Self) -> None:
-        """Adds another tally, and warns of cut answers; not for base models, which never end their answers."""
+        """Adds the counts of another tally, and warns of cut answers.
+
+        There is no warning of cut answers for base models, which never end their answers.
+        """
         for name in ("answers", "cut", "thinking_cut", "thinking_stopped", "thinking_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for count, fault in (
@@ -112,15 +117,16 @@ class Session:
         learned_positions: the number of learned position embeddings, None if the model has none.
         batches: limits for lm-eval's own request types; a fixed batch size means as many rows as in `hf`.
         own_batches: limits for this project's request types.
-        generation_batches: limits for generation with transformers' own loop.
+        generation_batches: limits for generation with transformers' `generate`.
         slots: limits for generation in slots.
         batches_ahead: how many batches the device computes while the host reads the scores of one.
         cache_hook: lm-eval's response cache.
         quiet: whether progress bars are hidden, as on every rank but rank 0.
         thinking: budget and end marker of the model's thinking, None if the model only writes answers.
         tally: counts of generated answers.
-        real: how the model may be run, and which batches of the run have been checked.
-        relay: streams by which the GPUs of a model with pipeline placement work at once, None for other models.
+        real: the outcome of the self-test, and the checks of batches during the evaluation.
+        relay: CUDA streams with which the GPUs of a model with pipeline placement compute at the same time, None for
+            other models.
         begun: hashes of the chat prompts that end inside the model's answer.
     """
 
@@ -163,7 +169,7 @@ class Session:
         automatic = opened.batch_size == "auto"
         relay = Relay.of(model)
         tokens = options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
-        # a fixed batch size stays, also 1: in bf16 a matmul with more rows rounds differently, and could change answers
+        # a batch size from the user is kept, even 1: in bf16 a matmul with more rows rounds differently
         batches = BatchLimits(
             max_rows=opened.max_batch_size if automatic else int(opened.batch_size),
             max_tokens=tokens if automatic or options.max_batch_tokens else None,
@@ -203,7 +209,7 @@ class Session:
 
     @property
     def self_test(self) -> Outcome:
-        """The outcome of the self-test, updated by checks of the run's batches so far."""
+        """The outcome of the self-test, updated by the checks of batches so far."""
         return self.real.outcome
 
     def autocast(self) -> torch.autocast:
@@ -212,7 +218,7 @@ class Session:
         return torch.autocast(device_type=self.device.type, dtype=mixed, enabled=mixed is not None)
 
     def note_chat(self, text: str, *, begins_answer: bool) -> None:
-        """Records that prompts come from a chat template, and whether this prompt ends inside the model's answer."""
+        """Records that `text` is a prompt from a chat template, and whether it ends inside the model's answer."""
         self.tally.chat = True
         if begins_answer:
             self.begun.add(hash(text))

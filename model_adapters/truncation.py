@@ -16,7 +16,7 @@ OWN_TASKS = "sb_"
 _OF_THINKING = ("answer_prefix", "thinking_tokens")
 Names = Sequence[str | None]
 Pairs = Sequence[tuple[list[int], list[int]]]
-"""Tokens of contexts and of their continuations."""
+"""Pairs of the tokens of a context and the tokens of its continuation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Prompt:
     """A prompt to continue, with the index of its request and its generation settings from `normalize_gen_kwargs`.
 
     Attributes:
-        tokens: int64 [P], the tokens that fit.
+        tokens: int64 [P], the tokens of the prompt that were not cut.
         cut_tokens: the number of tokens that were cut on the left.
-        beginning: text that is put between the model's thinking and its answer.
+        beginning: text with which the answer begins, put after the model's thinking; "" without such a text.
     """
 
     index: int
@@ -37,12 +37,15 @@ class Prompt:
 
     @property
     def length_tokens(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """The largest number of tokens of the prompt with its answer."""
         return len(self.tokens) + int(self.setting["max_gen_toks"])
 
 
 class Context(NamedTuple):
-    """The inputs that score a continuation, all tokens but the last, and how many tokens were cut on the left."""
+    """The model inputs that score a continuation, and the number of tokens that were cut on the left.
+
+    The inputs are the tokens of context and continuation but the last.
+    """
 
     inputs: tuple[int, ...]
     cut_tokens: int
@@ -56,7 +59,7 @@ def fit_prompts(
 ) -> list[Prompt]:
     """Cuts prompts on the left so that prompt, thinking and generation budget fit into `max_length`.
 
-    A setting's `answer_prefix` is text with which the answer begins if the model thinks before it.
+    The entry `answer_prefix` of a setting is text with which the answer begins after the model's thinking.
 
     Raises:
         UserError: a prompt is too long, and belongs to one of this project's tasks or `truncation` is "error"; a
@@ -115,9 +118,9 @@ def fit_contexts(session: Session, pairs: Pairs, task_names: Names) -> list[Cont
 
 
 def record_facts(instance: Any, **facts: Any) -> None:
-    """Adds facts about an answer to the request's arguments, which lm-eval logs with the sample.
+    """Adds facts about an answer, such as `cut_tokens`, to the request's arguments, which lm-eval logs with the sample.
 
-    Facts that are 0 or None are left out. A request that already has such an entry keeps it.
+    Facts that are 0 or None are left out. A request that already has facts keeps them.
     """
     known = {name: fact for name, fact in facts.items() if fact not in (0, None) or isinstance(fact, bool)}
     if known and not isinstance(instance.arguments[-1], Facts):
@@ -125,7 +128,7 @@ def record_facts(instance: Any, **facts: Any) -> None:
 
 
 class Facts(dict[str, Any]):
-    """The entry that `record_facts` adds to a request's arguments."""
+    """Facts about an answer, which `record_facts` adds as the last of a request's arguments."""
 
 
 def _cuts(session: Session, what: str, needed: Sequence[int], task_names: Names) -> list[int]:

@@ -1,19 +1,19 @@
-"""Step 4 of 4, generate: from prompts to answers up to a stop sequence.
+"""Step 4 of 4, generate: continues prompts up to a stop sequence and returns the texts of the answers.
 
-`requests.generate_until` takes the `Session`. The generators below yield (index, tokens) or (index, text) as soon as an
-answer is complete.
+`requests.generate_until` takes the `Session`. It calls generators, which yield (index of the prompt, tokens or text) as
+soon as an answer is complete.
 
-- `requests`: `generate_until`, from lm-eval's requests to their answers
-- `answers`: from prompts to the texts of answers, after the model's thinking if it thinks
-- `continuations`: from prompts to generated tokens, in slots if model and setting allow it
-- `slots`: greedy generation of many texts side by side in slots of one KV cache
-- `batches`: generation in batches by transformers' own loop
-- `context_parallel`: long prompts that all ranks of a group prefill together
+- `requests`: `generate_until`, which takes lm-eval's requests and returns their answers
+- `answers`: turns prompts into the texts of answers; a reasoning model thinks before it answers
+- `continuations`: turns prompts into generated tokens, in slots if the model and the generation settings allow it
+- `slots`: greedy generation by this project's own decode loop: each text has a slot (a row) of one KV cache
+- `batches`: generation in batches by transformers' `generate`
+- `context_parallel`: long prompts that all ranks of a context-parallel group prefill together
 - `call`: one call of transformers' `generate`
-- `growing_cache`: a KV cache with spare room, and decode steps without cuDNN, for transformers' own loop
-- `thinking`: the budget and the end marker of a model's thinking, and how a model is made to answer
-- `texts`: from generated tokens to the text of an answer
+- `growing_cache`: a preallocated KV cache, and decode steps without cuDNN's attention, for transformers' `generate`
+- `thinking`: the token budget and the end marker of a model's thinking, and the tokens that end it if it is too long
+- `texts`: finds stop sequences in generated tokens, and decodes the text of an answer
 
-Identical greedy prompts are answered once. Prefixes are not shared between prompts as they are in `score`: the KV
-caches of all contexts would have to be kept from one request type to the next.
+Equal prompts with greedy decoding are answered once. Prompts do not share prefixes as windows do in `score`: the KV
+caches of all contexts would have to stay in memory between calls for different request types.
 """

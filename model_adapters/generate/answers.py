@@ -1,4 +1,4 @@
-"""From prompts to the texts of answers, after the model's thinking if it thinks."""
+"""Turns prompts into the texts of answers; a reasoning model first generates its thinking, then the answer."""
 
 import copy
 import dataclasses
@@ -19,14 +19,16 @@ from sbeval.scoring.non_finite import NoText
 from sbeval.scoring.requests import Answer
 
 _THOUGHTS_KEPT = 64
-"""With a response cache, the model thinks about this many prompts before it answers the first of them. An interrupt
-then loses few thoughts: the cache only keeps complete answers."""
+"""If there is a response cache, the thinking of this many prompts is generated before their answers are.
+
+The cache only stores complete answers, so an interrupt loses the thinking of at most this many prompts.
+"""
 
 
 def answers_of(session: Session, prompts: Sequence[Prompt]) -> Generator[tuple[int, Answer | NoText], None, None]:
-    """Yields the index of each prompt with its answer, in any order. Equal prompts are answered once.
+    """Yields the index of each prompt with its answer, in any order. Equal greedy prompts are answered once.
 
-    An answer whose logits are NaN or infinite is a `NoText`.
+    If logits were NaN or infinite before an answer was complete, a `NoText` is yielded in its place.
     """
     groups = _same_answers(prompts)
     equal_to = {equal[0].index: equal for group in groups for equal in group}
@@ -63,7 +65,7 @@ def _text(session: Session, prompt: Prompt, continuation: Continuation) -> Answe
 
 
 def _is_cut(session: Session, prompt: Prompt, continuation: Continuation) -> bool:
-    """Whether an answer used up its budget without reaching an end."""
+    """Whether an answer used up its token budget without an end token or a stop sequence."""
     stop = stop_texts(session.opened.tokenizer, prompt.setting["until"])
     tokens = continuation.tokens
     return len(tokens) >= prompt.setting["max_gen_toks"] and not has_end(session.opened, tokens, stop)
@@ -72,7 +74,7 @@ def _is_cut(session: Session, prompt: Prompt, continuation: Continuation) -> boo
 def _after_thinking(
     session: Session, thinking: Thinking, groups: Sequence[Sequence[Prompt]], thoughts: dict[int, Thought]
 ) -> Continuations:
-    """Generates the thinking of each prompt, stores it in `thoughts`, and then yields the answers that follow it."""
+    """Generates the thinking for each prompt, stores facts about it in `thoughts`, and yields the answers after it."""
     pieces: list[Sequence[Sequence[Prompt]]] = [groups]
     if session.cache_hook.dbdict is not None:  # see `_THOUGHTS_KEPT`
         pieces = [[group[i : i + _THOUGHTS_KEPT]] for group in groups for i in range(0, len(group), _THOUGHTS_KEPT)]
@@ -92,7 +94,7 @@ def _after_thinking(
 
 
 def _same_answers(prompts: Sequence[Prompt]) -> list[list[list[Prompt]]]:
-    """Groups prompts by setting and, within a setting, by answer: prompts with the same answer form one list.
+    """Returns, for each generation setting, its prompts in lists; the prompts of one list get the same answer.
 
     Equal prompts have equal greedy continuations. Sampled continuations are drawn separately for each prompt.
     """

@@ -1,4 +1,4 @@
-"""Generation in batches by transformers' own loop, for models and settings that slots do not serve."""
+"""Generation in batches by transformers' `generate`, for models and settings that `slots` does not support."""
 
 import contextlib
 import dataclasses
@@ -27,12 +27,12 @@ _GREEDY_TOKENS = 8
 
 
 def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | None) -> Continuations:
-    """Continues prompts of one setting, and yields the index and the tokens of each when its batch is finished.
+    """Continues prompts that share one setting, and yields each prompt's index and new tokens when its batch is done.
 
-    `read` prefills the prompt if there is only one; with None, the model itself reads the prompts.
+    If `read` is passed, there is one prompt, and `read` prefills it instead of the model's forward.
 
     Raises:
-        UserError: the self-test leaves no way to generate texts with this model.
+        UserError: every way to generate with this model has failed its check.
     """
 
     def run(batch: Sequence[Prompt]) -> list[Continuation]:
@@ -41,7 +41,7 @@ def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadP
             return _generate(session, batch, read)
 
     longest_first, begun = sorted(prompts, key=lambda prompt: -prompt.length_tokens), 0
-    while begun < len(longest_first):  # if the check of a batch fails, its texts are generated again in another way
+    while begun < len(longest_first):  # if the check of a batch fails, it is generated again under tighter limits
         limits = session.real.limits(session.generation_batches, "generation")
         for batch, continuations in run_in_batches(
             longest_first[begun:], run, length_tokens=lambda prompt: prompt.length_tokens, limits=limits
@@ -54,9 +54,10 @@ def generate_in_batches(session: Session, prompts: Sequence[Prompt], read: ReadP
 
 
 def _stand(session: Session, batch: Sequence[Prompt], continuations: Sequence[Continuation]) -> bool:
-    """Whether the greedy answers of a batch, some of which are read again as whole texts, are right.
+    """Whether the answers of a batch are right: some are compared with forward passes over prompt and answer.
 
-    If the setting samples or searches, a few tokens are generated greedily after the same prompts and checked instead.
+    If the setting uses sampling or beam search, a few greedy tokens are generated after the same prompts and checked
+    instead.
     """
     model, length = session.opened.model, batch[0].length_tokens
     padded = len({len(prompt.tokens) for prompt in batch}) > 1
@@ -67,7 +68,7 @@ def _stand(session: Session, batch: Sequence[Prompt], continuations: Sequence[Co
         if why_not_setting(model, setting) is not None:
             setting = {"until": [], "max_gen_toks": min(_GREEDY_TOKENS, setting["max_gen_toks"]), "num_beams": 1}
             if why_not_setting(model, greedy_setting(setting)) is not None:
-                return True  # not comparable: the model's own generation config changes which tokens are chosen
+                return True  # no check: the model's generation config prevents plain greedy decoding
             prompts = [dataclasses.replace(prompt, setting={**setting, "do_sample": False}) for prompt in batch]
             continuations = _generate(session, prompts, None)
         if not all(continuation.sound for continuation in continuations):
@@ -111,14 +112,16 @@ def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | No
     sound = [True] * len(prompts)
     for row, first in enumerate(watch.first_tokens(len(prompts))):
         before = continuations[row][: first - input_ids.shape[1]] if first else continuations[row]
-        # tokens that a row generates after its own answer is complete do not count
+        # a row may get NaN after its answer is complete, while other rows of the batch go on; that does no harm
         if len(before) < len(continuations[row]) and not any(text in tokenizer.decode(before) for text in stop):
             continuations[row], sound[row] = before, False
     return [*map(Continuation, continuations, sound)]
 
 
 def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Sequence[int] | None) -> None:
-    """Checks the logits of an encoder-decoder model's answers; each row starts with the decoder's start token.
+    """Checks that the logits of an encoder-decoder model were finite until each answer was complete.
+
+    Each row of `decoded` starts with the decoder's start token; `ends` are the end tokens.
 
     Raises:
         NonFiniteError: logits were NaN or infinite before an answer was complete.
@@ -129,7 +132,7 @@ def check_batch(watch: FiniteWatch, decoded: Sequence[list[int]], ends: int | Se
 
 
 def pad_left(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns input ids and attention mask, both int64 [B, longest prompt], padded on the left."""
+    """Returns left-padded input ids and the attention mask of prompts, both int64 [B, longest prompt]."""
     tokens = [torch.from_numpy(prompt.tokens) for prompt in prompts]
     input_ids = pad_sequence(tokens, batch_first=True, padding_value=pad_token_id, padding_side="left")
     mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True, padding_side="left")

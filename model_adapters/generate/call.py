@@ -1,4 +1,4 @@
-"""One call of transformers' `generate`, with the same arguments as in lm-eval's `hf`."""
+"""Calls transformers' `generate` with the same arguments as lm-eval's `hf`."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def call_generate(
         ids_BL: prompts, padded on the left.
         mask_BL: 1 for a prompt's tokens, 0 for padding.
         stop: texts that end an answer.
-        max_length: most tokens of prompt and answer together.
+        max_length: the largest number of tokens of a prompt with its answer.
         settings: further arguments of `generate`.
     """
     temperature, samples = settings.get("temperature", 0.0), settings.get("do_sample")
@@ -46,7 +46,7 @@ def call_generate(
 
 @contextlib.contextmanager
 def without_cache(model: Any) -> Iterator[None]:
-    """Makes the model's `generate` read the whole text again for each new token, until the block ends."""
+    """Inside this context, the model's `generate` has no KV cache: it reads the whole text again for each new token."""
     generate = model.generate
     vars(model)["generate"] = lambda **options: generate(**{**options, "use_cache": False})
     try:

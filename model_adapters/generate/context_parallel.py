@@ -1,7 +1,8 @@
-"""Context parallelism: all ranks of a group together prefill a prompt that is longer than a batch.
+"""Context parallelism: all ranks of a process group together prefill each prompt that is longer than a batch may be.
 
-The rank whose request it is then decodes alone, with all keys and values of its prompt. In one turn, the group prefills
-at most one prompt of each rank. So no rank holds the KV caches of two prompts, and all ranks decode at the same time.
+The rank with the request then gets all cached keys and values, and decodes without the other ranks. In one turn, the
+group prefills at most one prompt of each rank. So no rank holds the KV caches of two prompts, and all ranks decode at
+the same time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,10 @@ from sbeval.scoring.context_parallel import ContextParallelScorer
 
 
 def prompts_together(session: Session, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, ReadPrompt]]:
-    """Yields each long prompt of this rank with the function that prefills it; also helps to prefill other ranks' ones.
+    """Yields each long prompt of this rank with the function that prefills it; joins the prefills of other ranks, too.
 
-    The caller must call the function once before it takes the next prompt. It prefills all but the prompt's last token.
+    The caller must call the function once before it takes the next prompt. The function prefills all tokens of the
+    prompt but the last.
 
     Raises:
         DoesNotFit: memory ran out.
@@ -43,9 +45,9 @@ def prompts_together(session: Session, prompts: Sequence[Prompt]) -> Iterator[tu
 
 
 class _Turn:
-    """Prefills one prompt of each rank; every rank calls it once.
+    """One turn: prefills at most one prompt of each rank. Every rank must call this object once.
 
-    `lengths` holds, for each of these ranks, the most tokens of its prompt and answer.
+    `lengths` holds the prompts of the turn: the rank with the prompt, and the most tokens of prompt and answer.
     """
 
     def __init__(self, session: Session, scorer: ContextParallelScorer, lengths: Sequence[tuple[int, int]]) -> None:
@@ -54,7 +56,7 @@ class _Turn:
 
     def __call__(self, ids_1L: Tensor | None = None, cache: Cache | None = None) -> None:
         session, context = self._session, self._scorer.context
-        if self._over:  # this rank ran out of memory and tries again, but the other ranks have gone on
+        if self._over:  # a second call after this rank ran out of memory: the other ranks no longer take part
             raise DoesNotFit(self._does_not_fit(dict(self._lengths)[context.rank]))
         for rank, length_tokens in self._lengths:
             with fitting(self._does_not_fit(length_tokens)):
@@ -73,6 +75,6 @@ class _Turn:
 
 
 def _can_be_shared(model: Any, setting: Mapping[str, Any]) -> bool:
-    """Whether an answer is a single text that can continue from a KV cache that was prefilled before."""
+    """Whether a setting generates a single text, and the model can continue from a cache that the group prefilled."""
     own_cache = getattr(model.generation_config, "cache_implementation", None)
     return own_cache is None and why_not_setting(model, {**setting, "do_sample": False}) is None

@@ -1,4 +1,4 @@
-"""From prompts to generated tokens: in slots if model and setting allow it, else in batches by transformers' loop."""
+"""Turns prompts into generated tokens: in slots if model and setting allow it, else by transformers' `generate`."""
 
 import itertools
 import json
@@ -15,16 +15,16 @@ from sbeval.model_adapters.truncation import Prompt
 
 
 def continuations(session: Session, groups: Sequence[Sequence[Prompt]]) -> Continuations:
-    """Continues prompts, and yields the index and the tokens of each as soon as they are complete.
+    """Continues prompts, and yields each prompt's index and new tokens as soon as they are complete.
 
-    The prompts of a group have the same setting. The session's meter begins before each prompt.
+    Each list in `groups` holds prompts with the same generation setting.
 
     Raises:
-        UserError: the self-test leaves no way to generate texts with this model.
+        UserError: every way to generate with this model has failed the self-test.
     """
     slots = GenerationInSlots(session)
     if any(group and not slots.serves(group[0].setting) for group in groups):
-        session.self_test.check("generation")  # here, so that it fails before other groups have run for hours
+        session.self_test.check("generation")  # checked first, so that it does not fail after hours of generation
 
     def continued(prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Continuations:
         if not slots.serves(prompts[0].setting):
@@ -33,7 +33,7 @@ def continuations(session: Session, groups: Sequence[Sequence[Prompt]]) -> Conti
         answered = yield from slots.generate(prompts, read)
         by_setting: dict[str, list[Prompt]] = defaultdict(list)
         for prompt in prompts:
-            if prompt.index not in answered:  # slots gave a wrong answer, and generation in slots has ended
+            if prompt.index not in answered:  # slots gave a wrong answer and stopped; `generate` answers the rest
                 by_setting[setting_name(prompt)].append(prompt)
         for same_setting in by_setting.values():
             session.self_test.check("generation")
@@ -52,5 +52,5 @@ def continuations(session: Session, groups: Sequence[Sequence[Prompt]]) -> Conti
 
 
 def setting_name(prompt: Prompt) -> str:
-    """Returns a text that is equal for prompts with equal settings."""
+    """Returns a key for a prompt's generation setting: prompts with equal settings have equal keys."""
     return json.dumps(prompt.setting, sort_keys=True, default=str)

@@ -1,11 +1,11 @@
-"""Makes transformers' own loop faster: a KV cache with spare room, and decode steps without cuDNN's attention.
+"""Makes transformers' `generate` faster: a preallocated KV cache, and decode steps without cuDNN's attention.
 
-transformers concatenates its cache anew for every token, which copies gigabytes for each token at 64K. Here a new
-token's keys and values are written behind the earlier ones.
+transformers concatenates its cache with the new keys and values for every token. At 64K tokens that copies gigabytes
+in each decode step. Here the cache has spare room, and new keys and values are written after the earlier ones.
 
-cuDNN's attention is PyTorch's first choice on recent GPUs. It builds a plan for each new length of the keys. For a
-prompt that takes no noticeable time, but at 64K it took three quarters of a decode step. So decode steps use another
-kernel, and prompts still use cuDNN's, which is the fastest.
+PyTorch's SDPA prefers cuDNN's attention on recent GPUs. cuDNN builds an execution plan for each new number of keys. In
+a prefill that takes no noticeable time, but at 64K tokens it took three quarters of a decode step. So decode steps use
+another kernel, and prefills still use cuDNN's, which is the fastest.
 """
 
 import contextlib
@@ -22,17 +22,20 @@ MOST_NEW_TOKENS = 16
 
 
 class GrowingLayer(DynamicLayer):
-    """The keys and values of one layer, [B, G, K, D], as views of tensors with room for `GROWTH_TOKENS` more.
+    """The cached keys and values of one layer, [B, G, K, D], as views of tensors with room for `GROWTH_TOKENS` more.
 
-    After a crop, a reorder of beams or repeated rows, the keys may be another tensor or a shorter view. New tokens are
-    appended correctly in each case.
+    transformers may crop the cache, reorder its beams or repeat its rows, and so replace the keys by another tensor or
+    a shorter view. New tokens are appended correctly in each case.
     """
 
     _key_room: Tensor | None = None
     _value_room: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Appends [B, G, Q, D] to each, and returns all keys and values; with gradients, as transformers does it."""
+        """Appends new keys and values, each [B, G, Q, D], and returns all keys and all values.
+
+        If gradients are needed, it concatenates as transformers does.
+        """
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             appended: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return appended
@@ -44,9 +47,9 @@ class GrowingLayer(DynamicLayer):
 
 
 def growing_cache(model: Any, cache_implementation: str | None) -> DynamicCache | None:
-    """Returns an empty cache for `generate`, or None if the model should make its own.
+    """Returns an empty cache for `generate`, or None if the model must make its own.
 
-    Layers of other kinds, such as sliding-window layers, are left to transformers.
+    Only layers with full attention become `GrowingLayer`s; others, such as sliding-window layers, stay transformers'.
     """
     supports: Any = getattr(model, "_supports_default_dynamic_cache", None)
     requested = cache_implementation or getattr(getattr(model, "generation_config", None), "cache_implementation", None)
@@ -75,14 +78,14 @@ def _append(cached: Tensor | None, room: Tensor | None, new: Tensor) -> tuple[Te
 
 
 def _fits(cached: Tensor, room: Tensor, new: Tensor, total: int) -> bool:
-    """Whether `cached` is the beginning of `room`, and `room` has space for the new tokens."""
+    """Whether `cached` is a view of the first positions of `room`, and `room` has space for the new tokens."""
     same = cached.data_ptr() == room.data_ptr() and cached.stride() == room.stride()
     return same and cached.shape[:-2] == room.shape[:-2] == new.shape[:-2] and total <= room.shape[-2]
 
 
 @contextlib.contextmanager
 def steps_without_plans(model: nn.Module) -> Iterator[None]:
-    """Switches cuDNN's attention off in decode steps of `model` until the block ends; prefills keep it."""
+    """Inside this context, decode steps of `model` do not use cuDNN's attention; prefills still use it."""
     before: list[bool] = []
     allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     # a PEFT model passes generation on to its base model
@@ -104,4 +107,4 @@ def steps_without_plans(model: nn.Module) -> Iterator[None]:
     finally:
         entering.remove()
         leaving.remove()
-        torch.backends.cuda.enable_cudnn_sdp(allowed)  # an interrupted pass may have left it off
+        torch.backends.cuda.enable_cudnn_sdp(allowed)  # in case a forward pass was interrupted while it was off

@@ -41,10 +41,10 @@ def generate_until(session: Session, requests: Sequence[Instance], *, quiet: boo
 
 
 def count_answers(session: Session, requests: Sequence[Instance], answers: Sequence[str]) -> None:
-    """Counts answers, including those from a response cache, and adds their facts to the logged samples."""
+    """Counts answers, also those from a response cache, and adds facts such as `answer_cut` to the logged samples."""
     tally = Tally()
     for request, answer in zip(requests, answers, strict=True):
-        if (facts := getattr(answer, "facts", None)) is None:  # an earlier version has cached it
+        if (facts := getattr(answer, "facts", None)) is None:  # an earlier version cached the answer, without facts
             continue
         tally.add(facts)
         ends = session.tally.chat or session.thinking is not None  # base models never end their answers
@@ -53,7 +53,7 @@ def count_answers(session: Session, requests: Sequence[Instance], answers: Seque
 
 
 def _begins_its_answer(session: Session, request: Instance) -> bool:
-    """Whether a prompt contains the beginning of the model's answer, after which a model cannot think first."""
+    """Whether a prompt ends inside the model's answer. The model then continues it, and cannot think before it."""
     text, doc = request.args[0], request.doc if isinstance(request.doc, dict) else {}
     prefix = doc.get("answer_prefix") or doc.get("gen_prefix")  # RULER's documents, here and in lm-eval
     ends_with_prefix = (

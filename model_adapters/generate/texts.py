@@ -1,4 +1,4 @@
-"""From tokens to answers: finds the first stop sequence in a generated text, and returns the text up to it."""
+"""Turns generated tokens into answers: finds the first stop sequence in a text, and returns the text up to it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.open.opened import Opened
 from sbeval.scoring.non_finite import NoText
 
-_MORE_TOKENS = 2  # a stop sequence may be generated as more tokens than the tokenizer encodes it as
+_MORE_TOKENS = 2  # a model may write a stop sequence in this many tokens more than the tokenizer encodes it with
 
 
 class StopSequences:
-    """The stop sequences of a request, which are searched for after each token as in lm-eval's `hf`."""
+    """The stop sequences of a request. An answer ends at the same token as in lm-eval's `hf`."""
 
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.texts = texts
@@ -26,7 +26,7 @@ class StopSequences:
     def end(self, tokens: Sequence[int], looked: int) -> int | None:
         """Returns the number of tokens up to and including the first stop sequence, None if there is none.
 
-        The first `looked` tokens were searched before.
+        No stop sequence ends within the first `looked` tokens, which an earlier call has searched.
         """
         if not self._looks or looked >= len(tokens):
             return None
@@ -41,11 +41,11 @@ class StopSequences:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Text:
-    """A prompt to continue.
+    """A prompt to continue, with the tokens of its answer so far.
 
     Attributes:
         key: identifies the text; the answer is yielded with it.
-        fewest_new_tokens: no token of `Terms.not_early` is chosen before the answer has this many tokens.
+        fewest_new_tokens: end tokens (`Terms.not_early`) are not chosen before the answer has this many tokens.
         answer: the tokens that were generated so far.
     """
 
@@ -64,7 +64,7 @@ class Text:
 
     @property
     def length_tokens(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """The largest number of tokens of the prompt with its answer."""
         return len(self.prompt) + self.budget_tokens
 
 
@@ -79,7 +79,7 @@ class Continuation(NamedTuple):
 
 
 def up_to_end(tokens: list[int], ends: int | Sequence[int] | None) -> list[int]:
-    """Returns generated tokens up to the first end token; padding follows it while other rows of the batch go on."""
+    """Returns generated tokens up to the first end token; the tokens after it are padding."""
     ends = [ends] if isinstance(ends, int) else list(ends or ())
     first = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: first + 1]

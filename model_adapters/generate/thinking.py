@@ -1,4 +1,4 @@
-"""A model's thinking before its answer: its budget, its end marker, and how the model is made to answer after it."""
+"""A reasoning model's thinking before its answer: token budget, end marker, and tokens that end a thought too long."""
 
 import dataclasses
 import functools
@@ -11,15 +11,15 @@ from sbeval.model_adapters.open.opened import Opened
 
 _BETWEEN = "\n\n"
 _JOINED_TOKENS = 2
-"""Spare tokens: texts that are tokenized separately may take this many more tokens than when tokenized together."""
+"""Spare tokens in budgets: two texts that are tokenized separately may take this many tokens more than together."""
 
 
 class Thought(NamedTuple):
-    """The thinking before an answer.
+    """Facts about the thinking before an answer.
 
     Attributes:
-        cut: whether it used up its budget.
-        stopped: whether the model ended the whole text without the end marker of the thinking.
+        cut: whether the thinking used up its token budget.
+        stopped: whether the model generated an end token before the end marker of the thinking.
     """
 
     text: str
@@ -34,9 +34,9 @@ class Thinking:
 
     Attributes:
         tokens: most tokens of the thinking, its end marker included.
-        end: the text that ends the thinking.
+        end: the text of the end marker, such as "</think>".
         closing: tokens that are appended if the model has not ended its thinking itself.
-        end_tokens: tokens that end any text.
+        end_tokens: the model's end tokens, such as EOS.
     """
 
     tokens: int
@@ -54,7 +54,7 @@ class Thinking:
             tokens: most tokens of the thinking.
 
         Raises:
-            UserError: `tokens` leaves no room for any thinking beside its end marker.
+            UserError: `tokens` is so small that only the end marker would fit.
         """
         tokenizer, end = opened.tokenizer, _text_of(opened.tokenizer, opened.think_end_token)
         closing = _behind(tokenizer, f"\n{end}{_BETWEEN}")
@@ -71,15 +71,15 @@ class Thinking:
         return {**unchanged, "until": [self.end], "max_gen_toks": budget}
 
     def room(self, beginning: str) -> int:
-        """Returns the most tokens between the prompt and the first token of the answer that the model itself writes."""
+        """Returns the largest number of tokens that thinking and `beginning` (of the answer) add to a prompt."""
         return self.tokens - _JOINED_TOKENS + len(_behind(self.tokenizer, beginning))
 
     def ended(self, written: list[int], beginning: str, until: Sequence[Any] = ()) -> tuple[Thought, list[int]]:
-        """Returns the thinking, and all tokens between the prompt and the answer that the model then writes.
+        """Returns facts about the thinking, and the tokens to append to the prompt before the answer is generated.
 
-        These tokens end with `beginning`, the prescribed beginning of the answer. After an end marker of its own, the
-        model also writes the blank line itself. The blank line is added here only before a `beginning`, or if a stop
-        sequence of `until` would end the answer in it.
+        The tokens are the thinking `written` by the model, its end marker, and `beginning`: text with which the task
+        makes every answer begin. If the model wrote the end marker, it would write the blank line after it, too. So the
+        blank line is added only before a `beginning`, or if a stop sequence of `until` would match in it.
         """
         if (length := StopSequences(self.tokenizer, [self.end]).end(written, 0)) is not None:
             ended, stopped, closing = True, False, list[int]()
@@ -94,7 +94,7 @@ class Thinking:
 
 
 def _behind(tokenizer: Any, text: str) -> list[int]:
-    """Returns the tokens of a text that follows other text: SentencePiece then puts no space before it."""
+    """Returns the tokens of a text that follows other text, without the space that SentencePiece puts at a start."""
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     for anchor in ("\n", "x") if text else ():
         before, tokens = encode(anchor), encode(anchor + text)

@@ -1,4 +1,4 @@
-"""PEFT adapters: refuses an adapter with missing weights, or with weights that the model does not read."""
+"""Refuses PEFT adapters with missing weights, or with weights that are not loaded into the model (unread weights)."""
 
 import contextlib
 import functools
@@ -21,10 +21,11 @@ _MOST_RANK = 2**16
 def whole_adapter(
     name: str | None, *, allow_unread: Sequence[str] | None = None, report: Report | None = None
 ) -> Iterator[None]:
-    """Checks a PEFT adapter while `hf` loads it: no weight may be missing, and the model must read every weight.
+    """Inside this context, checks a PEFT adapter while `hf` loads it: no weight may be missing or unread.
 
-    peft only warns about missing weights, which then stay random, and says nothing about weights it does not read.
-    Until the block ends, two methods of `peft.PeftModel` are monkey-patched, and that warning is an error.
+    peft only warns about missing weights, which then stay random, and says nothing about weights in the file that it
+    does not load (unread weights). The context monkey-patches two methods of `peft.PeftModel` and turns that warning
+    into an error.
 
     Args:
         name: the adapter's folder or hub id, None without an adapter.
@@ -46,7 +47,7 @@ def whole_adapter(
     @functools.wraps(original_load_adapter)
     def load_adapter(model: Any, *args: Any, **kwargs: Any) -> Any:
         loaded = original_load_adapter(model, *args, **kwargs)
-        # peft also lists the weights of learned prompts as unexpected, although it has loaded them
+        # peft also lists the weights of learned prompts (prompt tuning) as unexpected, although it has loaded them
         if names := set(loaded.unexpected_keys):
             names -= peft.get_peft_model_state_dict(model, save_embedding_layers=False).keys()
         mend = "target_modules and the like in adapter_config.json, or name the model that the adapter was trained on"
@@ -91,7 +92,7 @@ def whole_adapter(
 
 
 def _check_adapter(folder: Path) -> None:
-    """Refuses an adapter whose type is unknown, or whose rank is far above every dimension in its weights file."""
+    """Refuses an adapter whose type is unknown, or whose LoRA rank is far above every dimension in its weights file."""
     import peft  # takes seconds to import, so only runs with an adapter import it
 
     source = read_json_object(folder / "adapter_config.json", "the configuration of an adapter")
@@ -105,7 +106,7 @@ def _check_adapter(folder: Path) -> None:
     rank = max((rank for rank in ranks if fits(rank, int)), default=0)
     weights = Weights(folder, (_ADAPTER,))
     largest = max((size for name in weights.names() for size in weights.shape(name)), default=0)
-    # a rank below the limit may belong to layers that this file has no weights for
+    # a smaller rank is allowed: it may suit layers for which this file has no weights
     if rank > max(largest, _MOST_RANK):
         expected = f"Expected an adapter whose configuration fits its weights at peft={folder}"
         remedy = "correct adapter_config.json, or copy the adapter again"

@@ -1,4 +1,4 @@
-"""Checks the model's arguments: most of them before torch is imported, the others when loading begins."""
+"""Checks the model's arguments: most of them before torch is imported, the others at the start of loading."""
 
 import contextlib
 import logging
@@ -31,11 +31,11 @@ DTYPES = frozenset(
 _OF_HF: dict[str, Any] = {"max_length": Tokens | None, "backend": Backend | None, "parallelize": Flag | None}
 _OF_HF["attn_implementation"] = str | Mapping[str, Any] | None
 _LEAST_LIKENESS = 0.85
-_LIKENESS = 0.7  # looser: the checkpoint's model is known not to read the name
+_LIKENESS = 0.7  # how similar a name must be to be suggested; low, since the model is known not to read the name
 
 
 def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None:
-    """Checks what needs no torch: types and names of the arguments, and that the checkpoint's folder exists.
+    """Makes the checks that do not import torch: types and names of arguments, and whether the checkpoint exists.
 
     Raises:
         UserError: an argument is wrong; the message names it, with the allowed values and the value found.
@@ -80,7 +80,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         )
     if folder.exists():
         return
-    # `owner/name` could also be a hub id: if a folder called `owner` exists here, the hub decides
+    # `owner/name` may be a hub id: if a folder `owner` exists here, it is a misspelt path unless the hub has that id
     folder_of_that_name = "/" in name and Path(name).parent.is_dir()
     if looks_like_path(name) or (folder_of_that_name and not is_on_the_hub(name, remaining)):
         raise UserError(
@@ -89,7 +89,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
 
 
 def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
-    """Refuses misspelt arguments, and arguments that neither `hf` nor the code of the checkpoint's model reads."""
+    """Refuses misspelt arguments, and arguments that are read neither by `hf` nor by the checkpoint's model class."""
     known = harness_arguments()
     names = sorted({*known, *AdapterOptions.model_fields})
     for key in (key for key in arguments if key not in known):
@@ -109,7 +109,7 @@ def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
 
 
 def _name_subfolder(arguments: dict[str, Any]) -> None:
-    """Turns a subfolder named by a number, such as a training step, back into text: lm-eval parses it as a number."""
+    """Turns a `subfolder` such as 1000 back into text: lm-eval parses names that look like numbers as numbers."""
     if (name := arguments.get("subfolder")) is None:
         return
     if isinstance(name, bool) or not isinstance(name, str | int | float):
@@ -118,7 +118,7 @@ def _name_subfolder(arguments: dict[str, Any]) -> None:
 
 
 def check_dtypes(arguments: Mapping[str, Any]) -> None:
-    """Refuses names of dtypes that torch does not know.
+    """Refuses dtype names that torch does not know.
 
     Raises:
         UserError: a dtype is unknown; the message names the argument.
@@ -137,7 +137,7 @@ def _check_batch_size(batch_size: Any) -> None:
 
 
 def _check_device(device: Any) -> None:
-    """Refuses a device that torch does not find. Without this check `hf` would silently use another one."""
+    """Refuses a device that torch does not find; without this check, `hf` would silently use another device."""
     # lm-eval passes cuda:0 by default; on a machine without a GPU `hf` then uses the CPU
     if device is None or str(device) in ("cpu", "cuda:0"):
         return
@@ -145,7 +145,7 @@ def _check_device(device: Any) -> None:
 
     accelerator = torch.accelerator.current_accelerator()
     device_count = 0 if accelerator is None else torch.accelerator.device_count()
-    with contextlib.suppress(RuntimeError):  # torch knows no device of this name: the error below says so
+    with contextlib.suppress(RuntimeError):  # torch does not know the device: the code below raises a clear error
         chosen = torch.device(str(device))
         if accelerator is not None and chosen.type == accelerator.type and (chosen.index or 0) < device_count:
             return
@@ -155,7 +155,7 @@ def _check_device(device: Any) -> None:
 
 
 def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -> None:
-    """Checks arguments of `hf` that `hf` itself does not check or answers with a traceback; parses numbers in place.
+    """Checks arguments for which `hf` makes no check or fails with a traceback; converts numbers in `arguments`.
 
     Args:
         arguments: the arguments of `hf`.
@@ -177,7 +177,7 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
                 f"thinking_tokens does not work with enable_thinking={shown(arguments['enable_thinking'])}: leave one "
                 "of them out."
             )
-        arguments.pop("enable_thinking", None)  # `open` sets it after loading, once the tokenizer is known
+        arguments.pop("enable_thinking", None)  # `open` sets it after loading, since it depends on the tokenizer
     elif arguments.get("enable_thinking") and arguments.get("think_end_token") is None:
         raise UserError("enable_thinking=True needs think_end_token: name it in --model_args.")
     shared = [name for name in ("tp_plan", "parallelize") if arguments.get(name)]

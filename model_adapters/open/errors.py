@@ -1,4 +1,4 @@
-"""Turns exceptions that transformers and peft raise while loading into one sentence with a reason and a remedy."""
+"""Turns exceptions of transformers and peft during loading into a `UserError`: one sentence with reason and remedy."""
 
 import contextlib
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from sbeval.errors import UserError, first_line, panics_as_errors, raised_here
 from sbeval.model_adapters.batching import out_of_memory
 
-_SAVED_ATTENTION = "_attn_implementation"  # of config.json
+_SAVED_ATTENTION = "_attn_implementation"  # the key in config.json
 _QUANTISING = ("load_in_4bit", "load_in_8bit", "quantization_config", "autogptq", "gptqmodel")
 
 
@@ -22,14 +22,14 @@ def in_one_sentence(
     given: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
-    """Turns any exception of a loading library inside the block into a `UserError` of one sentence.
+    """Inside this context, turns any exception of a library that loads a model into a `UserError` of one sentence.
 
     Args:
         name: the folder or hub id that is being loaded, or a model in memory.
         what: the kind of thing that is being loaded, such as "a tokenizer".
-        argument: the argument of `--model_args` that names it.
-        given: the other arguments, which may request the feature that fails.
-        config: the contents of config.json, which may request that feature, too.
+        argument: the argument of `--model_args` that contains `name`.
+        given: the other arguments, which may request the feature that fails, such as an attention implementation.
+        config: the contents of config.json, which may request such a feature, too.
 
     Raises:
         UserError: `name` is a string and loading it failed, or an argument is unknown.
@@ -55,7 +55,7 @@ def in_one_sentence(
 def _fault(
     name: str, what: str, argument: str, error: Exception, given: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Returns why something does not load, and the remedy."""
+    """Returns the reason why something cannot be loaded, and the remedy."""
     reason, place = first_line(error), Path(name)
     folder, gguf_file = place / str(given.get("subfolder") or ""), given.get("gguf_file")
     if re.search("attn_implementation|attention implementation|Flash ?Attention", str(error)):
@@ -95,7 +95,7 @@ def _fault(
 
 
 def _other_attention(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Returns the remedy for an attention that cannot be used: where to name another one."""
+    """Returns the remedy for an attention implementation that cannot be used: the argument that names another one."""
     if any(_SAVED_ATTENTION in part for part in _parts(config)):
         return f"take {_SAVED_ATTENTION} out of config.json, which counts before attn_implementation in --model_args"
     if given.get("attn_implementation") is not None:
@@ -106,7 +106,7 @@ def _other_attention(given: Mapping[str, Any], config: Mapping[str, Any]) -> str
 
 
 def _quantisation_instead(given: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Returns a second remedy for a missing package, if the arguments or config.json request quantised weights."""
+    """Returns a second remedy for a missing package: to load without quantisation, if that was requested; else ""."""
     if arguments := [name for name in _QUANTISING if given.get(name)]:
         return f", or leave {', '.join(arguments)} out of --model_args"
     if any("quantization_config" in part for part in _parts(config)):

@@ -1,9 +1,9 @@
-"""`OpeningLM`: lm-eval's `hf`, whose constructor opens a model as this project does.
+"""`OpeningLM`: a subclass of lm-eval's `hf` that loads models as this project does.
 
-`hf` loads a model in its constructor and calls the hooks `_get_config`, `_get_backend`, `_create_tokenizer` and
-`_create_model` in this order. Each hook is overridden here. `_get_config` reads config.json once and hands it on. If
-config.json names a format that transformers does not know, `hf` gets an empty configuration until `_create_model`
-loads the weights.
+`hf` loads a model in its constructor, which calls the methods `_get_config`, `_get_backend`, `_create_tokenizer` and
+`_create_model` in this order. All four are overridden here. `_get_config` reads config.json, which the other methods
+then use. If config.json names a format that transformers does not know, `hf` gets an empty configuration until
+`_create_model` loads the weights.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _OF_CAUSAL_MODELS = ("non_finite", "extrapolation", "thinking_tokens", "template
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Opening:
-    """State that the hooks of the constructor hand to one another."""
+    """State that the overridden methods share while the constructor of `hf` calls them."""
 
     options: AdapterOptions
     arguments: dict[str, Any]
@@ -96,7 +96,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
             if isinstance(pretrained, torch.nn.Module):
                 opening.ties_weights.enter_context(tied_as_it_is(pretrained))
             super().__init__(pretrained, **kwargs)
-        if hasattr(self, "accelerator"):  # `hf` sets rank and world size only where one process sees several GPUs
+        if hasattr(self, "accelerator"):  # `hf` sets rank and world size only if one process sees several GPUs
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         if options.thinking_tokens is not None:
             self.chat_template_args = {**self.chat_template_args, "enable_thinking": True}
@@ -135,7 +135,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         return opened
 
     def _check_options(self, options: AdapterOptions) -> None:
-        """Refuses options that encoder-decoder models do not have, and lets lm-eval's tasks record null results."""
+        """Refuses options that do not work with encoder-decoder models, and applies `non_finite=null` to lm-eval."""
         for name in _OF_CAUSAL_MODELS if self.backend != "causal" else ():
             if (value := getattr(options, name)) != AdapterOptions.model_fields[name].default:
                 raise UserError(
@@ -155,7 +155,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text's first token: the one that the user passed, else the tokenizer's BOS or EOS."""
+        """The token id before the first token of a text: the one that the user passed, else BOS or EOS."""
         return prefix_token_id(self.tokenizer, self.custom_prefix_token_id)
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
@@ -201,7 +201,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
             else:
                 model = self._load_released(pretrained, kwargs)
                 load = lambda *_, **__: model  # noqa: E731  the model is loaded, with its dtype, device and revision
-            # `_create_model` of `hf` calls `from_pretrained` of this class, and then adds a PEFT adapter
+            # `_create_model` of `hf` calls `AUTO_MODEL_CLASS.from_pretrained`, and then adds a PEFT adapter
             self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=load)
             super()._create_model(pretrained, **kwargs)
         opening.ties_weights.enter_context(tied_as_it_is(self._model))
@@ -225,7 +225,7 @@ class OpeningLM(HFLM):  # type: ignore[misc]
         return loaded.model
 
     def _requests(self) -> dict[str, Any]:
-        """Returns the arguments and config.json, either of which may request a feature that cannot be loaded."""
+        """Returns the arguments and the contents of config.json as keyword arguments of `in_one_sentence`."""
         return {"given": self._opening.arguments, "config": self._opening.found_format[1]}
 
     all_gather = ranks.waiting()(HFLM.all_gather)

@@ -22,7 +22,7 @@ class Opened:
         tokenizer: its tokenizer, with a padding token that the model knows.
         source: the folder or hub id that the model was loaded from, None for a model in memory.
         format: the checkpoint's format, such as "sbeval" or "huggingface:llama".
-        attention: the attention scheme of a format that transformers does not know, None for other formats.
+        attention: the kind of attention in a format that transformers does not know, None for other formats.
         folder: the folder of the checkpoint's files, None for a model in memory.
         unread: tensors of the checkpoint and of its adapter that the model does not read.
         options: the adapter's own arguments.
@@ -31,14 +31,14 @@ class Opened:
         device: the device of the model's inputs.
         mixed_precision_dtype: the dtype of autocast, None without autocast.
         max_length: most tokens of an lm-eval request, including those to generate.
-        max_gen_toks: most tokens of an answer where a task names no number.
+        max_gen_toks: most tokens of an answer if a task names no number.
         batch_size: the number of rows in a batch, or "auto".
         max_batch_size: most rows in a batch if `batch_size` is "auto".
         add_bos_token: whether tokenizing adds special tokens, None for the tokenizer's default.
-        passed_prefix_token_id: the token before a text's first token, None for the tokenizer's BOS or EOS.
+        passed_prefix_token_id: the token id to put before the first token of a text, None for BOS or EOS.
         think_end_token: the text or token id that ends the model's thinking, None if the model does not think.
-        rank: the rank of this process among the processes that each hold a copy of the model.
-        world_size: how many processes hold a copy of the model.
+        rank: the data-parallel rank: the rank of this process among those that each hold a copy of the model.
+        world_size: how many processes each hold a copy of the model.
     """
 
     model: Any
@@ -81,15 +81,15 @@ class Opened:
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text's first token.
+        """The token id that is put before the first token of a text.
 
         Raises:
-            UserError: the user passed none, and the tokenizer has neither BOS nor EOS.
+            UserError: the user passed no token id, and the tokenizer has neither BOS nor EOS.
         """
         return prefix_token_id(self.tokenizer, self.passed_prefix_token_id)
 
     def setting(self) -> Setting:
-        """Returns the facts by which `prepare` decides which changes it makes."""
+        """Returns the `Setting`: the facts by which `prepare` decides which changes to make."""
         sharded = not self.shares_model and any(hasattr(each, "full_tensor") for each in self.model.parameters())
         started = torch.distributed.is_available() and torch.distributed.is_initialized()
         return Setting(

@@ -1,4 +1,4 @@
-"""How a rank that opens a model finds the other ranks of its run, and which of them log."""
+"""Finds the other ranks of a run before the model is loaded; in a tensor-parallel run, only rank 0 logs at INFO."""
 
 import contextlib
 import functools
@@ -17,10 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 def join_processes(*, shares_model: bool) -> None:
-    """Sets up logging, finds the other ranks and starts watching whether they are alive, before the model is loaded.
+    """Sets up logging, finds the other ranks, and starts to watch whether they are alive.
+
+    Call it before the model is loaded.
 
     Args:
-        shares_model: whether the ranks hold one model together by tensor parallelism (`tp_plan`).
+        shares_model: whether the model is tensor parallel (`tp_plan`).
 
     Raises:
         UserError: an environment variable such as RANK or WORLD_SIZE is missing or wrong.
@@ -37,7 +39,7 @@ def join_processes(*, shares_model: bool) -> None:
 
 @contextlib.contextmanager
 def meeting() -> Iterator[None]:
-    """Turns a failed rendezvous of the ranks into an error that names the address and a remedy.
+    """Inside this context, turns a failed rendezvous of the ranks into an error that names the address and a remedy.
 
     Raises:
         UserError: the processes did not meet at MASTER_ADDR:MASTER_PORT.

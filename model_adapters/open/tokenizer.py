@@ -1,4 +1,4 @@
-"""A model's tokenizer: whether it fits the model, and which tokens it adds to a text."""
+"""Checks whether a tokenizer belongs to the model, and finds the tokens that it adds to a text, such as BOS."""
 
 import contextlib
 import importlib.metadata
@@ -18,11 +18,11 @@ from sbeval.errors import UserError, shown
 from sbeval.foreign_files import read_json_object
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
-_LEAST_SHARE_OF_EMBEDDINGS = 0.9  # models pad their embedding matrix by less than the other tenth
-_TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # even if the tokenizer's settings say otherwise
+_LEAST_SHARE_OF_EMBEDDINGS = 0.9  # a smaller vocabulary is suspicious: models pad the matrix by less than a tenth
+_TRAINED_WITH_BOS = ("gemma", "recurrent_gemma")  # these need BOS even if the tokenizer's settings say otherwise
 _THINKING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "</thought>")
 
 
@@ -39,7 +39,7 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
     entries = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     beyond = sorted(token for token, index in added.items() if index >= entries and token != tokenizer.pad_token)
-    if beyond:  # added tokens, which ordinary text does not contain
+    if beyond:  # only added tokens are left here, which ordinary text does not contain
         logger.warning(
             "the model has no embedding for these tokens of its tokenizer: %s; a text that holds one is refused",
             ", ".join(beyond),
@@ -51,7 +51,7 @@ def fit_tokenizer(model: nn.Module, tokenizer: Any) -> None:
             "tokenizer this model was trained with as tokenizer=... in --model_args."
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= entries:
-        # any known token will do: padding is masked, and answers are cut at their end token
+        # any token that the model knows can be the padding: it is masked, and answers are cut at their end token
         end = tokenizer.eos_token_id
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end if end is not None and end < entries else 0)
 
@@ -63,7 +63,7 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
         model: the loaded model.
         tokenizer: the loaded tokenizer.
         folder: the checkpoint's folder, None for a model in memory.
-        saved_config: the contents of its `config.json`, empty where there is none.
+        saved_config: the contents of its `config.json`, empty if there is none.
 
     Raises:
         UserError: the training record in the folder names another tokenizer than the one in the folder.
@@ -76,7 +76,7 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
             "and name the right one with tokenizer=... in --model_args",
             *(entries, known),
         )
-    # from the file: the default of a configuration class says nothing about this tokenizer
+    # read from config.json: the default of a configuration class says nothing about this tokenizer
     wanted, end = saved_config.get("eos_token_id"), tokenizer.eos_token_id
     wanted = [wanted] if isinstance(wanted, int) else wanted
     if wanted and end is not None and end not in wanted and max(wanted) < entries:
@@ -95,7 +95,10 @@ def check_tokenizer(model: Any, tokenizer: Any, *, folder: Path | None, saved_co
 
 
 def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
-    """Warns if a task's text was tokenized with another tokenizer than the model's; `keys` name its token ranges."""
+    """Warns if the text of a task was tokenized with another tokenizer than the model's.
+
+    `keys` are the keys of the task's requests, which name ranges of tokens in a tokenized text.
+    """
     model_hash = tokenizer_sha256(tokenizer)
     task_hashes = {tokenizer_behind(key) for key in keys}
     if other_hashes := [task_hash for task_hash in task_hashes if not model_hash.startswith(task_hash)]:
@@ -107,10 +110,10 @@ def warn_of_other_tokens(tokenizer: Any, keys: Iterable[str]) -> None:
 
 
 def prefix_token_id(tokenizer: Any, passed: int | None) -> int:
-    """Returns the token before a text's first token: the one that the user passed, else the tokenizer's BOS or EOS.
+    """Returns the token id to put before the first token of a text: `passed` if not None, else BOS or EOS.
 
     Raises:
-        UserError: none was passed, and the tokenizer has neither BOS nor EOS.
+        UserError: `passed` is None, and the tokenizer has neither BOS nor EOS.
     """
     candidates: tuple[int | None, ...] = (passed, tokenizer.bos_token_id, tokenizer.eos_token_id)
     for token in candidates:
@@ -132,7 +135,7 @@ def thinking_end(tokenizer: Any, named: str | int | None) -> str | int:
         named: the text or token id that the user passed, None to find it in the chat template or the vocabulary.
 
     Raises:
-        UserError: no marker was passed, and the tokenizer knows none of the usual ones.
+        UserError: no marker was passed, and the tokenizer knows none of the usual markers.
     """
     end_of_thinking = named or _usual_thinking_end(tokenizer)
     text = tokenizer.decode([end_of_thinking]) if isinstance(end_of_thinking, int) else str(end_of_thinking)
@@ -141,9 +144,9 @@ def thinking_end(tokenizer: Any, named: str | int | None) -> str | int:
 
 
 def added_to_texts(opened: Any) -> dict[str, Any] | None:
-    """Describes the tokens that the tokenizer of an `Opened` model adds to a text, and where the model reads them.
+    """Describes the tokens that a tokenizer adds before and after a text, and which of them this run keeps.
 
-    Returns the value of `ModelRecord.added_tokens`, None if the tokenizer adds no tokens.
+    `opened` is an `Opened`. Returns the value of `ModelRecord.added_tokens`, None if the tokenizer adds no tokens.
     """
     added = added_tokens(opened.tokenizer)
     if opened.add_bos_token is False or not any(added):
@@ -167,7 +170,7 @@ def added_to_texts(opened: Any) -> dict[str, Any] | None:
 
 
 def log_added_tokens(added: Mapping[str, Any]) -> None:
-    """Logs which tokens the tokenizer adds to a text; a warning if it also adds tokens behind the text."""
+    """Logs which tokens the tokenizer adds to a text, as a warning if it adds some after the text."""
     level = logging.WARNING if added["suffix"] else logging.INFO
     format_logger.log(level, "%s", added["sentence"])
 
@@ -184,7 +187,7 @@ def _usual_thinking_end(tokenizer: Any) -> str:
 
 
 def _asks_for_bos(name: str) -> bool:
-    """Whether a saved tokenizer adds BOS to a text. A setting counts even if the tokenizer's class ignores it."""
+    """Whether a saved tokenizer adds BOS to a text; `add_bos_token` in its files decides, whatever its class does."""
     with contextlib.suppress(OSError, ValueError):
         setting = get_tokenizer_config(name, local_files_only=True).get("add_bos_token")
         return adds_bos(load_tokenizer(name, local_files_only=True)) if setting is None else setting is True
@@ -192,9 +195,10 @@ def _asks_for_bos(name: str) -> bool:
 
 
 def _check_recorded_tokenizer(folder: Path) -> None:
-    """Compares the hash of a folder's tokenizer with the one that `sbeval train` recorded.
+    """Compares the hash of the tokenizer in a checkpoint's folder with the hash that `sbeval train` recorded.
 
-    Another version of tokenizers may write the same tokenizer differently, so only equal versions are compared.
+    Versions of the package tokenizers may write the same tokenizer differently, so hashes are compared only if the
+    versions are equal.
 
     Raises:
         UserError: the hashes differ.

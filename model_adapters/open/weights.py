@@ -1,4 +1,4 @@
-"""Checks while weights are loaded: arguments that the format does not take, tied weights, and NaN in weights."""
+"""Checks during loading: refuses arguments that a format does not take, keeps tied weights, warns of NaN in weights."""
 
 import contextlib
 import logging
@@ -14,16 +14,16 @@ from sbeval.model_adapters.prepare.replacing import held
 from sbeval.scoring.non_finite import non_finite_weights
 
 logger = logging.getLogger(__name__)
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 format_logger = logging.getLogger("lm_eval.sbeval.checkpoints")
 
-# arguments of `_create_model` of `hf` that loading has used already, or that work for any loaded model
+# arguments of `hf._create_model` that were used before the weights are loaded, or that work with every format
 _SETTLED = {"revision", "dtype", "trust_remote_code", "gpus", "peft"}
 _OF_PARALLELIZE = {"max_memory_per_gpu", "max_cpu_memory", "offload_folder"}  # without parallelize they have no effect
 
 
 def check_kv_expand(pretrained: str, released: CheckpointFormat | None, kv_expand: KvExpand) -> None:
-    """Checks that `kv_expand` is passed only for a format that does not fix the layout of its key/value heads.
+    """Checks that `kv_expand` is passed only for a format that leaves the layout of key/value heads open.
 
     Raises:
         UserError: `kv_expand` is passed for another format.
@@ -60,9 +60,9 @@ def refuse_transformers_arguments(format_found: str, arguments: Mapping[str, Any
 def tied_as_it_is(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which `model.tie_weights()` does nothing.
 
-    lm-eval calls it for every model, but loading has tied the weights already. Calling it again could overwrite trained
-    weights: loading leaves an output matrix untied if it differs from the embeddings, whatever `tie_word_embeddings`
-    says, and an adapter may have trained only one of the two.
+    lm-eval calls `tie_weights` for every model, but loading has tied the weights before. A second call could overwrite
+    trained weights: loading leaves the output matrix untied if it differs from the embeddings, even if
+    `tie_word_embeddings` is true, and an adapter may have trained only one of the two matrices.
     """
     return held([(model, {"tie_weights": lambda *_, **__: None})])
 

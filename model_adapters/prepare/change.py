@@ -13,15 +13,16 @@ class Setting:
 
     Attributes:
         causal: whether the model is a causal language model; other models only get the change to flex_attention.
-        replaces_parts: whether parts may be replaced by faster ones: on a GPU, for a model that is not sharded.
+        replaces_parts: whether submodules may be replaced by faster ones: on a GPU, if the model is not sharded.
         kernels: the `kernels` argument of `--model_args`: the implementation of stick-breaking attention.
-        skip_threshold: older keys are skipped once the rest of the stick is shorter than this; None never skips.
-        default_skip_threshold: the threshold that "auto" stands for where keys can be skipped.
+        skip_threshold: stick-breaking attention skips older keys as soon as the weight left for them is below this
+            number; None never skips.
+        default_skip_threshold: the number that skip_threshold="auto" means, if the kernels can skip keys.
         attention_named: whether the user passed attn_implementation.
         in_memory: whether the user passed a model object; its attention then counts as the user's choice, too.
-        rank: the rank of this process among the processes that each hold a copy of the model.
-        processes: how many processes hold a copy of the model.
-        shares_model: whether the ranks hold one model together (`tp_plan`), so that all must run it at the same time.
+        rank: the data-parallel rank: the rank of this process among those that each hold a copy of the model.
+        processes: how many processes each hold a copy of the model.
+        shares_model: whether the model is tensor parallel (`tp_plan`), so that all ranks must run it at the same time.
     """
 
     causal: bool = True
@@ -42,10 +43,10 @@ class Change:
 
     Attributes:
         name: the change as a plural noun, such as "fused norms"; log lines use it as the subject of a sentence.
-        apply: makes the change and returns the function that undoes it, None where the model has nothing to change.
-        wanted: whether a run makes the change.
-        judged: whether the logits of the whole model decide if the change stays. False for a change that has no effect
-            on a short text, such as one for long texts: its `apply` compares the changed parts itself.
+        apply: makes the change and returns the function that undoes it, None if the model has nothing to change.
+        wanted: returns whether a run with this `Setting` makes the change.
+        judged: whether the logits of the whole model on a short text decide if the change stays. False for a change
+            that affects only long texts: its `apply` compares the changed submodules itself.
     """
 
     name: str

@@ -25,8 +25,8 @@ from sbeval.model_adapters.prepare.trial import Trial, decide
 CHANGES: tuple[Change, ...] = (
     flex.CHANGE,  # first: with flex_attention on a CPU, the first forward pass would compile for minutes
     kernels.CHANGE,  # before any forward pass: it decides which stick-breaking kernels run
-    hooks.CHANGE,  # before parts are replaced: a part that has an accelerate hook is never replaced
-    scans.CHANGE,  # before the first long text, whose scan would take all memory; it touches no other part
+    hooks.CHANGE,  # before modules are replaced: a module that has an accelerate hook is never replaced
+    scans.CHANGE,  # before the first long text, whose scan would take all memory; no other change touches scans
     sums.CHANGE,  # before `mlps`, whose fused modules call the row-parallel linear layers that `sums` changes
     norms.CHANGE,  # anywhere before the trial: no other change touches norms
     linear.CHANGE,  # before `mlps`, whose kernel writes the zero padding that a padded linear layer reads
@@ -45,7 +45,8 @@ class Prepared:
         model: the model that was passed to `prepare`, changed in place.
         kept: the names of the changes that were made and stayed.
         notes: one sentence for each change that was undone, with the reason.
-        skip_threshold: older keys are skipped once the rest of the stick is shorter than this; None never skips.
+        skip_threshold: stick-breaking attention skips older keys as soon as the weight left for them is below this
+            number; None never skips.
         undos: the functions that undo the changes that stayed, in the order in which the changes were made.
     """
 
@@ -61,14 +62,14 @@ class Prepared:
             undo()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns names and notes as JSON values, including the notes that long texts have added since `prepare`."""
+        """Returns `kept` and all notes as JSON values, also notes that `seen_keys` made at the first long texts."""
         return {"kept": list(self.kept), "notes": [*self.notes, *seen_keys.notes(self.model)]}
 
 
 def prepare(
     model: Any, tokenizer: Any, setting: Setting | None = None, changes: tuple[Change, ...] = CHANGES
 ) -> Prepared:
-    """Makes every change that the run wants, in order, and undoes those that move the model's logits.
+    """Makes the changes whose `wanted` is true for this run, and undoes those that move the model's logits.
 
     Args:
         model: a model of transformers or of this project; it is changed in place.

@@ -1,4 +1,4 @@
-"""Replaces parts of a loaded model, modules, forwards, global names or attributes, and restores them."""
+"""Replaces and restores modules, forwards, attributes, or global names that a forward uses, in a loaded model."""
 
 import contextlib
 import functools
@@ -10,11 +10,11 @@ from torch import nn
 
 Forward = Callable[..., Any]
 Changes = list[tuple[Any, dict[str, Any]]]
-"""Objects such as modules, each with the values of its attributes while `held` replaces them."""
+"""Pairs of an object, such as a module, and the attribute values that it has while `held` replaces them."""
 
 
 def replace_modules(model: nn.Module, stand_in: Callable[[nn.Module], nn.Module | None]) -> dict[str, nn.Module]:
-    """Replaces every module for which `stand_in` returns another one, and returns the replaced modules by name."""
+    """Replaces every module for which `stand_in` returns a new module, and returns the old modules by name."""
     replaced: dict[str, nn.Module] = {}
     for name, module in list(model.named_modules()):
         if (other := stand_in(module)) is not None:
@@ -34,10 +34,10 @@ def give_back_modules(model: nn.Module, replaced: Mapping[str, nn.Module]) -> Ca
 
 
 def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) -> Forward | None:
-    """Returns a copy of a function in which one global name has another value: `stand_in` of its value.
+    """Returns a copy of a function in which the global `name` means the result of `stand_in`.
 
-    Returns None if the function does not use the name, or if `stand_in` returns None. The original function, and every
-    other user of its module, stay as they are.
+    `stand_in` gets the original value of the global. Returns None if the function does not use the name, or if
+    `stand_in` returns None. The original function and its module are not changed.
     """
     if not isinstance(forward, types.FunctionType) or name not in forward.__code__.co_names:
         return None
@@ -46,14 +46,14 @@ def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) ->
     if replacement is None:
         return None
     names = {**forward.__globals__, name: replacement}
-    names.pop("__name__", None)  # otherwise torch.compile would look names up in the original module
+    names.pop("__name__", None)  # with `__name__`, torch.compile would look globals up in the original module
     copied = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__
     return functools.update_wrapper(copied, forward)
 
 
 def with_forwards(model: nn.Module, stand_in: Callable[[nn.Module], Forward | None]) -> list[nn.Module]:
-    """Sets the forward of every module for which `stand_in` returns one, and returns those modules."""
+    """Sets the forward of every module for which `stand_in` returns a new forward, and returns these modules."""
     changed = []
     for module in model.modules():
         if (forward := stand_in(module)) is not None:
@@ -63,14 +63,14 @@ def with_forwards(model: nn.Module, stand_in: Callable[[nn.Module], Forward | No
 
 
 def give_back_forwards(modules: list[nn.Module]) -> None:
-    """Restores the forward of each module's class."""
+    """Removes the replaced forwards, so that modules use the forward of their class again."""
     for module in modules:
         vars(module).pop("forward", None)
 
 
 @contextlib.contextmanager
 def held(changes: Changes) -> Iterator[None]:
-    """Sets attributes of objects, and restores them when the block ends."""
+    """Inside this context, attributes of objects have other values; afterwards they have the old values again."""
     before = [dict(each.__dict__) for each, _ in changes]
     try:
         for each, values in changes:

@@ -1,7 +1,7 @@
-"""Token ids of ordinary text, on which a changed model is compared with the model before the change.
+"""Token ids of ordinary text, with which a changed model is compared with the model before the change.
 
-Low token ids would not do: in most tokenizers they are special tokens. No text has them side by side, and rounding can
-move their logits 40 times as far as those of text.
+The ids 0, 1, 2 and so on would be unsuitable: in most tokenizers low ids are special tokens, which never follow one
+another in a text. Rounding can move the logits after them 40 times as far as those of ordinary text.
 """
 
 from typing import Any
@@ -11,14 +11,15 @@ TEXT = (
     "seven of them torn, while his daughter wrote numbers into a small blue book: 14 crates of herring, 3 of cod, 250 "
     "metres of rope. Nobody spoke about the storm. Far behind the church a dog barked twice; then bells began to ring."
 )
-_LEAST_KINDS = 3  # if fewer than one token in three is distinct, the tokenizer hardly knows the text
+_LEAST_KINDS = 3  # if fewer than a third of the token ids are distinct, the tokenizer hardly knows the text
 
 
 def sample_tokens(tokenizer: Any, embeddings: int, count: int) -> list[int]:
-    """Returns `count` token ids of ordinary text, all below `embeddings`, the number of the model's embeddings.
+    """Returns `count` token ids of ordinary text, all below `embeddings`, the number of rows in the embedding matrix.
 
-    If the tokenizer hardly knows the text, they are ordinary tokens spread over its vocabulary. Without a tokenizer
-    they are spread over the embeddings except the first and the last eighth, where special tokens usually are.
+    If the tokenizer hardly knows the text, the ids are evenly spaced over the ordinary tokens of its vocabulary.
+    Without a tokenizer they are evenly spaced over the embeddings but the first and the last eighth, where special
+    tokens usually are.
     """
     if tokenizer is None:
         return _spread(range(embeddings // 8, max(embeddings // 8 + 1, embeddings - embeddings // 8)), count)

@@ -1,16 +1,16 @@
-"""Pipeline placement: layers on several GPUs (`parallelize=True`), each GPU working on a window of its own.
+"""Pipeline placement: layers on several GPUs (`parallelize=True`), which compute different windows at the same time.
 
-PyTorch makes a copy from one GPU to another wait for all work that both have queued. With one stream for each GPU, each
-GPU would therefore wait for the others. So every window under way has its own streams, one on each GPU, and a GPU
-begins with a window when the window before has passed on to the next GPU. Otherwise both windows would share the first
-GPU and then both the second.
+A window is one batch of inputs in a forward pass. PyTorch makes a copy from one GPU to another wait for all work in the
+current streams of both. With one stream for each GPU, each GPU would therefore wait for the other GPUs. So every window
+has its own streams, one on each GPU. A GPU begins a window only after the window before has moved to the next GPU.
+Otherwise two windows would share the first GPU, and then share the second.
 
-accelerate copies positions and masks for every layer; here they are copied once for each GPU. After about a thousand
-kernels that a GPU has not begun, the host waits, and could not queue the next window on the first GPU. For the same
-reason the output head runs on more positions at once.
+The host must wait if a GPU has a queue of about a thousand kernels, and then it cannot queue the next window on the
+first GPU. So few kernels are launched: accelerate copies positions and masks for every layer, but here they are copied
+once for each GPU, and the output head runs on more positions at once.
 
-If memory runs out beside a second window, or is found only by waiting and freeing, windows run one at a time. Such
-models generate with transformers' own loop, since no CUDA graph spans two GPUs.
+If memory runs out, or is found only after waiting for the device and freeing cached blocks, windows run one at a time.
+Models with pipeline placement generate with transformers' `generate`, since no CUDA graph spans two GPUs.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from torch.utils.hooks import RemovableHandle
 
 logger = logging.getLogger(__name__)
 _handles: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
-"""The hooks that the newest relay of each model has registered on its blocks."""
+"""For each model, the hooks that its newest `Relay` has registered on the model's blocks."""
 
 
 class Relay:
-    """The streams of the windows under way: as many windows as there are GPUs, each with one stream on every GPU."""
+    """The CUDA streams for running several windows at once: as many windows as GPUs, with one stream on each GPU."""
 
     def __init__(self, devices: list[torch.device]) -> None:
         self._devices = devices
@@ -44,7 +44,7 @@ class Relay:
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """Returns the relay of a model whose blocks are all on GPUs, on two or more; None for other models."""
+        """Returns the relay of a model whose blocks are placed on two or more GPUs; None for other models."""
         hooked = [block for block in blocks_of(model) if hasattr(block, "_hf_hook")]
         devices = [device for block in hooked if (device := hooked_device(block)) and lies_on_one_device(block)]
         order = list(dict.fromkeys(devices))
@@ -64,7 +64,7 @@ class Relay:
 
     @property
     def windows(self) -> int:
-        """How many windows may be under way at the same time."""
+        """How many windows may run at the same time."""
         return len(self._lanes)
 
     def alone(self) -> bool:
@@ -77,11 +77,11 @@ class Relay:
 
     @contextlib.contextmanager
     def window(self) -> Iterator[None]:
-        """Runs the block's work for one window on this window's own streams."""
+        """Inside this context, the forward pass of one window runs on streams of its own."""
         lane = self._lanes[self._turn % len(self._lanes)]
         self._turn += 1
         with contextlib.ExitStack() as stack:
-            for device in reversed(self._devices):  # reversed, so that the first device is the current one at last
+            for device in reversed(self._devices):  # reversed, so that the first device becomes the current one
                 lane[device].wait_stream(torch.cuda.current_stream(device))
                 stack.enter_context(torch.cuda.stream(lane[device]))
             self._enter(self._devices[0])
@@ -92,11 +92,11 @@ class Relay:
                 self._under_way = False
                 self._copies.clear()
                 self._leave(self._devices[-1])
-        if self._retries() > before:  # (if memory ran out altogether, the caller gets the exception)
+        if self._retries() > before:  # memory was short but sufficed; otherwise the caller gets an exception
             self.alone()
 
     def _retries(self) -> int:
-        """How often the allocator found memory only by waiting for the device and freeing cached blocks."""
+        """Returns how often the allocator had to wait for the device and free cached blocks to find memory."""
         return sum(torch.cuda.memory_stats(device).get("num_alloc_retries", 0) for device in self._devices)
 
     def _pass_on(self, before: torch.device, after: torch.device, *_: object) -> None:
@@ -105,7 +105,10 @@ class Relay:
             self._enter(after)
 
     def _to_device(self, device: torch.device, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns a block's arguments with the keyword arguments on its device, copied at most once for a window."""
+        """Moves a block's keyword arguments to its device, with one copy for each window and device.
+
+        Returns the arguments and the keyword arguments, None (no change) if no window is running.
+        """
         return (args, {name: self._at(device, value) for name, value in kwargs.items()}) if self._under_way else None
 
     def _at(self, device: torch.device, value: Any) -> Any:
@@ -127,9 +130,9 @@ class Relay:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Returns the blocks that accelerate places, in the order of the module lists that hold them.
+    """Returns the blocks that accelerate places on devices, in the order of the module lists that hold them.
 
-    A model that runs its blocks in another order is still computed correctly, but GPUs wait longer for one another.
+    If a model runs its blocks in another order, results stay right, but GPUs wait longer for one another.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     inner = {id(each) for outer in lists for block in outer for each in block.modules()}
@@ -137,7 +140,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def hooked_device(module: nn.Module) -> torch.device | None:
-    """Returns the device on which accelerate's hook runs a module, None without such a hook or with another wrapper."""
+    """Returns the device on which accelerate's hook runs a module, None without such a hook or with other hooks."""
     hook: Any = getattr(module, "_hf_hook", None)
     if type(hook) is not AlignDevicesHook or hook.offload or hook.execution_device is None:
         return None
@@ -148,7 +151,7 @@ def hooked_device(module: nn.Module) -> torch.device | None:
 
 
 def lies_on_one_device(block: nn.Module) -> bool:
-    """Whether all weights of a block stay on the block's device: no part is offloaded or has a hook of another kind."""
+    """Whether all weights of a block stay on its device: no submodule is offloaded or has another kind of hook."""
     return all(
         hooked_device(module) == hooked_device(block) for module in block.modules() if hasattr(module, "_hf_hook")
     )

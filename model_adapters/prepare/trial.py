@@ -1,8 +1,10 @@
-"""The trial: whether a changed model still has its logits, and if not, which of the changes moved them.
+"""The trial: tests whether changes have moved a model's logits, and if so, finds and undoes the changes that did.
 
 The model reads one short text before and after the changes. A fused kernel rounds in other places than the modules that
-it replaces, so the logits are never exactly the same. How far rounding may move them is measured on the model itself:
-it reads the text again while the output of every module is rounded once more.
+it replaces, so the logits are never exactly the same. How far rounding may move them is measured on the model: it reads
+the text again while random rounding errors are added to the output of each module without submodules. Differences are
+relative: the norm of the difference at a position, divided by the norm of the logits minus their mean.
+
 Shape suffixes: L tokens, V vocabulary.
 """
 
@@ -26,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_TOKENS = 64
 DRAWS = 4
-_FEW_POSITIONS = 16  # with fewer positions, the mean varies much from draw to draw
+_FEW_POSITIONS = 16  # with fewer positions, the mean difference depends much on the random errors
 TIMES_ROUNDING = 2.0
-"""The limit as a multiple of the mean over the draws: kernels also round between the outputs of modules.
+"""The limit as a multiple of the mean effect of random errors: kernels round not only at the outputs of modules.
 
-In bf16 the limit is 0.12 of the spread of a position's logits for SmolLM2-135M. Fused norms move the logits by 0.044,
-and leaving out an MLP of any layer by 0.21 or more. For a model with random weights the limit is 0.042, a missing MLP
-is 0.076 and a wrong rotary embedding 0.070.
+For SmolLM2-135M in bf16 the limit is a relative difference of 0.12. Fused norms move the logits by 0.044, and leaving
+out the MLP of one layer moves them by 0.21 or more. For a model with random weights the limit is 0.042; leaving out an
+MLP moves the logits by 0.076, and a wrong rotary embedding by 0.070.
 """
 
 
@@ -51,7 +53,7 @@ class Trial:
         self.failure: str | None = None
 
     def begin(self) -> bool:
-        """Reads the sample with the unchanged model, and returns whether it gives logits to compare with."""
+        """Reads the sample with the unchanged model, and returns whether that gave any finite logits."""
         if self._expected_LV is None and self.failure is None:
             self._expected_LV = self._logits()
             if self._expected_LV is not None and not bool(self._expected_LV.isfinite().any()):
@@ -59,9 +61,9 @@ class Trial:
         return self._expected_LV is not None
 
     def difference(self) -> float:
-        """Returns how far the logits have moved since `begin`, as a share of the spread of a position's logits.
+        """Returns the relative difference between the present logits and those of `begin`, as a mean over positions.
 
-        The share is a mean over positions. It is infinity if the model does not run or gives NaN; `failure` says why.
+        It is infinity if the model does not run or gives NaN; if it does not run, `failure` says why.
         """
         assert self._expected_LV is not None
         self.failure = None
@@ -75,12 +77,12 @@ class Trial:
 
     @property
     def least(self) -> float:
-        """A difference that the rounding of the dtype explains for any model."""
+        """The relative difference that rounding to the dtype explains in any model."""
         assert self._expected_LV is not None
         return least(self._expected_LV.dtype, self._expected_LV.device)
 
     def limit(self) -> float:
-        """Returns the largest difference that rounding explains; call it while the model is unchanged."""
+        """Returns the largest relative difference that rounding explains; call it while the model is unchanged."""
         assert self._expected_LV is not None
         if self._limit is None:
             self._limit = rounding_limit(self.model, self._logits, self._expected_LV)
@@ -102,17 +104,17 @@ class Trial:
         return logits
 
     def _length(self) -> int:
-        """Returns the length of the sample in tokens: a model with learned positions may have fewer."""
+        """Returns the length of the sample in tokens: `SAMPLE_TOKENS`, or less if the model has fewer positions."""
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return min(SAMPLE_TOKENS, positions) if isinstance(positions, int) and positions > 0 else SAMPLE_TOKENS
 
 
 @torch.no_grad()
 def rounding_limit(model: Any, read: Callable[[], Tensor | None], expected_LV: Tensor) -> float:
-    """Returns how far rounding alone may move a model's logits, as a mean share of the spread of a position's logits.
+    """Returns the largest relative difference of a model's logits, as a mean over positions, that rounding explains.
 
-    `read` computes logits for the positions of `expected_LV`. It is called while the outputs of all modules are rounded
-    once more.
+    `read` computes the logits that `expected_LV` holds. It is called several times while random rounding errors are
+    added to the outputs of modules.
     """
     moved = []
     for seed in range(DRAWS):
@@ -136,17 +138,17 @@ def same_logits(model: Any, read: Callable[[], Tensor], found_LV: Tensor) -> boo
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The changes that stay, each with the function that undoes it, and a sentence for each change that was undone."""
+    """The names of the changes that stay with the functions that undo them, and a sentence for each undone change."""
 
     kept: Mapping[str, Undo] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
 def decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdict:
-    """Makes changes to a model and undoes each one that moves its logits further than rounding does.
+    """Makes changes to a model and undoes each change that moves the logits further than rounding explains.
 
-    If every rank holds a copy of the model, rank 0 decides and the other ranks follow. If the ranks hold one model
-    together, all of them run it, and the differences that rank 0 measures count.
+    If every rank holds a copy of the model, rank 0 runs the trial and the other ranks make the changes that it kept. If
+    the model is tensor parallel, all ranks run it, and all use the differences that rank 0 measures.
     """
     if setting.processes > 1 and setting.rank > 0:
         names, notes = _broadcast(None)
@@ -179,7 +181,7 @@ def _decide(trial: Trial, changes: Sequence[Change], setting: Setting) -> Verdic
 
 
 def _one_by_one(trial: Trial, changes: Sequence[Change], setting: Setting, limit: float) -> Verdict:
-    """Makes the changes one after another, and keeps each one that leaves the logits within the limit."""
+    """Makes the changes one by one, and undoes each change after which the logits differ by more than `limit`."""
     name = type(trial.model).__name__
     kept: dict[str, Undo] = {}
     notes: list[str] = []
@@ -210,7 +212,7 @@ def _undo(made: Mapping[str, Undo]) -> None:
 
 
 def _agreed(value: Any, setting: Setting) -> Any:
-    """Returns rank 0's value on all ranks that hold one model: rounding may differ, so their values may differ."""
+    """Returns `value`; on all ranks of a tensor-parallel model, that of rank 0, since rounding may differ by rank."""
     return _broadcast(value) if setting.shares_model else value
 
 

@@ -1,20 +1,22 @@
-"""Step 4 of 4, score: from requests to windows of tokens, and from windows to log-probabilities.
+"""Step 4 of 4, score: turns requests into windows of tokens, and computes the log-probabilities of their targets.
 
-`requests` has one function for each request type, which takes the `Session`. The generators that it calls yield
-(index, scores).
+A window is one input sequence of the model with the target tokens to score in it. `requests` has one function for each
+request type; it takes the `Session` and returns the answers. The generators that it calls yield pairs of a window's
+index and its scores.
 
-- `requests`: each request type, from lm-eval's requests to their answers
-- `windows`: the windows of tokens that requests ask for
-- `schedule`: all windows in batches, longest first; the device computes the next batch while the host reads scores
-- `batch`: one batch, which is started on the device and read later
-- `prefixes`: inputs that share a prefix: the model reads the prefix once
-- `nested`: windows that begin at the same token: only the longest is run
-- `context_parallel`: long windows that all ranks of a group score together
+- `requests`: one function for each request type that scores; takes lm-eval's requests and returns their answers
+- `windows`: builds the windows of tokens for requests
+- `schedule`: scores all windows in batches, longest first; the device computes the next batch while the host reads
+  the scores of the last one
+- `batch`: starts the forward pass of one batch without waiting for the device, and reads its scores later
+- `prefixes`: groups windows that share a prefix, and prefills the prefix once
+- `nested`: finds windows that are prefixes of longer windows, so that only the longest is run
+- `context_parallel`: splits each long window over the ranks of a context-parallel group
 
 In a causal model, the scores of a window's first tokens do not depend on later tokens, so `nested` and `prefixes` run
 shared tokens once. If RoPE's frequencies depend on the input's length, this does not hold, and nothing is shared.
-With `non_finite=null` windows are not nested either: NaN at a late position may spread through the whole window.
+With `non_finite=null`, `nested` is not used either: a NaN at a late position may spread through the whole window.
 
-No request type needs to know the model's output head: `sbeval.scoring` runs the model's own forward with its body
-replaced by hidden states that are computed already.
+The code here works with any output head: `sbeval.scoring` calls the model's own forward on hidden states that were
+computed before, so the model itself computes the logits.
 """

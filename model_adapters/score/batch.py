@@ -15,16 +15,16 @@ from sbeval.scoring.scorer import PendingScores, Prefix, to_device
 
 Start = Callable[..., PendingScores]
 WindowScores = list["RunScores"]
-"""The scores of each run of targets of a window."""
+"""The scores of a window: one `RunScores` for each run of targets, such as one continuation after a context."""
 Windows = Mapping[int, PlannedWindow]
 RequestName = Callable[[int], str]
-"""Returns the name of a window's request, given the window's number."""
+"""Maps a window's number to the name of its request, for error messages."""
 ScoredWindows = Generator[tuple[int, WindowScores], None, None]
 """Yields the number of each window with its scores."""
 
 
 class RunScores(NamedTuple):
-    """Log-probabilities of a run of targets, float32 in nats, and whether each target is the most probable token."""
+    """Log-probabilities of consecutive targets, float32 in nats, and whether all targets have the largest logits."""
 
     logprobs: NDArray[np.float32]
     greedy: bool
@@ -36,13 +36,16 @@ class RunScores(NamedTuple):
 
 
 class PendingBatch(NamedTuple):
-    """Scores that the device may still be computing, and the number of targets in each run of each window."""
+    """A started batch, whose scores the device may still be computing.
+
+    `run_tokens` holds, for each window, the number of targets in each of its runs of targets.
+    """
 
     scores: PendingScores
     run_tokens: list[list[int]]
 
     def result(self) -> list[WindowScores]:
-        """Waits for the device, and returns the scores of each run of each window."""
+        """Waits for the device, and returns the scores of every window in the batch."""
         scores = self.scores.result()
         ends = np.cumsum([tokens for window in self.run_tokens for tokens in window])[:-1]
         logprobs = iter(np.split(scores.logprobs.numpy(), ends))
@@ -56,7 +59,7 @@ def joined(runs: Sequence[RunScores]) -> NDArray[np.float32]:
 
 
 def score_texts(session: Session, texts: Sequence[TargetSequence]) -> list[NDArray[np.float32]]:
-    """Scores texts in one batch without a shared prefix, and returns the log-probabilities of each text's targets."""
+    """Scores texts in one batch without using a cached prefix, and returns the log-probabilities of their targets."""
     longest = max(len(text.inputs_L) for text in texts)
     relayed = session.relay.window() if session.relay else contextlib.nullcontext()
     with relayed, session.autocast(), session.rope.hold(longest):
@@ -68,13 +71,13 @@ def score_texts(session: Session, texts: Sequence[TargetSequence]) -> list[NDArr
 def start_batch(
     session: Session, batch: Sequence[LoadedWindow], *, after: Prefix | None = None, start: Start | None = None
 ) -> PendingBatch:
-    """Starts one forward pass that scores windows, padded on the right.
+    """Starts the forward pass of a right-padded batch of windows, and returns without waiting for its scores.
 
     Args:
         session: the session of the model.
-        batch: the windows.
-        after: the KV cache of a prefix of all windows, from `TokenScorer.read`; None without a prefix.
-        start: the method that scores, None for `TokenScorer.start`. Another method is needed if ranks share the batch.
+        batch: the windows, without the tokens of the prefix if `after` is passed.
+        after: the KV cache of a prefix that all windows continue, from `TokenScorer.read`; None without a prefix.
+        start: the scorer's method to call; None for `start`. Context parallelism passes `start_together`.
     """
     options = {} if after is None else {"after": after}
     pending = _start_texts(session, [as_sequence(window) for window in batch], start or session.scorer.start, **options)

@@ -1,8 +1,8 @@
-"""Context parallelism: all ranks of a group score a long window together, each rank a part of the window's tokens.
+"""Context parallelism: all ranks of a process group score a long window together; each rank runs a part of its tokens.
 
-lm-eval distributes documents over ranks and gathers results as usual, so ranks may have different data. Within a call,
-the group lists the long windows of all its ranks and scores them one after another. Short windows cost no
-communication: each rank scores its own (docs/context_parallel.md).
+lm-eval distributes documents over ranks and gathers results as usual, so each rank has windows of its own. The ranks
+first exchange the lengths of all long windows in the group, and then score these one after another. Short windows need
+no communication: each rank scores its own (docs/context_parallel.md).
 """
 
 import logging
@@ -13,14 +13,17 @@ from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
 
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 logger = logging.getLogger("lm_eval.sbeval.context_parallel")
 
 
 def score_together(
     session: Session, scorer: ContextParallelScorer, windows: Windows, long: set[int], name: RequestName
 ) -> ScoredWindows:
-    """Scores the long windows of all ranks in a group, one after another, and yields the windows of this rank."""
+    """Scores the long windows of all ranks in the group together, and yields the numbers and scores of this rank's.
+
+    `long` holds the numbers of this rank's windows that the group scores together.
+    """
     context = scorer.context
     everyone = context.gather_objects([(windows[index].length, index) for index in sorted(long)])
     order = sorted((-length, rank, index) for rank, theirs in enumerate(everyone) for length, index in theirs)

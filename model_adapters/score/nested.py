@@ -1,4 +1,4 @@
-"""Windows that begin at the same token: only the longest is run, and its scores serve the shorter windows.
+"""Windows that begin at the same token of a text: only the longest is run, and its scores serve the shorter ones, too.
 
 In a causal model, the scores of a window's first tokens do not depend on later tokens. If RoPE's frequencies depend on
 the input's length, this does not hold, and each window is run.
@@ -11,16 +11,20 @@ from sbeval.scoring.requests import TokenLogprobsRequest
 
 
 class SharedWindow(NamedTuple):
-    """A window to run for several requests, each with the slice of the window's scores that answers it."""
+    """A window that answers several requests.
+
+    `run` is the request for the longest window. `members` pairs each request with its slice of the window's scores.
+    """
 
     run: TokenLogprobsRequest
     members: list[tuple[TokenLogprobsRequest, slice]]
 
 
 def share_windows(requests: Iterable[TokenLogprobsRequest], *, nested: bool) -> list[SharedWindow]:
-    """Returns the windows to run for distinct requests, in the order of each window's first request.
+    """Returns the windows to run for `requests`, which must be distinct, in the order of the requests.
 
-    If `nested`, a longer window also serves shorter ones with the same lead-in and first token.
+    If `nested`, requests for windows that begin at the same token of a text, after the same lead-in (the input before
+    that token, such as BOS), share the longest of these windows. Otherwise every request has a window of its own.
     """
     groups: dict[object, list[TokenLogprobsRequest]] = {}
     for request in requests:

@@ -1,7 +1,7 @@
-"""Inputs that share a prefix, such as questions after the same examples: the model reads the prefix once.
+"""Inputs that share a prefix, such as questions after the same few-shot examples: the model prefills the prefix once.
 
-Its KV cache is kept while the rest of each input in the group is read in batches. Each batch's scores are read before
-the next batch starts, unlike in `schedule`.
+The inputs with the same prefix form a group. While the prefix's KV cache is in memory, the remaining tokens of these
+inputs run in batches. The host reads the scores of a batch before the next batch starts, unlike in `schedule`.
 """
 
 import dataclasses
@@ -31,7 +31,12 @@ _BIG_ENDIAN = np.dtype(">u4")
 
 
 class Worthwhile(NamedTuple):
-    """The smallest group whose prefix is worth a pass of its own: prefix length, and tokens saved in all inputs."""
+    """The thresholds above which a shared prefix is prefilled in a separate forward pass.
+
+    Attributes:
+        prefix_tokens: the least length of the prefix.
+        saved_tokens: the least number of tokens that the model need not read, over all inputs with this prefix.
+    """
 
     prefix_tokens: int
     saved_tokens: int
@@ -51,11 +56,12 @@ class SharedPrefix(NamedTuple):
 def shared_prefixes(
     inputs: Sequence[Sequence[int] | TokenIds], first_targets: Sequence[int], worthwhile: Worthwhile
 ) -> list[SharedPrefix]:
-    """Groups inputs by shared prefix, longest prefix first. An input may be in no group.
+    """Groups inputs by shared prefix, and returns the groups, longest prefix first; some inputs are in no group.
 
-    Inputs are sorted and taken in order. Each joins the current group if that does not lower the number of tokens
-    saved. Inputs that are more than twice as long as the prefix are left out of its group, since they gain little.
-    `first_targets` are the positions whose outputs predict each input's first target; the prefix ends before them.
+    Inputs are sorted by their tokens and taken in order. An input joins the current group if the group then saves at
+    least as many tokens as before, although its prefix may become shorter. Inputs that are more than twice as long as
+    the prefix are left out of the group, since the prefix saves them little time. `first_targets` holds, for each
+    input, the position whose output predicts the first target; the prefix ends before this position.
     """
     # big-endian bytes sort as the token ids do, and sort faster
     packed = [np.asarray(tokens, dtype=_BIG_ENDIAN).tobytes() for tokens in inputs]
@@ -79,10 +85,10 @@ def shared_prefixes(
 
 
 def score_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, name: RequestName) -> ScoredWindows:
-    """Scores windows that share prefixes, and yields each window's number with its scores.
+    """Scores the windows that share a prefix with others, and yields each window's number with its scores.
 
-    Ends early if the model cannot continue from a KV cache or if memory runs out. The caller then scores the remaining
-    windows without a prefix.
+    Windows without a shared prefix are not yielded. The generator ends early if the model cannot continue from a KV
+    cache or if memory runs out. The caller scores all windows that were not yielded.
 
     Raises:
         UserError: a window is longer than the model's learned positions.
@@ -143,7 +149,7 @@ def score_after_prefixes(session: Session, windows: Sequence[LoadedWindow], *, n
 
 
 def _common(first: bytes, second: bytes) -> int:
-    """Returns how many tokens two inputs, packed as bytes, have in common at their beginning."""
+    """Returns the number of leading tokens that two inputs, packed as bytes, have in common."""
     tokens = min(len(first), len(second)) // _BIG_ENDIAN.itemsize
     differ = np.flatnonzero(np.frombuffer(first, np.uint32, tokens) != np.frombuffer(second, np.uint32, tokens))
     return int(differ[0]) if len(differ) else tokens

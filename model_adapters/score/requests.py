@@ -81,9 +81,9 @@ def loglikelihood(session: Session, requests: Instances, pairs: Pairs, *, quiet:
 def loglikelihood_rolling(
     session: Session, requests: Instances, texts: Sequence[Sequence[int]], *, lead_in: int, quiet: bool
 ) -> list[float]:
-    """Returns the log-likelihood of each text's tokens in nats, computed in the same windows as in `hf`.
+    """Returns the log-likelihood of each text in nats, computed in the same windows as in `hf`.
 
-    `texts` holds the tokens of each request's text; `lead_in` is the token before the first of them.
+    `texts` holds the tokens of each request's text; `lead_in` is the input token before each text, such as BOS.
     """
     pairs = zip(requests, texts, strict=True)
     session.check_tokens((request_name(request), [text, [lead_in]]) for request, text in pairs)
@@ -114,7 +114,7 @@ def loglikelihood_rolling(
 
 
 def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TokenLogprobs]:
-    """Returns the log-probabilities of each window's last targets, for `TokenLogprobsRequest`."""
+    """Answers each `TokenLogprobsRequest` with the log-probabilities of the last `scored` tokens of its window."""
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     answers: AnswersOnce[TokenLogprobsRequest, TokenLogprobs]
     answers = AnswersOnce(session, requests, TOKEN_LOGPROBS, TokenLogprobsRequest, quiet=quiet)
@@ -140,7 +140,10 @@ def token_logprobs(session: Session, requests: Instances, *, quiet: bool) -> lis
 
 
 def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> list[TargetLogprobs]:
-    """Returns the log-probabilities of the targets that each request names, for `TargetLogprobsRequest`."""
+    """Answers each `TargetLogprobsRequest` with the log-probability of every target that it names.
+
+    Each answer also says of every target whether it is the most probable token.
+    """
     answers: AnswersOnce[TargetLogprobsRequest, TargetLogprobs]
     answers = AnswersOnce(session, requests, TARGET_LOGPROBS, TargetLogprobsRequest, quiet=quiet)
     session.check_positions(max((request.inputs for request in answers.todo), default=0))
@@ -188,7 +191,7 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
 
 
 def attention_span(session: Session, requests: Instances, *, quiet: bool) -> list[list[list[Any]]]:
-    """Returns the effective attention spans of every layer and head, for `AttentionSpanRequest`."""
+    """Answers each `AttentionSpanRequest` with the effective attention spans of every layer and head."""
     warn_of_other_tokens(session.opened.tokenizer, [request.args[0] for request in requests])
     if session.rope.extrapolation is not None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Scores all windows in batches sorted by length. The device computes a batch while the host reads earlier scores."""
+"""Scores windows in batches sorted by length; the device computes a batch while the host reads the scores before it."""
 
 import contextlib
 import functools
@@ -24,7 +24,8 @@ from sbeval.model_adapters.session import Session
 from sbeval.scoring.context_parallel import ContextParallelScorer
 from sbeval.scoring.non_finite import NonFiniteError
 
-_RELAYED_CHUNK_LOGITS = 2**29  # large chunks, since a GPU queues only about 1,000 kernels before the host must wait
+# for pipeline placement (`relay`): large chunks mean few kernels, of which a GPU queues only about 1,000
+_RELAYED_CHUNK_LOGITS = 2**29
 
 
 def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, name: RequestName) -> ScoredWindows:
@@ -67,10 +68,10 @@ def score_windows(session: Session, windows: Windows, *, batches: BatchLimits, n
             finally:
                 if relay is not None:
                     scorer.chunk_logits = None
-            free_memory()  # waits for the started batches, and frees their memory as well
+            free_memory()  # waits for the batches that are already started, so that their memory is freed, too
 
     def finished() -> list[tuple[int, WindowScores]]:
-        """Waits for the oldest started batch and returns its scores; it stays started if the wait is interrupted."""
+        """Waits for the oldest started batch and returns its scores; an interrupted wait leaves it in `started`."""
         batch, pending = started[0]
         try:
             with fitting("Expected memory for the scores of a batch, but it ran out: free some."):

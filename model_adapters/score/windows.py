@@ -1,4 +1,4 @@
-"""Windows of tokens to score: a request's tokens as model inputs and targets."""
+"""Builds windows from requests: a window is one input sequence of the model with the targets to score in it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,14 +14,17 @@ TokenIds = NDArray[np.int64]
 
 
 class LoadedWindow(NamedTuple):
-    """Model inputs, int64 [L], and runs of 1 to L targets. The last target of each run follows the last input."""
+    """Model inputs, int64 [L], and one or more runs of 1 to L consecutive targets.
+
+    The last target of each run is the token after the last input: several continuations can share their inputs.
+    """
 
     inputs: TokenIds
     target_runs: list[TokenIds]
 
 
 class PlannedWindow(NamedTuple):
-    """A window that is not loaded yet: its number of inputs, and `load`, which fetches its tokens for its batch."""
+    """The number of inputs of a window, and `load`, which returns its tokens and is called right before it runs."""
 
     length: int
     load: Callable[[], LoadedWindow]
@@ -34,10 +37,10 @@ def window_of(inputs: Sequence[int], target_runs: Sequence[Sequence[int]]) -> Pl
 
 
 def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> list[PlannedWindow]:
-    """Returns the windows of `loglikelihood_rolling`: each token is a target once, after up to `max_length` inputs.
+    """Returns the windows of `loglikelihood_rolling`: each token of a text is a target in one window.
 
-    As in lm-eval, the lead-in is the input before the first token. The last window begins early enough to be full, so
-    its first inputs are inputs of the window before it, too.
+    As in lm-eval, `lead_in` is the input before the first token, a window has at most `max_length` inputs, and the last
+    of several windows also has that many: it begins with tokens that are targets of the window before.
     """
 
     def load(first: int, stop: int, target_count: int) -> LoadedWindow:
@@ -54,7 +57,7 @@ def rolling_windows(tokens: Sequence[int], *, lead_in: int, max_length: int) -> 
 
 
 def requested_window(request: TokenLogprobsRequest) -> PlannedWindow:
-    """Returns the window of a request: the inputs are the lead-in and the tokens of the key without the last one."""
+    """Returns the window of a request: its inputs are `lead_in`, such as BOS, and all tokens of `key` but the last."""
 
     def load() -> LoadedWindow:
         tokens = np.asarray(resolve_tokens(request.key), dtype=np.int64)

@@ -1,10 +1,11 @@
-"""Runs a model in each way that a run would use, and measures how far its logits are from those of whole texts.
+"""Runs a model in batches, with padding, with KV caches, and measures how far its logits are from the reference.
 
-The difference at a position is a share of the spread of that position's logits. Two numbers count: the mean over
-positions, and the largest of them, which shows a fault at a single position. How much of either rounding explains is
-measured on the model itself: it reads the same texts with the outputs of all its modules rounded once more, four times
-as coarsely as its dtype. If a way seems to differ, this is repeated, since rounding may send a single token to another
-expert.
+The reference logits come from a forward pass over the whole text in a batch of one, without padding and without a
+cache. The difference at a position is relative: the norm of the difference, divided by the norm of the reference logits
+minus their mean. Two numbers are compared with limits: the mean over positions, and the maximum, which shows a fault at
+a single position. Both limits are measured on the model: it reads the same texts while random errors, up to four times
+as large as rounding to its dtype makes, are added to the output of each module without submodules. If a difference
+exceeds a limit, errors are drawn again, because rounding may send a single token to another expert.
 
 Shape suffixes: B rows, L tokens, V vocabulary.
 """
@@ -35,37 +36,41 @@ ROWS = 8
 EAGER = "eager"
 _LONG, _SHORT, _CHANGED, _AT_ONCE, _NEW = 24, 13, 9, 5, 4
 TIMES_ROUNDING = 4.0
-"""How many times as coarsely as in the model's dtype outputs are rounded.
+"""The size of the random errors that are added to outputs, as a multiple of the dtype's rounding error.
 
-Measuring ordinary rounding and multiplying by four would not do: it misses experts that only a larger change selects.
+It is not the same to add errors of the dtype's own size and to multiply their effect by four: in a mixture of experts,
+only the larger errors change which expert a token selects.
 """
 MOST_DRAWS = 8
 TIMES_LARGEST = 2.0
-"""The limit for the largest difference, as a multiple: the largest of many differences varies more than their mean."""
+"""The limit for the maximum over positions, as a multiple of the maximum that random errors cause.
+
+It is above 1 because a maximum varies more than a mean.
+"""
 _CACHES = ("past_key_values", "cache_params", "state")
 
 
 class Nothing(Exception):
-    """There is nothing to test; the message says why."""
+    """Raised by a check that does not apply to the model, such as one of the KV cache of a model without a cache."""
 
 
 class Apart(NamedTuple):
-    """How far logits are from the expected ones: the mean over positions, and the largest value at a position."""
+    """The relative difference between logits and the reference: its mean over positions and its maximum."""
 
     mean: float
     largest: float
 
     @classmethod
     def of(cls, shares_L: Tensor) -> Self:
-        """Returns the mean and the largest of the differences at some positions, float64 [L]."""
+        """Returns the mean and the maximum of the relative differences at L positions, float64 [L]."""
         return cls(float(shares_L.mean()), float(shares_L.max()))
 
     def or_more(self, other: Self) -> Self:
-        """Returns the larger mean and the larger maximum of both."""
+        """Returns the larger of the two means with the larger of the two maxima."""
         return type(self)(max(self.mean, other.mean), max(self.largest, other.largest))
 
     def within(self, allowed: Self) -> bool:
-        """Whether mean and largest are both at most the allowed ones."""
+        """Whether the mean is at most the allowed mean, and the maximum at most the allowed maximum."""
         return self.mean <= allowed.mean and self.largest <= allowed.largest
 
 
@@ -73,15 +78,15 @@ NO_DIFFERENCE = Apart(0.0, 0.0)
 
 
 class Measured:
-    """A loaded model, and texts of `TOKENS` tokens that it reads in different ways.
+    """A loaded model with short test texts, made of `TOKENS` tokens, and a method for each way to read them.
 
-    Each method that returns an `Apart` reads the texts in one way, and compares its logits with those of whole texts
-    that are read alone.
+    Each method that returns an `Apart` reads the texts in one way, such as in a padded batch, and compares the logits
+    with the reference: those of the whole text in a batch of one, without a cache.
 
     Attributes:
         allowed: the largest difference that rounding explains.
-        least: the mean difference that is allowed when the same text is read again. Draws would not help there: they
-            would explain any difference.
+        least: the largest mean difference that is allowed between two passes over the same text. It is fixed for the
+            dtype and device, because a limit measured by such repeated passes would explain any difference.
     """
 
     def __init__(self, opened: Opened, tokens: Sequence[int]) -> None:
@@ -99,9 +104,9 @@ class Measured:
         self._draw()
 
     def check(self, differences: Callable[[], Apart], least: float | None = None) -> Check:
-        """Measures a difference and returns whether rounding explains it; a model that raises has failed the check.
+        """Calls `differences`, and returns whether rounding explains the result. The check fails if the model raises.
 
-        With `least`, the mean may be at most that large, and no draws are made.
+        If `least` is passed, the mean difference is compared with `least` only, and no random errors are drawn.
         """
         try:
             difference = differences()
@@ -118,14 +123,14 @@ class Measured:
         return Check(passed=passed, difference=difference.largest if at_one_position else difference.mean)
 
     def _explained(self, difference: Apart) -> bool:
-        """Whether rounding explains a difference. Until it does, rounding noise is drawn up to `MOST_DRAWS` times."""
-        with contextlib.suppress(Nothing):  # a draw without finite logits adds nothing; the difference then decides
+        """Whether a difference is within the limit; before it says no, it draws errors until there are `MOST_DRAWS`."""
+        with contextlib.suppress(Nothing):  # a draw whose logits are not finite leaves the limit as it is
             while not difference.within(self.allowed) and self._draws < MOST_DRAWS:
                 self._draw()
         return difference.within(self.allowed)
 
     def _draw(self) -> None:
-        """Reads all texts with rounded outputs, and raises the allowed difference to what that changes."""
+        """Reads all texts with random rounding errors, and raises the limit to the difference that the errors cause."""
         texts = (self._long_L, self._changed_L, self._short_L)
         whole = [self._whole(text) for text in texts]
         with rounded_anew(self._model, seed=self._draws, times=TIMES_ROUNDING):
@@ -137,7 +142,10 @@ class Measured:
         self.allowed = self.allowed.or_more(Apart(moved.mean, TIMES_LARGEST * moved.largest))
 
     def later_tokens(self) -> Apart:
-        """Measures each position with other tokens behind it or none; positions where a text ends count as equal."""
+        """Measures whether logits depend on later tokens: changes or removes the tokens after each position.
+
+        The mean is over all positions of the text; positions that are changed or removed themselves count as 0.
+        """
         length = len(self._long_L)
         before = length - _CHANGED
         long_LV = self._whole(self._long_L)
@@ -149,7 +157,7 @@ class Measured:
         return difference
 
     def _at_every_end(self, *, in_batches: bool) -> Apart:
-        """Measures each position as the last of its text or, in a batch, as the last one before other tokens."""
+        """Measures each position once, with the text cut after it or, if `in_batches`, continued by other tokens."""
         long_LV, length = self._whole(self._long_L), len(self._long_L)
         shares = []
         for first in range(1, length, ROWS if in_batches else 1):
@@ -182,11 +190,11 @@ class Measured:
         return difference
 
     def again(self) -> Apart:
-        """Measures the same text read once more."""
+        """Measures the difference between two passes over the same text."""
         return apart(self._logits(self._long_L[None])[0], self._whole(self._long_L))
 
     def rows(self, *, padded: bool) -> Apart:
-        """Measures the rows of a batch, some of them equal; if `padded`, some are shorter and padded on the right."""
+        """Measures every row of a batch in which texts repeat; if `padded`, some rows are padded on the right."""
         shorter = [self._short_L, self._long_L[:-1]] if padded else []
         texts = [*_repeated([self._long_L, self._changed_L, *shorter], ROWS - 1), self._long_L]
         batch_BLV = self._logits(pad_sequence(texts, batch_first=True))
@@ -207,19 +215,25 @@ class Measured:
             counted = int(cache.get_seq_length())
         except Nothing as nothing:
             return Check(passed=True, reason=str(nothing))
-        except Exception:  # caches of other kinds count nothing, and the code of a model can raise anything
+        except Exception:  # caches of recurrent models count no tokens, and the code of a model can raise anything
             return Check(passed=True, reason="the model's cache counts no tokens")
         read = len(self._long_L) - _AT_ONCE
         return Check(passed=counted == read, reason=f"counts {counted} of {read} tokens")
 
     def generated(self, *, padded: bool, rows: int = ROWS, cached: bool = True) -> Apart:
-        """Measures the logits that choose the first tokens of some answers; if `padded`, some texts are shorter."""
+        """Measures the logits that choose the first tokens of answers to a batch of prompts.
+
+        If `padded`, some prompts are shorter than others and therefore left-padded.
+        """
         return self.generated_after(
             _repeated([self._long_L, *([self._short_L] if padded else []), self._changed_L], rows), cached=cached
         )
 
     def generated_after(self, texts: Sequence[Tensor], *, cached: bool = True, compared: Sequence[int] = ()) -> Apart:
-        """Measures the logits that choose the first tokens after texts, int64 [L]; in all rows or those `compared`."""
+        """Measures the logits that choose the first tokens after each of `texts`, int64 [L], in a left-padded batch.
+
+        `compared` are the rows to compare with the reference, by default all rows.
+        """
         ids_BL = pad_sequence([*texts], batch_first=True, padding_side="left")
         mask_BL = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True, padding_side="left")
         cache = growing_cache(self._model, None) if cached else None
@@ -246,7 +260,7 @@ class Measured:
         read = [torch.cat([texts[row], new_BL[row]])[:-1] for row in rows]
         if cached:
             whole = [self._whole(text)[-_NEW:] for text in read]
-        else:  # without a cache, each token is chosen at the end of a text, also by a model that sees later tokens
+        else:  # so that a model whose tokens see later ones is compared with the text up to the token before
             ends = range(1 - _NEW, 1)
             whole = [torch.stack([self._whole(text[: len(text) + end])[-1] for end in ends]) for text in read]
         return most(map(apart, [found_BLV[row] for row in rows], whole))
@@ -273,15 +287,15 @@ class Measured:
 
 
 def apart(found_LV: Tensor, expected_LV: Tensor) -> Apart:
-    """Returns the difference of logits at all positions; infinity where `found_LV` is NaN."""
+    """Returns the mean and the maximum of the relative differences of logits; infinity if `found_LV` holds NaN."""
     return Apart.of(shares_apart(found_LV, expected_LV))
 
 
 def most(differences: Iterable[Apart]) -> Apart:
-    """Returns the largest mean and the largest maximum of several differences."""
+    """Returns the largest mean of several differences with their largest maximum."""
     return functools.reduce(Apart.or_more, differences, NO_DIFFERENCE)
 
 
 def _repeated(texts: Sequence[Tensor], rows: int) -> list[Tensor]:
-    """Returns `rows` texts by repeating the given ones in turn."""
+    """Returns a list with `rows` entries that repeats `texts` in turn."""
     return [texts[row % len(texts)] for row in range(rows)]

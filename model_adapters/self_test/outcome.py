@@ -1,4 +1,4 @@
-"""The outcome of a self-test, and how the model is run because of it: batch limits, a record, a sentence, a table."""
+"""The outcome of a self-test: which ways of running the model are right, and the fastest of them, which are used."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ WITHOUT_CACHE: Way = "without a cache"
 REFUSED: Way = "refused"
 
 Ways = tuple[tuple[str, Way], ...]
-"""Checks, each with the way of running that it allows, the fastest way first."""
+"""Pairs of a check's name and the way of running that is allowed if this check passes, the fastest way first."""
 
 AGAIN = "the same text read again"
 LATER_TOKENS = "earlier tokens do not see later ones"
@@ -52,13 +52,13 @@ _DONE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The result of comparing one way of running the model with whole texts.
+    """The result of comparing one way of running the model with whole texts in batches of one, without a cache.
 
     Attributes:
         passed: whether rounding explains the difference.
-        difference: the difference as a share of the spread of a position's logits, unless `reason` names a unit. None
-            if the model does not run in this way or there is nothing to compare.
-        reason: why there is no difference; for the run's own texts, how many there were and how long.
+        difference: the relative difference of the logits (see `measured`), or a number in the unit that `reason` begins
+            with, such as nats. None if the model does not run in this way or there is nothing to compare.
+        reason: why `difference` is None; for batches of the evaluation, how many rows and tokens were compared.
     """
 
     passed: bool
@@ -72,17 +72,18 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The outcome of a self-test, and how the model is run.
+    """The outcome of a self-test, and the ways of running the model that it allows.
 
     Attributes:
         model: the name of the model's class.
         rounding: the largest difference that rounding explains for this model; None if nothing was tested.
         checks: the results, by the name of the check.
-        scoring: how texts are scored.
-        generation: how transformers' own loop generates. Generation in slots is tested separately.
-        prefixes: whether a prefix that texts share is read only once.
+        scoring: the way in which texts are scored, such as one at a time.
+        generation: the way in which transformers' `generate` is called. Generation in slots, this project's own decode
+            loop, is tested separately.
+        prefixes: whether a prefix that several texts share may be read once, with its KV cache used for all of them.
         attention: the attention implementation that replaces the model's own, None if that stays.
-        untested: why nothing was tested.
+        untested: why nothing was tested, None if the model was tested.
     """
 
     model: str
@@ -96,12 +97,11 @@ class Outcome:
 
     @property
     def failed(self) -> dict[str, Check]:
-        """The checks that were not passed."""
-        """The checks that failed."""
+        """The checks that failed, by name."""
         return {name: check for name, check in self.checks.items() if not check.passed}
 
     def ways(self) -> str | None:
-        """Returns how the model is run, where that differs from a run without a self-test; None if nothing differs."""
+        """Describes the restrictions that failed checks put on the run; None if there are none."""
         usual = type(self)(model="")
         names = ("scoring", "generation", "prefixes", "attention")
         changed = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) != getattr(usual, name)]
@@ -126,7 +126,7 @@ class Outcome:
         return ", ".join(done) or "no other way is used"
 
     def table(self) -> list[str]:
-        """Returns the lines of a table that `sbeval inspect` prints."""
+        """Returns the lines of the table of checks that `sbeval inspect` prints."""
         if self.untested is not None:
             return [f"Self-test: {self}."]
         rows = [(name, "passed" if check.passed else "FAILED", str(check)) for name, check in self.checks.items()]
@@ -137,7 +137,7 @@ class Outcome:
         ]
 
     def check(self, what: Literal["scoring", "generation"]) -> None:
-        """Checks that there is a right way to score or to generate texts with this model.
+        """Checks that at least one way to score, or to generate, passed the self-test.
 
         Raises:
             UserError: every way has failed.
@@ -151,12 +151,12 @@ class Outcome:
 
     @staticmethod
     def limits(limits: BatchLimits, way: Way) -> BatchLimits:
-        """Returns batch limits tightened so that batches are run in the given way."""
+        """Returns `limits`, tightened so that batches run in this way, such as with rows of equal length only."""
         rows = limits.max_rows if way in (TOGETHER, EQUAL_LENGTHS) else 1
         return dataclasses.replace(limits, max_rows=rows, same_length=limits.same_length or way != TOGETHER)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the outcome as JSON values, with `sound`, whether every check passed, and with its sentence."""
+        """Returns the outcome as JSON values, its log sentence, and `sound`: whether every check passed."""
         return {**dataclasses.asdict(self), "sound": self.untested is None and not self.failed, "sentence": str(self)}
 
     @classmethod
@@ -164,7 +164,7 @@ class Outcome:
         """Reads the value that `to_json` returned.
 
         Raises:
-            KeyError, TypeError: it is something else, such as the outcome of another version.
+            KeyError, TypeError: the value has other fields, for example because another version wrote it.
         """
         fields = {field.name: kept[field.name] for field in dataclasses.fields(cls)}
         if not {fields["scoring"], fields["generation"]} <= {TOGETHER, REFUSED, *_DONE}:

@@ -1,16 +1,19 @@
-"""Checks a run's own batches: some of their rows are read again alone before the first scores and answers count.
+"""Checks batches of the evaluation itself: some rows are computed again in a batch of one before the results are used.
 
-The self-test's text is short, and its batches are small. So the first batch of each length, and each batch with more
-rows than any before it, is compared with whole texts that are read alone:
+The self-test's text is short, and its batches are small. So the first batch of each length of text, and each batch with
+more rows than any batch before it, is checked:
 
-- Rows of the batch: the first, the last and two between them, at every scored position.
-- The self-test's own short texts in as many rows, if the batch has more rows than any such batch before.
-- The longest text with another last token, and with another second half: scores of earlier tokens must not change.
-- The self-test's text, read before and after: no text may leave anything behind in the model.
-- Answers: each token must be the most probable one when the model reads the whole text alone, without a cache.
+- Rows of the batch: the first, the last and two between them, at every scored position, must have the scores that they
+  have in a batch of one.
+- The short texts of the self-test, in a batch with as many rows, must have those scores, too. This check is repeated
+  if a batch has more rows than all batches before.
+- The longest text is read with another last token, and with another second half: scores of earlier tokens must stay.
+- The self-test's text is read before the first request and after the last: its scores must stay, so that no request
+  changes the state of the model.
+- Each token of an answer must be the most probable one when the model reads the whole text without a cache.
 
-Lengths count as different if they differ in their power of two. Differences of scores are in nats. Rounding explains as
-much as the text's own scores move when the outputs of all modules are rounded once more, as in `measured`.
+Two lengths count as equal if they have the same number of binary digits. Differences of scores are in nats. Their limit
+is how far the scores of the same text move when random rounding errors are added to module outputs (see `measured`).
 
 Shape suffixes: L tokens, N scored positions, V vocabulary.
 """
@@ -44,16 +47,16 @@ from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import TargetSequence
 from sbeval.scoring.rounding import least, rounded_anew
 
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 Scores = NDArray[np.float32]
 Score = Callable[[Sequence[TargetSequence]], list[Scores]]
 """Scores texts in one batch, padded on the right, and returns the log-probabilities [N] in nats of each."""
 Kind = Literal["one length", "padded", "after a prefix"]
-"""How a batch is scored: rows of one length, rows of several lengths, or rows behind a prefix that they share."""
+"""The kind of a batch: rows of one length, padded rows, or rows that continue from the KV cache of a shared prefix."""
 Written = tuple[NDArray[np.int64], Sequence[int]]
-"""The tokens of a prompt, and of its answer."""
+"""The tokens of a prompt and the tokens of its answer."""
 
 _FEWEST_COMPARED = 16
 _SHARE_OF_MEAN = 0.25
@@ -66,14 +69,14 @@ _NO_ROOM = (
 
 
 class RealBatches:
-    """The outcome of a model's self-test, updated by checks of the run's own batches.
+    """The outcome of a model's self-test, updated by checks of the batches of the evaluation itself.
 
     Args:
         opened: the loaded model, None if no batch is checked.
         text: token ids of the self-test's text; None if no batch is checked.
 
     Attributes:
-        outcome: how the model may be run; allows less after a batch has failed its check.
+        outcome: the ways of running the model that are allowed; fewer after a batch has failed its check.
     """
 
     def __init__(self, outcome: Outcome = NOT_NEEDED, opened: Any = None, text: Sequence[int] | None = None) -> None:
@@ -88,7 +91,7 @@ class RealBatches:
         self._answers: dict[int, int] = {}
 
     def limits(self, limits: BatchLimits, what: Literal["scoring", "generation"]) -> BatchLimits:
-        """Returns batch limits for running the model as the outcome allows by now."""
+        """Returns `limits`, tightened to the way of scoring or generation that the outcome allows at present."""
         return Outcome.limits(limits, getattr(self.outcome, what))
 
     def begin(self, score: Score) -> None:
@@ -98,7 +101,7 @@ class RealBatches:
             DoesNotFit: memory does not suffice for this text.
         """
         if self._text is not None and self._before is None:
-            # the scores of some tokens may not be finite, if the model masks them; then this check is left out
+            # a model that masks some tokens gives them infinite scores; then this check is left out
             with contextlib.suppress(NonFiniteError), fitting(_NO_ROOM):
                 (self._before,) = score([self._test_text()])
 
@@ -106,7 +109,7 @@ class RealBatches:
         """Reads the self-test's text once more, after the run's texts.
 
         Raises:
-            UserError: its scores have changed: the model keeps something of earlier texts.
+            UserError: the scores of the text have changed, so requests have changed the state of the model.
         """
         if self._before is None:
             return
@@ -116,20 +119,20 @@ class RealBatches:
             self._refuse(names.STILL, difference, "between two times")
 
     def wants(self, kind: Kind, rows: int, length: int) -> bool:
-        """Whether a batch must be checked, given its rows and the tokens of its longest text."""
+        """Whether a batch with this number of rows and this length of its longest text, in tokens, must be checked."""
         return self._text is not None and rows > self._rows.get((kind, length.bit_length()), 0)
 
     def stand(self, kind: Kind, batch: Sequence[TargetSequence], scores: Sequence[Scores], score: Score) -> bool:
-        """Checks some rows of a batch. If a check fails, returns False, and the outcome allows less from now on.
+        """Whether the scores of some rows of a batch are right. If not, `outcome` no longer allows such batches.
 
         Args:
             kind: how the batch was scored.
             batch: the texts of the batch with their prefixes, the longest first.
             scores: the scores of each text, computed in this batch.
-            score: scores texts without a shared prefix.
+            score: a function that scores texts in one batch, without the KV cache of a shared prefix.
 
         Raises:
-            UserError: no way to score texts with this model is right.
+            UserError: every way to score texts with this model has failed.
         """
         length = len(batch[0].inputs_L)
         key = (kind, length.bit_length())
@@ -166,7 +169,7 @@ class RealBatches:
         rows: Iterable[int],
         score: Score,
     ) -> Check | None:
-        """Returns the failed check of the first wrong row of a batch, None if the rows are right."""
+        """Compares rows of a batch with the same texts in batches of one; returns a failed check, None if all agree."""
         if len(batch) == 1 and kind != "after a prefix":
             return None
         name = names.REAL_PREFIXES if kind == "after a prefix" else names.REAL_ROWS
@@ -179,7 +182,7 @@ class RealBatches:
         return None
 
     def _wrong_short_rows(self, kind: Kind, rows: int, score: Score) -> Check | None:
-        """Compares all rows of a batch of the self-test's texts that has at least as many rows as the run's batch."""
+        """Checks a batch of the self-test's short texts with at least `rows` rows; returns a failed check or None."""
         padded = kind == "padded"
         if rows <= self._short_rows[padded] or self._before is None:
             return None
@@ -194,10 +197,11 @@ class RealBatches:
         return None if explained else _nats(difference, f"in a batch of {rows} rows of the test's texts")
 
     def _check_end(self, text: TargetSequence, expected: Scores, score: Score) -> None:
-        """Checks that the scores of a text that is read alone do not depend on the tokens behind them.
+        """Checks that the scores of a text do not depend on later tokens.
 
-        The text is read with another last token, and with another second half. Both readings must agree on the first
-        half, and the first one must agree with `expected` at all positions that the run scores but the last.
+        The text is read twice in a batch of one: with another last token, and with another second half. Both passes
+        must give the same scores in the first half. With another last token, the scores of the positions that the
+        request asks for must also equal `expected`, except at the last position.
 
         Raises:
             UserError: scores depend on later tokens.
@@ -209,7 +213,7 @@ class RealBatches:
         both = TargetSequence(text.inputs_L, *(np.concatenate(pair) for pair in zip(whole[1:], text[1:], strict=True)))
         try:
             other_last, other_half = (score([_with_end(both, before)])[0] for before in (length - 1, middle))
-        except NonFiniteError:  # at tokens that only this check scores
+        except NonFiniteError:  # the request does not ask for these scores, so they may be NaN or infinite
             return
         early = text.positions_T < length - 1
         difference = _apart(other_half[:middle], other_last[:middle])
@@ -224,14 +228,14 @@ class RealBatches:
         return TargetSequence(tokens[:-1], np.arange(len(tokens) - 1), tokens[1:])
 
     def _explained(self, difference: Apart, text: TargetSequence, score: Score) -> bool:
-        """Whether rounding explains a difference of scores. Until it does, noise is drawn up to `MOST_DRAWS` times."""
+        """Whether a difference is within the limit; before it says no, it draws errors until there are `MOST_DRAWS`."""
         length = len(text.inputs_L).bit_length()
         floor = Apart(_SHARE_OF_MEAN * self._least, TIMES_LARGEST * self._least)
         allowed, draws = self._allowed.get(length, (floor, 0))
         if difference.within(allowed) or not math.isfinite(difference.largest):
             return difference.within(allowed)
         text = _whole(text)
-        with contextlib.suppress(NonFiniteError):  # at positions that the run does not score
+        with contextlib.suppress(NonFiniteError):  # the request does not ask for these scores, so they may be NaN
             (expected,) = score([text])
             while not difference.within(allowed) and draws < MOST_DRAWS:
                 with rounded_anew(self._opened.model, seed=draws, times=TIMES_ROUNDING):
@@ -246,19 +250,19 @@ class RealBatches:
         return least(self._opened.mixed_precision_dtype or self._opened.model.dtype, self._opened.device)
 
     def wants_answers(self, *, rows: int, length: int, padded: bool) -> bool:
-        """Whether a batch of transformers' own loop must be checked."""
+        """Whether answers that transformers' `generate` wrote in one batch must be checked."""
         if self._text is None or self.outcome.generation in (names.WITHOUT_CACHE, names.REFUSED):
-            return False  # in this way, whole texts are read alone for each token: that is what a check compares with
+            return False  # without a cache, generation reads the whole text for each token, as the check itself does
         return rows > self._rows.get((_generated(padded), length.bit_length()), 0)
 
     def answers_stand(
         self, batch: Sequence[Written], *, length: int, not_early: Sequence[int] = (), fewest: int = 0
     ) -> bool:
-        """Checks some greedy answers of a batch. If one is wrong, returns False, and the outcome allows less from then.
+        """Whether some greedy answers of a batch are right. If not, `outcome` no longer allows such batches.
 
         Args:
             batch: prompts with their answers.
-            length: most tokens of a prompt and its answer.
+            length: the largest number of tokens of a prompt with its answer.
             not_early: tokens that no answer may have among its first `fewest` tokens.
             fewest: the least number of new tokens.
         """
@@ -276,14 +280,17 @@ class RealBatches:
         return False
 
     def wants_slot(self, length: int) -> bool:
-        """Whether the next answer from slots must be checked: the first few of each length, then fewer and fewer."""
+        """Whether the next answer generated in slots (our decode loop) must be checked; `length` is in tokens.
+
+        For each power of two of the length, the first four answers are checked, and then the 8th, 16th, 32nd and so on.
+        """
         if self._text is None:
             return False
         number = self._answers[length.bit_length()] = self._answers.get(length.bit_length(), 0) + 1
         return number <= _FIRST_ANSWERS or number & (number - 1) == 0
 
     def slot_stands(self, written: Written, *, not_early: Sequence[int] = (), fewest: int = 0) -> bool:
-        """Checks an answer from slots. If the check fails, returns False, and the outcome says so."""
+        """Whether an answer that was generated in slots is right. If not, `outcome` records the failed check."""
         doubt, length = self._doubt(*written, not_early, fewest), len(written[0]) + len(written[1])
         if doubt == 0:
             self._note(names.SLOTS, None, 1, length)
@@ -293,7 +300,7 @@ class RealBatches:
         return False
 
     def refuse_slots(self) -> None:
-        """Ends the run: an answer from slots was wrong, and unchecked ones had been given before.
+        """Ends the run after a wrong answer from slots, because earlier answers were returned without a check.
 
         Raises:
             UserError: always.
@@ -302,16 +309,16 @@ class RealBatches:
         self.outcome.check("generation")
 
     def _doubt(self, prompt: NDArray[np.int64], answer: Sequence[int], not_early: Sequence[int], fewest: int) -> float:
-        """Returns how far a token of an answer is below the most probable token, 0 if rounding explains it.
+        """Returns how far the logit of an answer's token is below the largest logit, 0 if rounding explains it.
 
-        The distance is a share of the spread of the position's logits.
+        The unit is the standard deviation of the position's logits.
         """
         mixed, model = self._opened.mixed_precision_dtype, self._opened.model
         device = self._opened.device
         tokens_L = torch.from_numpy(np.concatenate([prompt, np.asarray(answer, dtype=np.int64)])).to(device)
 
         def below(stop: int, count: int) -> Tensor:
-            """Returns how far the `count` tokens before `stop` are below the most probable tokens, float64 [N]."""
+            """Returns how far the logits of the `count` tokens before `stop` are below the largest, float64 [N]."""
             logits_NV = _last_logits(model, tokens_L[None, : stop - 1], count).double()
             numbers_NV = torch.where(logits_NV.isfinite(), logits_NV, logits_NV.mean(-1, keepdim=True).nan_to_num())
             spread_N = numbers_NV.std(-1).clamp_min(torch.finfo(torch.float32).tiny)
@@ -342,7 +349,7 @@ class RealBatches:
         return 0.0
 
     def _note(self, name: str, difference: Apart | None, rows: int, length: int) -> None:
-        """Records in the outcome how many rows and tokens a check that has not failed has covered so far."""
+        """Records in the outcome the most rows, the longest text and the largest difference of passed checks."""
         if name in self.outcome.failed:
             return
         largest, most_rows, longest = self._most.get(name, (0.0, 0, 0))
@@ -364,12 +371,12 @@ class RealBatches:
 
 
 def _picked(rows: int) -> list[int]:
-    """Returns the rows that are read again: the first, the last, and two between them."""
+    """Returns the indices of the rows to check: the first, the last, and two between them."""
     return sorted({0, rows // 3, (2 * rows) // 3, rows - 1})
 
 
 def _whole(text: TargetSequence) -> TargetSequence:
-    """Returns a text in which every token but the first is a target."""
+    """Returns the same inputs, with every token after the first one as a target."""
     length = len(text.inputs_L)
     last = text.targets_T[text.positions_T == length - 1][:1]
     targets = np.concatenate([text.inputs_L[1:], last])
@@ -377,7 +384,10 @@ def _whole(text: TargetSequence) -> TargetSequence:
 
 
 def _with_end(text: TargetSequence, before: int) -> TargetSequence:
-    """Returns a text with other inputs from `before` on: those from its beginning, shifted by one if they are equal."""
+    """Returns a text whose inputs from position `before` on are replaced by a copy of its beginning.
+
+    If the first replaced input would stay the same, it becomes another token of the text.
+    """
     inputs = text.inputs_L.copy()
     tail = len(inputs) - before
     replacement = np.resize(text.inputs_L[:before], tail)
@@ -390,12 +400,15 @@ def _with_end(text: TargetSequence, before: int) -> TargetSequence:
 
 
 def _cut(text: TargetSequence, length: int) -> TargetSequence:
-    """Returns the first `length` inputs of a text in which every token is a target."""
+    """Returns the first `length` inputs, positions and targets of a text in which every token is a target."""
     return TargetSequence(*(each[:length] for each in text))
 
 
 def _apart(found: Scores, expected: Scores) -> Apart:
-    """Returns differences in nats; infinity where only one value is a number. For few values the mean counts as 0."""
+    """Returns the mean and the maximum of differences in nats.
+
+    A difference is infinite if only one of two scores is NaN. For fewer than `_FEWEST_COMPARED` scores the mean is 0.
+    """
     same = (found == expected) | (np.isnan(found) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         nats = np.where(same, 0.0, np.abs(found.astype(np.float64) - expected.astype(np.float64)))
@@ -417,7 +430,7 @@ def _generated(padded: bool) -> str:
 
 
 def _last_logits(model: Any, tokens_1L: Tensor, count: int) -> Tensor:
-    """Returns the logits [N, V] after the last `count` tokens of a text that is read alone and without a cache."""
+    """Returns the logits [N, V] at the last `count` tokens of one text, from a forward pass without a cache."""
     keep = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     logits_NV: Tensor = model(input_ids=tokens_1L, **no_cache(model), **keep).logits[0, -count:]
     return logits_NV

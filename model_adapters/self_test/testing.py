@@ -1,4 +1,4 @@
-"""Runs the self-test of a prepared model: rank 0 decides for all ranks how the model is run, and saves the outcome."""
+"""Runs the self-test of a prepared model: rank 0 runs it for all ranks, broadcasts the outcome and saves it."""
 
 import contextlib
 import dataclasses
@@ -29,11 +29,11 @@ from sbeval.model_adapters.self_test.real import RealBatches
 from sbeval.model_adapters.session import Session
 from sbeval.processes import ranks
 
-# a child of lm-eval's logger, whose level is INFO: lines of other loggers would not be shown
+# a child of lm-eval's logger, which shows INFO lines; those of loggers outside lm-eval's are hidden
 logger = logging.getLogger("lm_eval.sbeval.self_test")
 
 _VERSION = 6
-"""The version of the test; raising it makes every model be tested again."""
+"""The version of the test. After it is raised, saved outcomes are ignored and every model is tested again."""
 _OWN = ("sbeval", "moduleformer")
 # packages whose kernels replace a model's own code if they are installed
 _KERNELS = ("mamba-ssm", "causal-conv1d", "flash-attn", "kernels", "flash-linear-attention", "bitsandbytes", "torchao")
@@ -53,7 +53,7 @@ def begin(opened: Opened, prepared: Prepared) -> Session | None:
     """Returns the session of a prepared model after its self-test, None for an encoder-decoder model.
 
     Raises:
-        UserError: an option does not fit the model, or the model does not run with the `attn_implementation` that the
+        UserError: an option does not suit the model, or the model does not run with the `attn_implementation` that the
             user passed.
     """
     return tested(Session.of(opened, prepared)) if opened.causal else None
@@ -100,7 +100,7 @@ def tested(session: Session) -> Session:
 
 @torch.no_grad()
 def _outcome(session: Session) -> Outcome:
-    """Returns the saved outcome for the same model and versions; if there is none, tests the model."""
+    """Returns the saved outcome for the same model and package versions; if there is none, tests the model."""
     opened = session.opened
     name = type(opened.model).__name__
     if not opened.options.self_test:
@@ -136,7 +136,7 @@ def _set_attention(model: Any, attention: str | None) -> None:
 
 
 def _raised(session: Session, attention: str) -> Exception | None:
-    """Returns the error that the model raises with this attention implementation, None if it reads a text."""
+    """Returns the error that the model raises with this attention implementation, None if a forward pass succeeds."""
     opened = session.opened
     try:
         _set_attention(opened.model, attention)
@@ -159,9 +159,9 @@ def _uncompiled(attention: str | None) -> Iterator[None]:
 
 
 def _place(session: Session) -> Path | None:
-    """Returns the file that saves the outcome; its name is a hash of everything that the outcome depends on.
+    """Returns the path of the file with the saved outcome; its name hashes everything that the outcome depends on.
 
-    Returns None for a model in memory, and for a model that ranks share, which all of them must test together.
+    Returns None for a model in memory, and for a tensor-parallel model, which all ranks must test at the same time.
     """
     opened = session.opened
     if opened.source is None or opened.shares_model:
@@ -188,7 +188,7 @@ def _decided(session: Session) -> Outcome:
         attended = checks[names.ATTENTION] = measured.check(measured.attention)
         named = "attn_implementation" in opened.arguments
         if named and not attended.passed and attended.difference is None:
-            raise RuntimeError(attended.reason)  # compiled attention does not run; the other checks are uncompiled
+            raise RuntimeError(attended.reason)  # only this check compiles attention, as the evaluation does
         if not attended.passed and not named:
             attention = EAGER
             model.set_attn_implementation(EAGER)
@@ -202,7 +202,7 @@ def _decided(session: Session) -> Outcome:
     checks[names.RIGHT_PADDING] = padded
     if not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         checks |= {names.SEVERAL: measured.check(measured.continued), names.LENGTH: measured.length()}
-    # a padded batch that is right shows that an unpadded batch and a single text are right
+    # if a padded batch is right, so are an unpadded batch and a single text
     padded = measured.check(lambda: measured.generated(padded=True))
     rows = padded if padded.passed else measured.check(lambda: measured.generated(padded=False))
     alone = rows if rows.passed else measured.check(lambda: measured.generated(padded=False, rows=1))
@@ -214,7 +214,7 @@ def _decided(session: Session) -> Outcome:
     # a model that fails in every way raises the error again when the run generates, so it is not refused here
     raises = all(not check.passed and check.difference is None for check in of_generation)
     again = checks[names.AGAIN].passed
-    # masks of padded texts rest on the cache's length, even if rounding hides the effect
+    # a wrong length of the cache makes the masks of padded texts wrong, even if the difference is below the limit
     uncounted = names.LENGTH in checks and not checks[names.LENGTH].passed
     generation = names.TOGETHER if raises else fastest(names.GENERATION[uncounted:], checks)
     return Outcome(
@@ -229,5 +229,5 @@ def _decided(session: Session) -> Outcome:
 
 
 def _tokens(opened: Opened) -> list[int]:
-    """Returns token ids of ordinary text, or of the vocabulary if the tokenizer hardly knows the text."""
+    """Returns token ids of ordinary text, or ids spread over the vocabulary if the tokenizer hardly knows the text."""
     return sample_tokens(opened.tokenizer, opened.embeddings, TOKENS)

@@ -1,8 +1,8 @@
-"""A decode step of Llama-style blocks in six kernels for each block; the model's own code launches about twenty.
+"""A decode step of Llama-style blocks with six kernels for each block; the model's own code launches about twenty.
 
-The kernels of the linear layers also compute the norms, biases, activations and residual additions beside them, and
-read the model's own weights. Blocks are recognised by the names of their parts; `served` tests whether the logits
-agree.
+The kernels of the linear layers also compute the norms, biases, activations and residual additions before or after
+them. They read the weights of the model in place. A block is recognised by the names of its submodules, and `served`
+tests whether its logits agree with those of the model's own code.
 
 Shape suffixes: E hidden_size, F channels of the MLP, H query heads, G key/value heads, D head_dim, V vocabulary.
 """
@@ -27,7 +27,7 @@ _DTYPES = (torch.bfloat16, torch.float32)  # not fp16: sums that are normalised 
 
 
 class _Block(NamedTuple):
-    """The parts of one block."""
+    """The submodules of one Llama-style block that the kernels read."""
 
     attention: Any
     projections: tuple[nn.Linear, nn.Linear, nn.Linear]
@@ -41,17 +41,17 @@ class _Block(NamedTuple):
 
 
 class FusedBlocks:
-    """The blocks of a model, for decode steps of a single slot. With more rows, the library's matmuls are faster."""
+    """The blocks of a model, for decode steps with a batch of one. For larger batches cuBLAS's matmuls are faster."""
 
     def __init__(self, model: Any, blocks: list[_Block]) -> None:
         self._model, self._blocks = model, blocks
 
     @classmethod
     def of(cls, model: Any) -> Self:
-        """Returns the blocks of a model whose parts the kernels can compute.
+        """Returns the blocks of a model, if the kernels can compute all their submodules.
 
         Raises:
-            ValueError: the blocks have other parts; the message says which.
+            ValueError: the kernels cannot compute a submodule of the blocks; the message names it.
         """
         layers = getattr(getattr(model, "model", None), "layers", None)
         if not isinstance(layers, nn.ModuleList):
@@ -65,7 +65,10 @@ class FusedBlocks:
         return cls(model, [_block_of(layer, model.config) for layer in layers])
 
     def logits(self, token_11: Tensor, cache: SlotCache, rope: Any | None) -> Tensor:
-        """Returns the logits [1, V] of a step, after `cache.begin_step`; a transformers model computes its own RoPE."""
+        """Returns the logits [1, V] of a decode step; call `cache.begin_step` before.
+
+        `rope` are the RoPE frequencies; they are not used for a transformers model, which has its own rotary embedding.
+        """
         model, config = self._model, self._model.config
         hidden_1E = model.get_input_embeddings()(token_11)[:, 0]
         is_ours = isinstance(model, SbevalForCausalLM)
@@ -136,7 +139,7 @@ def _add_row(x_1F: Tensor, linear: nn.Linear, hidden_1E: Tensor, scale: float) -
 
 
 def _local(linear: nn.Linear, name: str = "weight") -> Tensor:
-    """Returns a parameter, or this rank's shard of it if it is distributed."""
+    """Returns a parameter of a linear layer, or this rank's shard if the parameter is a DTensor."""
     parameter: Any = getattr(linear, name)
     return cast(Tensor, parameter.to_local() if hasattr(parameter, "to_local") else parameter)
 
@@ -166,7 +169,7 @@ def _block_of(layer: Any, config: Any) -> _Block:
 
 
 def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], activation: str) -> str | None:
-    """Names the first part that the kernels do not compute; returns None if they compute all parts."""
+    """Returns the name of the first submodule that the kernels cannot compute, None if they can compute all."""
     if activation not in _ACTIVATIONS:
         return f"its activation is {activation}"
     if any(type(part) not in (nn.Linear, AlignedLinear) for part in linears):
@@ -201,12 +204,12 @@ def _activation(mlp: Any, config: Any) -> str:
 
 
 def _eps(norm: Any) -> Any:
-    """The epsilon of an RMSNorm, None for other norms."""
+    """Returns the epsilon of an RMSNorm, None for other norms."""
     if not type(norm).__name__.endswith("RMSNorm") or getattr(norm, "weight", None) is None:
         return None
     return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
 
 
 def _readable(linear_layer: nn.Linear) -> int:
-    """Width of its input rows, padding included."""
+    """Returns the width of the input rows that a linear layer reads, padding included."""
     return linear_layer.padded_in_features if isinstance(linear_layer, AlignedLinear) else _local(linear_layer).shape[1]

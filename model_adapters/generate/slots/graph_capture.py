@@ -12,11 +12,11 @@ from sbeval.model_adapters.batching import free_memory, out_of_memory
 
 logger = logging.getLogger(__name__)
 _failed: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture failed, kept alive because torch's allocator of pinned memory still queries them."""
+"""Graphs whose capture failed. They stay referenced because torch's allocator of pinned memory still queries them."""
 
 
 class GraphCapture:
-    """Captures steps until one capture fails. The log then gives the reason once, and no other capture is tried."""
+    """Captures decode steps as CUDA graphs. If a capture fails, it logs the reason and makes no further captures."""
 
     def __init__(self, device: torch.device) -> None:
         self.possible = device.type == "cuda"
@@ -26,7 +26,7 @@ class GraphCapture:
     def graph_of(self, step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph | None:
         """Runs a step once and captures it as a CUDA graph; returns None if it cannot be captured.
 
-        The step must not wait for the device, and must keep no tensor if it raises.
+        The step must not synchronise with the device, and if it raises, it must not leave a tensor referenced.
 
         Raises:
             OutOfMemoryError: there is no memory for the graph.
@@ -38,17 +38,17 @@ class GraphCapture:
         side.wait_stream(current)
         with torch.cuda.device(device):
             with torch.cuda.stream(side):
-                # compiles kernels, loads libraries and allocates their memory, which is not possible during a capture
+                # warm-up: compiles kernels, loads libraries and allocates their memory, which a capture does not allow
                 step()
             current.wait_stream(side)
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             try:
-                # a failed capture would leave its own stream as the current one
+                # restores the current stream, because a failed capture leaves its own stream as the current one
                 with torch.cuda.stream(current), torch.cuda.graph(graph, pool=pool, stream=side):
                     step()
                 return graph
-            except Exception as error:  # the step ran before, so the capture has failed
-                no_memory, reason = _why(error)  # keeping the error itself would keep the step's memory
+            except Exception as error:  # the warm-up above succeeded, so the capture itself has failed
+                no_memory, reason = _why(error)  # a reference to the error would keep the step's tensors alive
             _end_capture(graph, pool, device)
         if no_memory:
             raise torch.OutOfMemoryError("out of memory while a decode step was captured as a CUDA graph")
@@ -67,9 +67,9 @@ def _why(error: BaseException) -> tuple[bool, str]:
 
 
 def _end_capture(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
-    """Ends a failed capture, which torch up to 2.13 leaves open, at least in part.
+    """Ends a failed capture completely; torch up to 2.13 does so only in part.
 
-    While it is open, torch frees no cached memory, refuses random numbers, and keeps the memory of the capture.
+    Until then torch frees no cached memory, refuses to draw random numbers, and keeps the memory of the capture.
     """
     with contextlib.suppress(RuntimeError):  # torch has ended the capture already
         torch._C._cuda_endAllocateToPool(device.index, pool)

@@ -1,6 +1,7 @@
-"""Schedules prompts: as many slots as fit into memory; a finished text frees its slot for the next prompt.
+"""Schedules prompts: prefills them into as many slots as fit into memory, and reuses the slot of a finished text.
 
-Many prompts are prefilled at once, or a single one in chunks if memory is short.
+A slot is one row of a static KV cache. Many prompts are prefilled in one batch, or a single prompt in chunks if memory
+is short.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ from sbeval.model_adapters.generate.texts import Continuation, Text
 logger = logging.getLogger(__name__)
 
 STEPS_BETWEEN_LOOKS = 16
-"""The number of decode steps between two looks at the new tokens. Each look waits for the device."""
+"""The number of decode steps after which the host reads the new tokens. Each time it waits for the device."""
 MOST_SLOTS = 256
 SHARE_OF_MEMORY = 0.6
-"""The share of free memory for the KV cache; the rest is for prefills."""
+"""The fraction of free memory that the KV cache of all slots may take; the rest is for prefills."""
 FEWEST_PIECE_TOKENS = 256
 _FEWEST_ROOM_TOKENS = 256
 _ROOM_MULTIPLE = 64
@@ -36,13 +37,13 @@ _TEXTS_WORTH_A_LATE_LOOK = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """The conditions under which texts are generated.
+    """The settings that all texts of one call of `generate` share.
 
     Attributes:
-        not_early: tokens that are not chosen before a text has its `fewest_new_tokens`.
-        fused: returns the model's fused blocks for steps of a single slot, None if it has none; called if needed.
-        drafts: most draft tokens that are looked up in a text for each step.
-        read: prefills the only prompt; with None, the model itself reads prompts.
+        not_early: tokens that are not chosen before an answer has `Text.fewest_new_tokens` tokens.
+        fused: returns the model's `FusedBlocks`, None if it has none. Called only for a single slot without drafts.
+        drafts: the largest number of draft tokens (prompt lookup decoding) in each step.
+        read: prefills the only prompt, with context parallelism; None if the model's own forward prefills prompts.
     """
 
     end_tokens: Sequence[int]
@@ -69,7 +70,7 @@ def generate(model: Any, texts: Sequence[Text], terms: Terms) -> Continuations:
         longest = waiting[0].length_tokens
         slots = _most_slots(model, _room(longest), terms.limits)
         similar = waiting
-        if slots < len(waiting):  # shorter texts run later, in more slots
+        if slots < len(waiting):  # shorter texts run in a later call: more slots of their size fit into memory
             similar = [text for text in waiting if _size_class(text.length_tokens) == _size_class(longest)]
         waiting = waiting[len(similar) :]
         yield from _generate_alike(model, similar, slots, terms)
@@ -103,10 +104,10 @@ def _generate_alike(model: Any, texts: Sequence[Text], slots: int, terms: Terms)
 
 
 def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> Continuations:
-    """Generates in one set of slots until every text is done.
+    """Generates all texts with a fixed number of slots.
 
     Raises:
-        OutOfMemoryError: memory ran out; texts keep the tokens that they have by then.
+        OutOfMemoryError: memory ran out; `texts` keep the tokens that were generated until then.
     """
     most_new_tokens = max(text.budget_tokens for text in texts)
     stepper = Stepper(
@@ -162,7 +163,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
                 unread = stepper.written(), dict(running)
             if before is not None:
                 yield from handed_over(look(*before))
-            # reading many texts takes the host a while, so the device gets its next steps first
+            # the host needs long to process the tokens of many texts, so it queues the next steps before that
             late = fits and model.device.type == "cuda" and len(running) >= _TEXTS_WORTH_A_LATE_LOOK
             if unread is not None and not late:
                 now, unread = unread, None
@@ -179,7 +180,7 @@ def _run(model: Any, texts: list[Text], slots: int, room: int, terms: Terms) -> 
 
 
 def _fits(stepper: Stepper, steps: int) -> bool:
-    """Takes decode steps, and returns whether memory sufficed for all of them."""
+    """Runs decode steps, and returns whether memory sufficed for all of them."""
     try:
         stepper.run(steps)
         return True
@@ -191,14 +192,14 @@ def _fits(stepper: Stepper, steps: int) -> bool:
 
 
 def _worth_reading(prompt_tokens: int, free: int, slots: int, waiting: int) -> bool:
-    """Whether to prefill now or to wait for more free slots: a few short prompts take as long as many."""
+    """Whether to prefill now; else to wait for more free slots, since a few short prompts take as long as many."""
     if free == 0:
         return False
     return free * prompt_tokens >= _PROMPT_TOKENS_WORTH_A_PASS or free >= min(waiting, -(-slots // 4))
 
 
 def _most_slots(model: Any, room: int, limits: SlotLimits) -> int:
-    """Returns how many texts may run at the same time."""
+    """Returns the largest number of slots that memory and the limits allow; `room` is the tokens of a slot."""
     most = limits.slots or min(MOST_SLOTS, limits.most_slots or MOST_SLOTS)
     if limits.max_tokens is not None:
         most = min(most, limits.max_tokens // room)
@@ -210,7 +211,7 @@ def _most_slots(model: Any, room: int, limits: SlotLimits) -> int:
 
 
 def slot_bytes(model: Any, room_tokens: int) -> int:
-    """Returns the bytes that a slot's keys and values take."""
+    """Returns the bytes of the keys and values in one slot with room for `room_tokens` tokens."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -219,12 +220,12 @@ def slot_bytes(model: Any, room_tokens: int) -> int:
 
 
 class PromptReader:
-    """Prefills prompts into free slots, longest first, at most `prompt_tokens` at once, padding included.
+    """Prefills prompts into free slots, longest first, in batches of at most `prompt_tokens`, padding included.
 
-    A longer prompt is prefilled alone. If memory runs out, half as many tokens are prefilled at once from then on:
-    fewer prompts, or chunks of a single one. Chunks come last because a transformers model needs a mask for every chunk
-    but the first. If memory does not suffice for the smallest chunk, prefills wait until the running texts are done.
-    Nothing is generated twice.
+    A longer prompt is a batch of its own. If memory runs out, the limit is halved for all later prefills: batches get
+    fewer prompts, and finally a single prompt is read in chunks. Chunks are the last resort because a transformers
+    model needs a mask for every chunk but the first. If memory does not suffice for the smallest chunk, prefills wait
+    until the texts in other slots are complete. No token is generated twice.
     """
 
     def __init__(self, stepper: Stepper, waiting: deque[Text], prompt_tokens: int) -> None:
@@ -233,10 +234,14 @@ class PromptReader:
         self._full = False
 
     def read(self, free: Sequence[int], *, alone: bool) -> list[tuple[int, Text]]:
-        """Prefills a prompt into each free slot and returns the slots with their texts; `alone` if no text is running.
+        """Prefills prompts into free slots while memory suffices, and returns these slots with their texts.
+
+        Args:
+            free: the free slots.
+            alone: whether no text is being generated, so that waiting would free no memory.
 
         Raises:
-            RuntimeError: memory ran out for the smallest chunk of one prompt while nothing else was running.
+            RuntimeError: memory ran out for the smallest chunk of one prompt, and `alone` is true.
         """
         started: list[tuple[int, Text]] = []
         while self._waiting and len(started) < len(free) and (alone or not self._full):

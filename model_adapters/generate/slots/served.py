@@ -1,4 +1,4 @@
-"""Generates greedy requests in slots, and says why a model or setting needs transformers' `generate` instead."""
+"""Generates greedy requests in slots (this project's decode loop), or says why transformers' `generate` is needed."""
 
 import functools
 import logging
@@ -29,7 +29,7 @@ from sbeval.models.slots import MOST_QUERIES
 logger = logging.getLogger(__name__)
 
 Checked = Generator[tuple[int, Continuation], None, set[int]]
-"""As `Continuations`; returns the keys of the texts that were yielded."""
+"""Yields the same as `Continuations`, and returns the keys of the texts that were yielded."""
 
 _SCHEMES = ("stickbreaking", "rope", "nope")
 _SETTINGS = {"until", "max_gen_toks", "min_new_tokens"}
@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = {
     *("max_length", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"),
     *("use_cache", "transformers_version", "_from_model_config", "return_dict_in_generate", "length_penalty"),
     *("early_stopping", "renormalize_logits", "disable_compile"),
-    *("cache_implementation", "cache_config", "compile_config"),  # slots are the cache, and no model is compiled
+    *("cache_implementation", "cache_config", "compile_config"),  # slots are the only cache, and nothing is compiled
     *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
 }
 _NEUTRAL: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
@@ -53,14 +53,14 @@ _NO_ROOM = (
 
 
 class GenerationInSlots:
-    """Greedy requests, generated side by side in slots."""
+    """Generates the greedy requests of a session in slots."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._opened = session, session.opened
         self._logged: set[str] = set()
 
     def serves(self, setting: Mapping[str, Any]) -> bool:
-        """Whether slots can serve requests with this setting; if not, the log gives the reason once."""
+        """Whether requests with this generation setting can run in slots; if not, logs the reason once."""
         check = self._session.self_test.checks.get(SLOTS)
         reason = None if check is None or check.passed else f"an answer from slots was wrong ({check})"
         reason = reason or why_not_setting(self._opened.model, setting) or self._against_model
@@ -96,12 +96,12 @@ class GenerationInSlots:
         return drafts
 
     def generate(self, prompts: Sequence[Prompt], read: ReadPrompt | None = None) -> Checked:
-        """Generates the answers of prompts that `serves` accepts; `read` prefills the prompt, if there is only one.
+        """Yields the answers of prompts whose setting `serves` accepts; `read`, if passed, prefills the only prompt.
 
-        Returns the indices of the answers that were yielded. Some are missing if an answer turned out to be wrong.
+        Returns the indices of the prompts that were answered. Some are missing if the check of an answer failed.
 
         Raises:
-            UserError: an answer turned out to be wrong after unchecked answers had been yielded.
+            UserError: the check of an answer failed after unchecked answers had been yielded.
         """
         by_index = {prompt.index: prompt for prompt in prompts}
         answered: set[int] = set()
@@ -159,7 +159,7 @@ class GenerationInSlots:
             )
             for prompt in prompts
         ]
-        # at any time, all slots of a model have the same RoPE frequencies
+        # all slots of a model share one rotary embedding, so texts are grouped by RoPE frequencies
         frequencies = functools.cache(session.rope.frequencies)
         alike: dict[Hashable, list[Text]] = {}
         for text in sorted(texts, key=lambda text: -text.length_tokens):
@@ -170,12 +170,12 @@ class GenerationInSlots:
 
 
 def greedy_setting(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a setting without entries that have no effect, such as a single beam."""
+    """Returns a generation setting without entries that have no effect on greedy decoding, such as `num_beams=1`."""
     return {name: value for name, value in setting.items() if name not in _NEUTRAL or _NEUTRAL[name] != value}
 
 
 def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
-    """Returns why slots cannot serve a setting from `normalize_gen_kwargs`, None if they can."""
+    """Returns why requests with a setting from `normalize_gen_kwargs` cannot run in slots, None if they can."""
     if setting.get("do_sample"):
         return "tokens are sampled"
     if unknown := sorted(set(setting) - _SETTINGS - _OF_SAMPLING):
@@ -191,7 +191,7 @@ def why_not_setting(model: Any, setting: Mapping[str, Any]) -> str | None:
 
 
 def why_not_model(opened: Opened) -> str | None:
-    """Returns why a model cannot generate in slots, None if it can. The model is tried on a few texts.
+    """Tries a model on a few texts, and returns the reason if it cannot generate in slots; None if it can.
 
     Raises:
         DoesNotFit: memory does not suffice for the trial.
@@ -222,10 +222,10 @@ def why_not_model(opened: Opened) -> str | None:
 
 
 def most_drafts(model: Any) -> int:
-    """Returns how many draft tokens a decode step of a model can verify, 0 for none.
+    """Returns the largest number of draft tokens that a decode step of a model can verify.
 
-    Models with sliding windows can verify none: a slot keeps only the keys that one position sees. Kernels limit the
-    number of queries for each key head.
+    It is 0 for models with sliding windows, since a slot keeps only the keys that the newest position sees. For other
+    models the attention kernel limits the number of queries for each key head.
     """
     windows = sliding_windows(model) or []
     if not isinstance(model, SbevalForCausalLM) or any(window is not None for window in windows):
@@ -236,7 +236,7 @@ def most_drafts(model: Any) -> int:
 
 
 def fused_blocks(model: Any, tokenizer: Any = None) -> FusedBlocks | None:
-    """Returns a model's blocks in fused kernels. Returns None if its blocks are of another kind; the log says why.
+    """Returns a model's `FusedBlocks`. Returns None, and logs why, if the kernels cannot compute its blocks.
 
     Raises:
         DoesNotFit: memory does not suffice for the trial.
@@ -256,7 +256,10 @@ def fused_blocks(model: Any, tokenizer: Any = None) -> FusedBlocks | None:
 
 @torch.no_grad()
 def _same_as_whole(model: Any, tokenizer: Any, fused: FusedBlocks | None) -> bool:
-    """Whether a step in slots has the logits of whole texts: several texts and a free slot, or one text if `fused`."""
+    """Whether a decode step in slots gives the logits of a forward pass over the whole text, except for rounding.
+
+    With `fused`, one text is tried; otherwise several texts beside a free slot.
+    """
     tokens = np.array(sample_tokens(tokenizer, model.get_input_embeddings().weight.shape[0], 2 * _SAMPLE_TOKENS))
     texts, slots = (_SAMPLE_TEXTS, [*range(_SAMPLE_TEXTS, 1, -1), 0]) if fused is None else (1, [0])
     prompts = [tokens[text : text + _SAMPLE_TOKENS - 3 * (text % 2)] for text in range(texts)]

@@ -1,15 +1,16 @@
-"""A model and the slots that it generates in: prompts are prefilled into free slots, and a step adds a token to each.
+"""A model with a static KV cache of slots, one row for each text: prefills, and decode steps that add a token to each.
 
-With draft tokens (prompt lookup decoding), a step verifies several tokens of each text at once: the newest token, and
-drafts, which are the tokens that followed the newest two where they last stood in the text. It adds the drafts that the
-model would choose and one token more, so answers stay the same. Keys of refused drafts are overwritten.
+With prompt lookup decoding, a step reads several tokens of each text at once: the newest token, and draft tokens. The
+drafts are the tokens after the previous place in the text that holds the same two tokens as its end. The step accepts
+the drafts that the model would choose and adds one token more, so answers stay the same. Keys of rejected drafts are
+overwritten.
 
-Everything that a step needs is on the device: the newest tokens, their number, and which slots go on. So a step can be
-captured as a CUDA graph and replayed; the host only reads the new tokens from time to time. A slot without a text takes
-part in every step and attends to nothing.
+Everything that a step needs is on the device: the newest tokens, their number, and which slots are still generating. So
+a step can be captured as a CUDA graph and replayed; the host only reads the new tokens from time to time (a "look").
+A slot without a text takes part in every step and attends to no keys.
 
-Shape suffixes: B slots, N prompts, T tokens verified in a step, R room for a text, V vocabulary, W most new tokens, M
-most tokens since the last look.
+Shape suffixes: B slots, N prompts, T tokens that a step reads for each text, R room for a text, V vocabulary, W largest
+number of new tokens, M largest number of tokens since the last look.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,17 +32,20 @@ from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
 ReadPrompt = Callable[[Tensor, Cache], None]
-"""Prefills a prompt's tokens, int64 [1, L], into a cache in place of the model."""
+"""A function that prefills a prompt, int64 [1, L], into a cache, in place of the model's own forward."""
 
 
 def sliding_windows(model: Any) -> list[int | None] | None:
-    """Returns each layer's window, None for layers without one; None if a layer caches more than keys and values."""
+    """Returns the sliding window of every layer, None for a layer without one.
+
+    Returns None for the whole model if a layer caches something other than keys and values.
+    """
     try:
         layers = DynamicCache(config=model.config).layers
         config = model.config.get_text_config()
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    # transformers caches chunks like windows, but a chunk's first token does not see the token before it
+    # transformers caches attention chunks like sliding windows, but the first token of a chunk sees no token before it
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return None
     if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
@@ -50,7 +54,7 @@ def sliding_windows(model: Any) -> list[int | None] | None:
 
 
 class Written:
-    """The tokens that were generated since the last look, on their way to the host."""
+    """The tokens of all slots since the host last looked, while they are copied to the host."""
 
     def __init__(self, written_BM: Tensor, count_B: Tensor, goes_on_B: Tensor, watch: FiniteWatch) -> None:
         columns = (count_B, goes_on_B, watch.first_B)
@@ -64,9 +68,9 @@ class Written:
             self._arrived.record(torch.cuda.current_stream(whole.device))
 
     def of(self, slot: int) -> tuple[list[int], bool, int | None]:
-        """Returns a slot's new tokens, whether its text goes on, and how many tokens precede NaN or infinite logits.
+        """Waits for the device, and returns the new tokens of a slot, whether its text goes on, and a third value.
 
-        The last value is None if all logits were finite. Waits for the device.
+        The third value is the number of answer tokens before the first NaN or infinite logits, None if there were none.
         """
         if self._table is None:
             if self._arrived is not None:
@@ -77,14 +81,18 @@ class Written:
 
 
 class Stepper:
-    """Greedy generation in slots with a causal language model, one of this project or of transformers.
+    """Greedy generation in slots with a causal language model, either of this project or of transformers.
 
     Args:
-        room_tokens: most tokens of a text, prompt and answer together.
-        not_early: tokens that are not chosen before an answer has its fewest tokens.
-        fused: the model's fused blocks, for a single slot without drafts; None runs the model itself.
-        drafts: most draft tokens in each step, for a model of this project without sliding windows.
-        read: prefills prompts, one at a time and without chunks; None lets the model itself read them.
+        model: the model.
+        slots: the number of slots.
+        room_tokens: the largest number of tokens of a prompt with its answer.
+        most_new_tokens: the largest number of tokens of an answer.
+        end_tokens: tokens that end an answer.
+        not_early: tokens that are not chosen before an answer has its least number of tokens (`fewest_tokens`).
+        fused: the model's fused blocks, for a single slot without drafts; None to call the model's own forward.
+        drafts: the largest number of draft tokens in a step, for a model of this project without sliding windows.
+        read: prefills prompts, one at a time and without chunks; None to call the model's own forward.
     """
 
     def __init__(
@@ -107,7 +115,7 @@ class Stepper:
         self._read = read
         room_tokens += drafts  # the last step may verify tokens beyond the end of the answer
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
-        # the texts so far, in which drafts are looked up; slots that are done write into one more column
+        # the texts so far, in which drafts are looked up; slots that are done write into a spare last column
         self._text_BR = torch.zeros(slots, room_tokens + 1 if drafts else 0, dtype=torch.int64, device=device)
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
         self._ends, self._not_early = (torch.tensor(sorted(set(each)), **integers) for each in (end_tokens, not_early))
@@ -118,7 +126,7 @@ class Stepper:
             torch.zeros(slots, **integers) for _ in range(4)
         )
         self._steps_since_look = 0
-        # slots that are done write into one more column
+        # slots that are done write into a spare last column
         self._written_BW = torch.zeros(slots, most_new_tokens + 1, dtype=torch.int64, device=device)
         self._watch = FiniteWatch(slots, device)
         self._rope = _rope(model)
@@ -135,11 +143,18 @@ class Stepper:
         answered_tokens: Sequence[int] | None = None,
         piece_tokens: int | None = None,
     ) -> None:
-        """Prefills prompts of at least one token into as many free slots. If memory runs out, none of them has begun.
+        """Prefills one prompt of at least one token into each of `slots`. If memory runs out, all of them stay free.
 
-        The prefill reads all but the last token of a prompt. The next step reads the last one and chooses the answer's
-        first token. The last `answered_tokens` of each prompt already belong to its answer. The model reads at most
-        `piece_tokens` of a prompt at once, None for whole prompts.
+        The prefill reads all tokens of a prompt but the last. The next decode step reads the last one and chooses the
+        first token of the answer.
+
+        Args:
+            slots: free slots, one for each prompt.
+            prompts: the tokens of each prompt.
+            budgets_tokens: for each prompt, the largest number of answer tokens.
+            fewest_tokens: for each prompt, the number of answer tokens before which `not_early` tokens are not chosen.
+            answered_tokens: for each prompt, how many of its last tokens already belong to the answer.
+            piece_tokens: the size of the chunks in which a prompt is read; None to read it as a whole.
         """
         device = self._token_B1.device
         longest = max(len(prompt) for prompt in prompts) - 1
@@ -182,7 +197,7 @@ class Stepper:
 
     @torch.no_grad()
     def run(self, steps: int) -> None:
-        """Takes decode steps, each of which adds one or more tokens to every text that goes on."""
+        """Runs decode steps. Each step adds one or more tokens to every text that is not complete."""
         self._steps_since_look += steps
         if self._graph is not None:
             for _ in range(steps):
@@ -193,7 +208,7 @@ class Stepper:
                 self._step()
 
     def written(self) -> Written:
-        """Returns the tokens since the last look, without waiting for the device."""
+        """Starts to copy the tokens since the last call to the host, and returns without waiting for the device."""
         unused = self._written_BW.shape[1] - 1
         most = min(unused, self._steps_since_look * (1 + self._drafts))
         place_BM = self._looked_B[:, None] + torch.arange(most, device=self._looked_B.device)
@@ -204,25 +219,25 @@ class Stepper:
         return written
 
     def drop(self, slot: int) -> None:
-        """Ends a text before it has used up its budget."""
+        """Ends the text in a slot before it has used up its budget, for example at a stop sequence."""
         self._goes_on_B[slot] = False
         self.cache.position_B[slot] = 0
 
     @torch.no_grad()
     def capture(self, graph_capture: GraphCapture) -> None:
-        """Captures a step as a CUDA graph; call it while all slots are free, so that the step has no effect."""
+        """Captures a decode step as a CUDA graph; call it while all slots are free, so that it changes no text."""
         if graph_capture.possible:
             with attending_to(self.cache, self._model):
                 self._graph = graph_capture.graph_of(self._whole_step, self._token_B1.device)
 
     @torch.no_grad()
     def try_step(self) -> Tensor:
-        """Returns the logits [B, V] in fp32 of the next step, without choosing a token."""
+        """Runs the forward pass of the next step, and returns its logits [B, V] in fp32 without choosing a token."""
         with attending_to(self.cache, self._model):
             return self._logits(self._token_B1)[:, 0]
 
     def _logits(self, token_BT: Tensor) -> Tensor:
-        """Returns the logits [B, T, V] in fp32 after each of these tokens, the newest token and its drafts."""
+        """Returns the logits [B, T, V] in fp32 after each of T tokens: the newest token of each text and its drafts."""
         new = token_BT.shape[1]
         self.cache.begin_step(new)
         if self._fused is not None:
@@ -234,9 +249,9 @@ class Stepper:
         return logits_BTV
 
     def _looked_up(self) -> Tensor:
-        """Returns drafts [B, drafts]: the tokens that followed the newest two at their last place in the text.
+        """Returns drafts [B, drafts]: the tokens after the previous place in the text with the same newest two tokens.
 
-        If there is no such place, the drafts are arbitrary tokens, which the step verifies like any others.
+        If there is no such place, the drafts are arbitrary tokens. The step verifies drafts in either case.
         """
         position_B1 = self.cache.position_B[:, None].long()
         before_B1 = self._text_BR.gather(1, (position_B1 - 1).clamp_min(0))
@@ -259,7 +274,7 @@ class Stepper:
         self.cache.position_B.mul_(self._goes_on_B)
 
     def _whole_step(self) -> None:
-        """Takes a step; if it raises, no tensor of the step stays referenced."""
+        """Runs a step; if it raises, restores the cache so that no tensor of the step stays referenced."""
         lengths = self.cache.lengths_B, self.cache.length_B
         try:
             self._step()
@@ -287,9 +302,9 @@ class Stepper:
 
 
 def _rope(model: Any) -> RopeFrequencies | None:
-    """Returns the model's RoPE frequencies on its device, None for models of transformers and without RoPE."""
+    """Returns the RoPE frequencies of a model of this project, on its device; None for other models or without RoPE."""
     if not isinstance(model, SbevalForCausalLM) or model.config.rope_parameters is None:
         return None
-    # the length 1 is arbitrary: if frequencies depend on the length, the model holds those of the request
+    # any length would do: if frequencies depend on the length, `held_rope_frequencies` are those of the request
     frequencies = model.model.held_rope_frequencies or model.model.rope_frequencies_for(1)
     return RopeFrequencies(frequencies.inv_freq.to(model.device), frequencies.attention_factor)

@@ -1,4 +1,4 @@
-"""Attention of transformers' models in a decode step, registered under a name that models look attention up by.
+"""The attention function of transformers' models in a decode step, registered in `ALL_ATTENTION_FUNCTIONS`.
 
 Shape suffixes: B slots, H query heads, G key/value heads, K room for keys, D head_dim.
 """
@@ -16,7 +16,7 @@ from sbeval.models.slots import SlotCache, softmax_decode
 
 NAME = "sbeval_slots"
 _MORE = ("softcap", "position_bias", "output_attentions")
-"""Keyword arguments that request more than a softmax over keys and a sink."""
+"""Keyword arguments for features that `_attend` does not compute: it is a softmax over keys and an optional sink."""
 _slots: ContextVar[SlotCache] = ContextVar("_slots")
 
 
@@ -30,7 +30,10 @@ def _attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Returns [B, 1, H, D] and no weights. Sliding windows need no mask, since slots hold only the keys they see."""
+    """Returns the attention output [B, 1, H, D], and None in place of attention weights.
+
+    Sliding windows need no mask, since a slot holds only the keys inside the window.
+    """
     more = [name for name in _MORE if kwargs.get(name) is not None and kwargs[name] is not False]
     if attention_mask is not None or more or key_BGKD.shape != value_BGKD.shape:
         needs = ", ".join(more) or "a mask, or values of another size than keys"
@@ -43,7 +46,7 @@ def _attend(
 
 @contextlib.contextmanager
 def attending_to(slots: SlotCache, model: nn.Module) -> Iterator[None]:
-    """Makes attention of a transformers model read the slots until the block ends. Our own models do so anyway."""
+    """Inside this context, the attention of a transformers model reads the slots; this project's models always can."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
     configs = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
     attention = "_attn_implementation_internal"

@@ -1,4 +1,4 @@
-"""flex_attention: compiled for every shape on a GPU; on a CPU, where compiling takes minutes, another attention."""
+"""flex_attention: on a GPU, compiled for every input shape; on a CPU, where compiling takes minutes, replaced."""
 
 import logging
 from typing import Any
@@ -14,12 +14,15 @@ _MOST_SHAPES = 2**12
 
 
 def settle_flex_attention(model: Any, setting: Setting) -> Undo | None:
-    """Raises PyTorch's limit on recompiled shapes on a GPU; on a CPU replaces flex_attention unless it was named."""
+    """Raises torch.compile's recompile limit on a GPU; on a CPU replaces flex_attention by SDPA or eager attention.
+
+    A flex_attention that the user chose stays. Returns the function that undoes a replacement, None without one.
+    """
     before = model.config._attn_implementation
     if before != "flex_attention":
         return None
     if model.device.type != "cpu":
-        # beyond the limit, 8 shapes by default, flex_attention would run uncompiled and build a matrix of all pairs
+        # after 8 shapes, the default limit, flex_attention would run uncompiled and build a matrix of all token pairs
         limits: Any = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_SHAPES)

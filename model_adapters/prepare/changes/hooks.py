@@ -1,7 +1,7 @@
 """Removes accelerate's hooks inside blocks, and keeps only the hook at the start of each block.
 
-The hook of a block moves all inputs that its parts need. Hooks of the parts are redundant, and a part with a hook is
-never fused.
+The hook of a block moves all inputs of the block to its device, so hooks of the block's submodules are redundant. They
+are removed because a submodule with a hook is never replaced by a fused one.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from sbeval.model_adapters.prepare.spread import blocks_of, hooked_device, lies_
 
 
 def settle_hooks(model: nn.Module) -> None:
-    """Keeps only the hook at the start of each block, and moves rotary frequencies to the first block's device.
+    """Keeps only the hook at the start of each block, and moves RoPE frequencies (`inv_freq`) to the first block's GPU.
 
-    Rotary frequencies (`inv_freq`) are needed first. accelerate places them on the last GPU because the module that
-    holds them comes last in the model.
+    A forward pass needs the frequencies before the first block. accelerate places them on the last GPU because the
+    module that holds them comes last in the model.
     """
     blocks = blocks_of(model)
     inside = {id(module) for block in blocks for module in block.modules()}
@@ -28,7 +28,7 @@ def settle_hooks(model: nn.Module) -> None:
             if module is not block and hooked_device(module) == device:
                 remove_hook_from_module(module)
                 if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
-                    del module.forward  # accelerate's copy of the class's own forward, which is not a change
+                    del module.forward  # accelerate leaves a copy of the class's forward; it is not a replacement
     if not blocks or (first := hooked_device(blocks[0])) is None:
         return
     for module in model.modules():

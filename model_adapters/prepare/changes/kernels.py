@@ -1,4 +1,8 @@
-"""The kernels of stick-breaking attention, and the threshold below which they skip older keys."""
+"""Chooses the kernels of stick-breaking attention, and the threshold at which they skip older keys.
+
+Stick-breaking attention gives weights to keys from the newest to the oldest. As soon as the weight left for all older
+keys is below the threshold, these keys are skipped.
+"""
 
 from typing import Any
 
@@ -8,7 +12,7 @@ from sbeval.model_adapters.prepare.change import Change, Setting
 
 
 def skip_threshold_in_force(model: Any, setting: Setting) -> float | None:
-    """Returns the skip threshold with `auto` resolved; None if every key is visited.
+    """Returns the skip threshold of the run, with "auto" replaced by a number; None if no key is skipped.
 
     Raises:
         UserError: a threshold was passed together with kernels=reference, which visits every key.

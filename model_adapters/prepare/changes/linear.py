@@ -1,8 +1,8 @@
 """Linear layers, padded with zeros to widths that a GPU's matmul kernels can read at full speed.
 
-The fast kernels need rows that all start at multiples of 16 bytes. In a Llama-style MLP with 2730 channels in bf16 they
-do not, and the matmuls fall back to slower kernels. Rows and columns of zeros change no sum. They are added once, after
-loading.
+The fast kernels need matrices whose rows all start at multiples of 16 bytes. In a Llama-style MLP with 2730 channels in
+bf16 the rows do not, and the matmuls fall back to slower kernels. The padding, rows and columns of zeros, changes no
+result. It is added once, after loading.
 """
 
 import functools
@@ -20,10 +20,10 @@ _WIDTH_BYTES = 128  # pads to a whole cache line, once a layer needs padding at 
 
 
 class AlignedLinear(nn.Linear):
-    """A linear layer with a padded weight; `weight` and `bias` are views of the padded tensors in their own shapes.
+    """A linear layer that computes with padded tensors; `weight` and `bias` are views of them with the unpadded shapes.
 
     Writing into these views changes the layer. If they are replaced (by a merged adapter, another dtype or device, or a
-    state dict), the next call of the layer pads the new ones.
+    state dict), the next call of the layer pads the new tensors.
     """
 
     _padded_weight: Tensor
@@ -41,7 +41,7 @@ class AlignedLinear(nn.Linear):
 
     @property
     def padded_in_features(self) -> int:
-        """The width of an input that needs no copy: `in_features` values followed by zeros."""
+        """The width of an input that `forward` need not pad itself: `in_features` values followed by zeros."""
         self._follow_parameters()
         return int(self._padded_weight.shape[1])
 
@@ -76,7 +76,7 @@ class AlignedLinear(nn.Linear):
             self.bias.data = self._padded_bias[: self.out_features]
 
     def plain(self) -> nn.Linear:
-        """Returns an ordinary linear layer with the same parameters."""
+        """Returns an unpadded `nn.Linear` with the same parameters."""
         plain = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
         plain.weight, plain.bias = self.weight, self.bias
         return plain.train(self.training)
@@ -85,13 +85,13 @@ class AlignedLinear(nn.Linear):
 def align_linears(model: nn.Module) -> int:
     """Pads every linear layer whose widths are not aligned, and returns the number of these layers.
 
-    A layer stays as it is if it shares its weight with another module, has hooks or a replaced forward, or is an
-    instance of a subclass or has a weight of one (adapters, quantised or distributed weights).
+    A layer stays as it is if it shares its weight with another module, if it has hooks or a replaced forward, or if it
+    or its weight is an instance of a subclass (adapters, quantised or distributed weights).
     """
     owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     linears = ((name, module) for name, module in model.named_modules() if type(module) is nn.Linear)
     unaligned = [name for name, module in linears if owners[id(module.weight)] == 1 and _unaligned(module)]
-    for name in unaligned:  # by name, so that the unpadded weight of one layer is freed before the next is padded
+    for name in unaligned:  # holds names, not layers, so that each unpadded weight is freed before the next is padded
         linear_layer: Any = model.get_submodule(name)
         model.set_submodule(name, AlignedLinear(linear_layer))
     return len(unaligned)

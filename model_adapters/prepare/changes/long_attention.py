@@ -1,11 +1,11 @@
-"""Another kernel for the attention of transformers' models on long texts, FlexAttention with tuned tiles.
+"""FlexAttention with tuned tile sizes for the attention of transformers' models on long texts.
 
-cuDNN pads heads of 32 channels to 64. On GPUs of compute capability 9.0 FlexAttention is faster for such heads from
-`sbeval.models.softmax.LONG_TOKENS` tokens on.
+PyTorch's SDPA would use cuDNN, which pads heads of 32 channels to 64. On GPUs of compute capability 9.0 FlexAttention
+is faster for such heads, for texts of at least `sbeval.models.softmax.LONG_TOKENS` tokens.
 
-The forward of an attention module looks its kernel up in the table `ALL_ATTENTION_FUNCTIONS`. Each module gets a copy
-of its forward in which this name means another table, with the other kernel for long texts. transformers itself and
-other models in the same process stay as they are.
+The forward of an attention module looks its attention function up in the global table `ALL_ATTENTION_FUNCTIONS`. Each
+module gets a copy of its forward in which this name means another table, whose function uses FlexAttention for long
+texts. transformers itself and other models in the same process are not changed.
 """
 
 import functools
@@ -21,14 +21,14 @@ from sbeval.models.softmax import long_causal_attention
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
 _CHANGING = ("softcap", "position_bias", "sliding_window", "cache", "s_aux", "output_attentions")
-"""Keyword arguments that request more than plain attention, or might."""
+"""Keyword arguments that may request more than plain causal attention; with one of them, `fallback` runs."""
 LongAttention = Callable[..., Tensor | None]
 
 
 class AttentionOfLongTexts:
-    """Replaces transformers' `sdpa_attention_forward`: long, plain, causal attention goes to `attend`.
+    """Replaces transformers' `sdpa_attention_forward`: calls `attend` for plain causal attention on a long text.
 
-    Everything else goes to `fallback`, and so does whatever `attend` declines by returning None.
+    For any other attention, and if `attend` returns None, it calls `fallback`, the original function.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AttentionOfLongTexts:
 
 
 class AttentionTable:
-    """A model file's table of attention functions, in which `stand_in` may replace each function that is looked up."""
+    """Wraps `ALL_ATTENTION_FUNCTIONS`: passes each function that is looked up to `stand_in`, which may replace it."""
 
     def __init__(self, table: Any, stand_in: Callable[[Any], Any]) -> None:
         self._table, self._stand_in = table, stand_in
@@ -74,21 +74,24 @@ class AttentionTable:
         return self._stand_in(self._table[name])
 
     def get_interface(self, name: str, default: Any) -> Any:
-        """Returns the attention function of this name, or the default."""
+        """Returns the attention function of this name, or `default` if there is none, after `stand_in`."""
         return self._stand_in(self._table.get_interface(name, default))
 
 
 def with_attention(forward: Any, stand_in: Callable[[Any], Any]) -> Forward | None:
-    """Returns a copy of an attention's forward in which `stand_in` replaces attention functions; None for others."""
+    """Returns a copy of an attention module's forward that passes attention functions to `stand_in`.
+
+    Returns None for a forward that looks no attention function up.
+    """
     return with_name(
         forward, _TABLE, lambda table: AttentionTable(table, stand_in) if hasattr(table, "get_interface") else None
     )
 
 
 def fuse_long_attention(model: nn.Module, attend: LongAttention = long_causal_attention) -> list[nn.Module]:
-    """Gives attention modules a forward that uses `attend` for long texts, and returns those modules.
+    """Gives attention modules a forward that uses `attend` for long texts, and returns the changed modules.
 
-    A module whose forward was replaced stays as it is, unless `fuse_rotations` has replaced it.
+    A module with a replaced forward stays as it is, unless `fuse_rotations` has replaced it.
     """
     return with_forwards(model, lambda module: _with_table(_forward_of(module), attend))
 
@@ -117,7 +120,7 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
             if (forward := before[module]) is None:
                 del module.forward
             else:
-                module.forward = forward  # the copy that `fuse_rotations` has made
+                module.forward = forward  # restores the copy that `fuse_rotations` has made
 
     return undo
 

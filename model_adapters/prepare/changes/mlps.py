@@ -1,6 +1,6 @@
-"""Gated MLPs: activation and product as one fused kernel, if a sample shows the same result.
+"""Gated MLPs: computes `activation(gate) * up` with one fused kernel, if the results agree on a sample.
 
-The kernel also writes the zeros that an `AlignedLinear` reads behind each row.
+The kernel also writes the zero padding that an `AlignedLinear` (a padded linear layer) reads at the end of each row.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from sbeval.scoring.body import same_but_for_rounding
 
 _MAPS = {"gate_proj", "up_proj", "down_proj"}
 _SAMPLE_ROWS = 4
-_LARGEST_CHANNEL = 100.0  # above the limits of 7 to 16 at which some MLPs clamp their channels
+_LARGEST_CHANNEL = 100.0  # the scale of the second sample, above the 7 to 16 at which some MLPs clamp their channels
 _WEIGHTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _SAME_ACTIVATION = 1e-5  # the exact GELU and its tanh approximation are 5e-4 apart
 
@@ -56,10 +56,10 @@ class FusedGatedMLP(nn.Module):
 
 @torch.no_grad()
 def fuse_mlps(model: nn.Module) -> dict[str, nn.Module]:
-    """Replaces every gated MLP that computes nothing else, and returns the replaced modules by name.
+    """Replaces every plain gated MLP by a `FusedGatedMLP`, and returns the replaced modules by name.
 
-    Each one is compared with its replacement on a sample. MLPs with another activation, with hooks or with further
-    parts stay as they are.
+    Each MLP is compared with its replacement on a sample. MLPs with an activation that the kernel does not know, with
+    hooks or with further submodules stay as they are.
     """
     return replace_modules(model, _fused_mlp)
 
@@ -70,7 +70,7 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
         return None
     hooked = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
     weight: Any = getattr(module.gate_proj, "weight", None)
-    # the linear layers of a tensor-parallel plan compute with the shard of their rank
+    # weights of a tensor-parallel plan are DTensors (`full_tensor`); each linear layer computes with its rank's shard
     plain = type(weight) is nn.Parameter or hasattr(weight, "full_tensor")
     if hooked or module._parameters or not plain or weight.device.type == "meta":
         return None
@@ -83,7 +83,7 @@ def _fused_mlp(module: Any) -> FusedGatedMLP | None:
     sample = torch.randn(1, _SAMPLE_ROWS, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
     try:
         largest = float(torch.minimum(module.gate_proj(sample).abs().max(), module.up_proj(sample).abs().max()))
-        # some MLPs clamp their channels, which only shows at large values
+        # the second sample has large values: only these show whether an MLP clamps its channels
         samples = sample, sample * min(max(_LARGEST_CHANNEL / max(largest, 1e-3), 1.0), 1e4)
         same = all(same_but_for_rounding(fused(x), module(x)) for x in samples)
     except (RuntimeError, TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""RMSNorms as fused kernels, if a sample shows the same result.
+"""Replaces RMSNorms by PyTorch's fused kernel, if the results agree on a sample.
 
-transformers writes an RMSNorm out in fp32 operations, which read and write the residual stream about ten times.
-PyTorch's fused kernel reads and writes it once.
+transformers computes an RMSNorm by single fp32 operations, which together read and write the residual stream about ten
+times. PyTorch's fused kernel reads and writes it once.
 """
 
 import inspect
@@ -19,10 +19,10 @@ _NORM_ULPS = 4
 
 @torch.no_grad()
 def fuse_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Replaces every RMSNorm that equals PyTorch's except for rounding, and returns the replaced modules by name.
+    """Replaces every RMSNorm that equals `torch.nn.RMSNorm` except for rounding, and returns the old modules by name.
 
-    Each is compared with its replacement on a sample. Norms of that name that compute something else stay as they are:
-    Gemma's, for example, add one to their weight.
+    Each norm is compared with its replacement on a sample. Modules named RMSNorm that compute something else stay as
+    they are, such as Gemma's, which add one to their weight.
     """
     return replace_modules(model, _fused_norm)
 
@@ -34,7 +34,7 @@ def _fused_norm(module: Any) -> nn.RMSNorm | None:
         return None
     if type(weight) is not nn.Parameter or weight.dim() != 1 or not isinstance(eps, float):
         return None
-    if len(inspect.signature(module.forward).parameters) != 1:  # such a norm also adds to the residual stream
+    if len(inspect.signature(module.forward).parameters) != 1:  # with two inputs, a norm also adds the residual
         return None
     if hasattr(module, "_hf_hook") or weight.device.type == "meta" or len(list(module.parameters())) != 1:
         return None

@@ -1,7 +1,7 @@
-"""Rotary embeddings of transformers' attention modules as one fused kernel.
+"""Applies the rotary embeddings of transformers' attention modules with one fused kernel.
 
-The forward of an attention module calls `apply_rotary_pos_emb` of its file by that name. Each module gets a copy of its
-forward in which the name means the fused kernel. transformers itself and other models stay as they are.
+The forward of an attention module calls the global function `apply_rotary_pos_emb` of its file. Each module gets a copy
+of its forward in which this name means the fused kernel. transformers itself and other models are not changed.
 """
 
 import functools
@@ -19,13 +19,13 @@ _ROTATION = "apply_rotary_pos_emb"
 
 
 class FusedRotation:
-    """Replaces `apply_rotary_pos_emb`, and falls back on it where the kernel would compute something else."""
+    """Replaces `apply_rotary_pos_emb`, and calls the original for inputs for which the kernel would be wrong."""
 
     def __init__(self, fallback: Forward) -> None:
         self._fallback = fallback
 
     def __call__(self, q_BHLD: Tensor, k_BGLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor, *args: Any, **kw: Any) -> Any:
-        """Returns the rotated queries and keys; the tables of cosine and sine hold every value twice."""
+        """Returns the rotated queries and keys. In the tables of cosine and sine, both halves of D are the same."""
         plain = args or kw or not cos_BLD.dtype == q_BHLD.dtype == k_BGLD.dtype
         plain = plain or not all(_angles_fit(x, cos_BLD, sin_BLD) for x in (q_BHLD, k_BGLD))
         if plain or q_BHLD.dtype == torch.float64 or not runs_triton(q_BHLD):
@@ -39,7 +39,7 @@ class FusedRotation:
 
 
 def _angles_fit(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> bool:
-    """Whether the kernel can broadcast the tables: they have a row for each text, or one row for all texts."""
+    """Whether the kernel can broadcast the tables: their batch size is that of the queries or keys, or 1."""
     if x_BHLD.dim() != 4 or cos_BLD.dim() != 3 or cos_BLD.shape != sin_BLD.shape:
         return False
     texts, positions, rotated = cos_BLD.shape
@@ -47,8 +47,8 @@ def _angles_fit(x_BHLD: Tensor, cos_BLD: Tensor, sin_BLD: Tensor) -> bool:
 
 
 def fuse_rotations(model: nn.Module) -> list[nn.Module]:
-    """Gives the fused kernel to every attention module that rotates as the kernel does, and returns those modules."""
-    # a module with a replaced forward is skipped: accelerate or the caller has replaced it
+    """Makes attention modules use the fused kernel if they rotate as it does, and returns the changed modules."""
+    # skips a module whose forward accelerate or the caller has replaced
     return with_forwards(model, lambda module: None if "forward" in vars(module) else _rotating(type(module).forward))
 
 
@@ -59,7 +59,7 @@ def _rotating(forward: Forward) -> Forward | None:
 
 @torch.no_grad()
 def turns_halves(rotate_pairs: Forward) -> bool:
-    """Whether a function rotates pairs (x_f, x_{f + F}), as most models do. Some rotate neighbouring channels."""
+    """Whether a function rotates the pairs (x_f, x_{f + F}) of 2F channels, as most models do, and not neighbours."""
     generator = torch.Generator().manual_seed(0)
     q_BHLD, k_BGLD = (torch.randn(2, heads, 3, 8, generator=generator) for heads in (2, 1))
     cos_BLF, sin_BLF = torch.randn(2, 2, 3, 4, generator=generator)

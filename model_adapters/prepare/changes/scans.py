@@ -1,8 +1,8 @@
-"""Mamba-2's scan over pieces of a long text, so that memory is linear in the text's length.
+"""Runs Mamba-2's scan over a long text in pieces, one after another, to limit its memory.
 
 Without the package `mamba_ssm`, transformers computes all chunks of a Mamba-2 layer at once, with about a thousand
-values for each token and head. The scan takes initial states, so it is called for `PIECE_TOKENS` tokens at a time: each
-call starts from the states with which the call before ended.
+values for each token and head. The scan takes initial states, so it can be called for `PIECE_TOKENS` tokens at a time:
+each call starts from the final states of the call before.
 
 Shape suffixes: B batch, L positions, H heads, P head_dim, G groups, N state size.
 """
@@ -25,7 +25,7 @@ _SCAN = "mamba2_chunk_scan"
 
 
 class ScanInPieces:
-    """Replaces `mamba2_chunk_scan` of a model's file, and calls it for one piece of a text after another."""
+    """Replaces `mamba2_chunk_scan` of a model's file by a loop that calls it for consecutive pieces of the text."""
 
     def __init__(self, original: Forward, piece_tokens: int) -> None:
         self._original, self.piece_tokens = original, piece_tokens
@@ -43,7 +43,7 @@ class ScanInPieces:
         return_final_states: bool = False,
         **others: Any,
     ) -> Any:
-        """Returns [B, L, H, P], and the states [B, H, P, N] after the last position if `return_final_states`."""
+        """Returns the output [B, L, H, P] and, if `return_final_states`, the states [B, H, P, N] after position L."""
         step = max(1, self.piece_tokens // chunk_size) * chunk_size  # a multiple of the scan's own chunk size
         states, outputs = initial_states, []
         for start in range(0, hidden_BLHP.shape[1], step):
@@ -56,9 +56,9 @@ class ScanInPieces:
 
 
 def scan_in_pieces(model: nn.Module) -> list[nn.Module]:
-    """Makes every layer whose scan can continue from states scan in pieces, and returns those layers."""
+    """Makes Mamba-2 layers scan in pieces if their scan accepts initial states, and returns the changed layers."""
     changed: list[nn.Module] = []
-    if importlib.util.find_spec("mamba_ssm") is not None:  # its kernels need little memory
+    if importlib.util.find_spec("mamba_ssm") is not None:  # transformers uses its kernels, which need little memory
         return changed
     for module in model.modules():
         if "forward" in vars(module) or hasattr(module, "_hf_hook"):
@@ -74,7 +74,7 @@ def _scanning(forward: Forward) -> Forward | None:
     def stand_in(original: Forward) -> ScanInPieces | None:
         return ScanInPieces(original, PIECE_TOKENS) if _continues(original) else None
 
-    # unwrapped: transformers wraps some forwards for accelerate's hooks
+    # transformers wraps some forwards for accelerate's hooks; the wrapped forward is the one that calls the scan
     return with_name(inspect.unwrap(forward), _SCAN, stand_in)
 
 
@@ -98,4 +98,5 @@ def _apply(model: nn.Module, setting: Setting) -> Undo | None:
     return functools.partial(give_back_forwards, changed) if (changed := scan_in_pieces(model)) else None
 
 
-CHANGE = Change(name="scans in pieces", apply=_apply)  # not judged: a short text is one piece; `_continues` checks it
+# the trial cannot judge this change, since a short text is a single piece: `_continues` compares the scans instead
+CHANGE = Change(name="scans in pieces", apply=_apply)

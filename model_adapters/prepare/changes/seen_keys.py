@@ -1,15 +1,16 @@
-"""Attention that only computes the keys a layer sees: sliding windows, chunks and sinks without a mask of all pairs.
+"""Sliding-window, chunked and sink attention of transformers' models, without an attention mask of all token pairs.
 
-transformers builds a mask of all pairs of a text's tokens for layers with a sliding window, attention chunks or
-attention sinks, and eager attention a weight for each pair. A model requests masks and attention by the name of an
-implementation. Under the name that is registered here, the mask of a long text without padding is no tensor but a
-`SeenKeys`, once the model's own mask function agrees with it. The attention function that gets a `SeenKeys` only
-computes what is seen: PyTorch's flash kernel takes windows, a reshape turns chunks into a batch, and the log-sum-exp
-tells the share of a sink. Everything else goes to the implementation that the model had before.
+For such layers transformers builds a mask of all pairs of tokens, and eager attention computes a weight for each pair.
+A model requests its mask function and its attention function by the name of an attention implementation, so this file
+registers an implementation of its own. For a long text without padding, its mask function returns a small description
+of the visible keys, `SeenKeys`, instead of a tensor, after it has tested that the model's own mask says the same. Its
+attention function then computes the visible keys only: PyTorch's flash kernel supports windows, a reshape turns chunks
+into a batch, and the log-sum-exp of the logits gives the weight of a sink. In all other cases it calls the
+implementation that the model had before.
 
-At its first long text, each layer is compared with that implementation on the tokens of its window and
-`_COMPARED_TOKENS` more. Logits of the whole model are not compared: any rounding may send a token to another expert.
-Layers with a cap on their logits, or with values of another width than keys, keep the earlier implementation.
+At its first long text, each layer is compared with the earlier implementation, on `_COMPARED_TOKENS` more tokens than
+its window or chunk has. Logits of the whole model are not compared, since any rounding may send a token to another
+expert. Layers with soft-capped logits, or with values of another width than keys, keep the earlier implementation.
 FlexAttention was tried instead; it compiles for seconds and was slower (benchmarks/results/families_h200.md).
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, K keys that some rows see, R rows of
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_TOKENS = 1024
 _SAMPLE_TOKENS, _LONGER_TOKENS = 16, 320
-_COMPARED_TOKENS = 128  # beyond the tokens of a window or a chunk
-_SAME = 1e-4  # as a share of the largest value, in fp32
+_COMPARED_TOKENS = 128  # how many tokens more than a window or chunk has are compared
+_SAME = 1e-4  # the largest allowed difference in fp32, divided by the largest absolute value
 _NAME = "sbeval_seen_keys_"
 _ATTRIBUTE = "_attn_implementation_internal"
 _MORE = ("softcap", "position_bias", "cache", "output_attentions")
@@ -52,12 +53,12 @@ _KEEPS = "sbeval's attention to sliding windows and sinks differs from that of {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SeenKeys:
-    """The keys that each query of a text sees: from the first key of its window or chunk up to its own position.
+    """Describes the keys that each query of a text sees: from the first key of its window or chunk to its own position.
 
     Attributes:
         window: the number of newest keys that a query sees, None for all keys.
-        chunk: the length of the chunks, within which a query sees all earlier keys; None for a text without chunks.
-        mask: returns the model's own mask of the first positions, given their number.
+        chunk: the length of attention chunks: a query sees only earlier keys of its own chunk. None without chunks.
+        mask: takes a number of positions, and returns the model's own mask tensor for that many first positions.
     """
 
     window: int | None
@@ -77,19 +78,19 @@ class SeenKeys:
         return dataclasses.replace(self, window=window, chunk=chunk)
 
     def contiguous(self) -> Self:
-        """Returns itself: `generate` calls this method of every mask."""
+        """Returns itself; it exists because `generate` calls this method on every mask."""
         return self
 
 
 _trials: "WeakKeyDictionary[nn.Module, _SeenKeys]" = WeakKeyDictionary()
-"""The newest trial of each model. It knows which modules keep their own attention."""
+"""The newest `_SeenKeys` of each model, which records the modules that keep their own attention."""
 
 
 def see_keys(model: Any) -> Undo | None:
-    """Makes a transformers model's attention cost only what its layers see.
+    """Makes the attention of a transformers model compute only the keys that its layers see.
 
     Returns the function that undoes the change. Returns None for a model without windows, chunks and sinks, and for a
-    model whose attention implementation the user chose. `_SeenKeys` compares each layer with its own attention.
+    model whose attention implementation the user chose. `_SeenKeys` compares each layer with the original attention.
     """
     before = getattr(model.config, "_attn_implementation", None)
     if before != ("sdpa" if getattr(model, "_supports_sdpa", False) else "eager"):
@@ -100,7 +101,7 @@ def see_keys(model: Any) -> Undo | None:
     }
     changed = [config for config in configs.values() if getattr(config, _ATTRIBUTE, None) == before]
     with held([(config, {_ATTRIBUTE: trial.register(f"{_NAME}trial")}) for config in changed]):
-        # the longer text is for layers whose window is longer; it is read only if the change is of use at all
+        # the longer text is for layers with longer windows; it is read only if some layer uses the new attention
         if not (_runs(model, _SAMPLE_TOKENS) and trial.served and _runs(model, _LONGER_TOKENS)):
             return None
 
@@ -146,7 +147,7 @@ def _runs(model: Any, length: int) -> bool:
 
 
 class _SeenKeys:
-    """The attention implementation that replaces the one named `before`."""
+    """The attention implementation (mask and attention function) that replaces the one named `before`."""
 
     def __init__(self, before: str, shortest_tokens: int | None = None) -> None:
         self._before, self._shortest = before, shortest_tokens
@@ -161,12 +162,12 @@ class _SeenKeys:
         return name
 
     def different(self, modules: Collection[int]) -> list[str]:
-        """Returns the class names of those modules, given by `id`, that keep their own attention."""
+        """Returns the class names of the modules that keep their own attention; `modules` are the ids to look among."""
         kept = (module for module, same in self._same.items() if id(module) in modules and not all(same.values()))
         return sorted({type(module).__name__ for module in kept})
 
     def mask(self, batch_size: int, q_length: int, kv_length: int, **options: Any) -> Any:
-        """Returns a `SeenKeys` for a long text without padding, else the mask of the implementation `before`."""
+        """Returns a `SeenKeys` for a long text without padding, otherwise the mask of the implementation `before`."""
         original = ALL_MASK_ATTENTION_FUNCTIONS[self._before]
 
         @functools.lru_cache(maxsize=2)  # all layers with the same window share a mask
@@ -190,7 +191,7 @@ class _SeenKeys:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns [B, L, H, D], and the weights if the implementation `before` returns them."""
+        """Returns the output [B, L, H, D], and the attention weights if the implementation `before` computed them."""
         original = functools.partial(self._original(module), module)
         if not isinstance(attention_mask, SeenKeys):
             return original(query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
@@ -214,7 +215,7 @@ class _SeenKeys:
         return original(query, key, value, _on(seen.mask(length), query), **options)  # type: ignore[no-any-return]
 
     def _original(self, module: nn.Module) -> Callable[..., Any]:
-        # each model's file has an eager attention of its own
+        # eager attention is not in the table: each model's file defines its own
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(self._before, eager)
         return function
@@ -228,9 +229,10 @@ def _on(mask: Tensor | None, query: Tensor) -> Tensor | None:
 def _same(
     attend: Callable[..., Tensor], original: Callable[..., Any], heads: list[Tensor], mask: Tensor | None
 ) -> bool:
-    """Whether our attention equals the model's in fp32, and in the model's dtype equals itself except for rounding.
+    """Whether our attention in fp32 equals the model's in fp32, and ours in the model's dtype equals ours in fp32.
 
-    The newest rows, which see no more than a window, are compared relative to their own largest value, too.
+    Differences up to rounding, relative to the largest value, are allowed. The newest positions, whose window leaves
+    out older keys, are also compared relative to the largest value among them.
     """
     with torch.autocast(heads[0].device.type, enabled=False):
         try:
@@ -253,9 +255,10 @@ def _same(
 
 
 def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torch.device | str) -> bool:
-    """Whether a model's mask function lets each query see exactly the keys that `seen` says.
+    """Whether a model's mask function lets each query see the keys that `seen` describes.
 
-    Checked for each query at both ends of what it sees, at a key in the middle and at a random key.
+    For each query, it tests the first and the last visible key and the keys beside them, the key in the middle, and a
+    random key.
     """
     query_L = torch.arange(length, device=device)
     first_L = seen.first(query_L)
@@ -275,7 +278,7 @@ def _agrees(function: Any, seen: SeenKeys, texts: int, length: int, device: torc
 def attention_to_seen(
     q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, seen: SeenKeys, scale: float, sink_H: Tensor | None
 ) -> Tensor:
-    """Returns softmax attention [B, H, L, D] to the keys that are seen, beside the sink logit [H] if there is one."""
+    """Returns softmax attention [B, H, L, D] to the visible keys, and to a sink with the logits [H] if there is one."""
     seen = seen.within(q_BHLD.shape[2])
     attend = functools.partial(_attend, scale=scale, sink_H=sink_H)
     if seen.chunk is not None:
@@ -285,7 +288,7 @@ def attention_to_seen(
 
 def _in_chunks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, chunk: int, attend: Callable[..., Tensor]) -> Tensor:
     texts, heads, length, head_dim = q_BHLD.shape
-    added = -length % chunk  # padding behind the text, which no query before it sees
+    added = -length % chunk  # padding after the text, which causal attention hides from the text
 
     def apart(x_BHLD: Tensor) -> Tensor:
         x_BHNCD = pad(x_BHLD, (0, 0, 0, added)).reshape(texts, x_BHLD.shape[1], -1, chunk, head_dim)
@@ -319,13 +322,13 @@ def _attend(
         output_BHLD = output.transpose(1, 2)
     if sink_H is None:
         return output_BHLD
-    # the log-sum-exp of keys and sink gives the keys' share of the total weight
+    # scales the output without the sink by the fraction of attention weight that the keys keep beside the sink
     share_BHL1 = torch.sigmoid(log_sum.reshape(-1, heads, length, 1) - sink_H.float()[:, None, None])
     return (output_BHLD * share_BHL1).to(q_BHLD.dtype)
 
 
 def _with_sinks(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, window: int, scale: float, sink_H: Tensor) -> Tensor:
-    """Computes attention with sinks by its definition, for blocks of rows, so that memory stays limited."""
+    """Computes attention with sinks from its definition, for one block of queries after another to limit memory."""
     texts, heads, length, _ = q_BHLD.shape
     k_BHLD, v_BHLD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGLD, v_BGLD))
     most = MASK_ELEMENTS["cuda" if q_BHLD.is_cuda else "cpu"] // (texts * heads)

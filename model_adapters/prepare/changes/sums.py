@@ -1,11 +1,12 @@
 """Row-parallel linear layers of a tensor-parallel plan (`tp_plan`), with a faster all-reduce for small tensors.
 
-NCCL takes about 40 microseconds for the all-reduce behind an attention or MLP, however small it is. For a few tokens
-that is longer than the matmul. If two GPUs can reach each other's memory, each reads the other's addend directly. A
-decode step of an 8B model for one text then takes 5.1 ms instead of 6.9 ms; on one GPU it takes 5.5 ms.
+NCCL takes about 40 microseconds for the all-reduce after an attention or MLP, however small the tensor is. For a few
+tokens that is longer than the matmul. If two GPUs can read the memory of one another, each rank reads the tensor of the
+other rank directly and adds it. A decode step of an 8B model for one text then takes 5.1 ms on two GPUs instead of
+6.9 ms; on one GPU it takes 5.5 ms.
 
-Only two ranks do this. With more ranks, each rank would add in another order and round differently from the others, so
-NCCL adds up; a text that four GPUs generate together takes 1.1 times as long as on one.
+This is done with two ranks only. With more ranks, each rank would add in another order and round differently, so NCCL's
+all-reduce is used; generation of one text on four GPUs takes 1.1 times as long as on one GPU.
 """
 
 import contextlib
@@ -25,14 +26,14 @@ _RANKS = 2  # see the module's docstring
 
 
 class SharedSum:
-    """An all-reduce that sums over the ranks of a group, with a shortcut for small tensors."""
+    """An all-reduce (sum) over a process group; with two ranks, it reads small tensors from the other GPU directly."""
 
     def __init__(self, group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> None:
         self._group = group
         self._buffer = _shared_memory(group, dtype, device)
 
     def __call__(self, addend: Tensor) -> Tensor:
-        """Returns the sum of all ranks' addends; `addend` may be overwritten."""
+        """Returns the sum of `addend` over all ranks; `addend` may be overwritten."""
         if (buffer := self._buffer) is not None and addend.dtype == buffer.dtype and addend.is_contiguous():
             read_whole = addend.nbytes % 16 == addend.data_ptr() % 16 == 0  # the kernel reads 16 bytes at a time
             if read_whole and addend.numel() <= buffer.numel():
@@ -42,11 +43,11 @@ class SharedSum:
 
 
 def _shared_memory(group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Returns GPU memory that the other rank can read, None if that does not work on both ranks."""
+    """Returns a buffer in GPU memory that the other rank can read, None if that does not work on both ranks."""
     if device.type != "cuda" or group.size() != _RANKS:
         return None
     buffer, works = None, torch.zeros(1, device=device)
-    with contextlib.suppress(ImportError, AttributeError, RuntimeError):  # without it, NCCL adds up
+    with contextlib.suppress(ImportError, AttributeError, RuntimeError):  # without this buffer, NCCL's all-reduce runs
         from torch.distributed import _symmetric_memory as symmetric_memory  # missing in some builds of PyTorch
 
         buffer = symmetric_memory.empty(SMALL_BYTES // dtype.itemsize, dtype=dtype, device=device)
@@ -70,21 +71,21 @@ def _one_shot(buffer: Any, addend: Tensor, group: ProcessGroup) -> Tensor:
 
 
 class RowParallelForward:
-    """Replaces the forward of a row-parallel linear layer, each rank of which gets its shard of the inputs.
+    """Replaces the forward of a row-parallel linear layer: each rank multiplies its shard, and the outputs are summed.
 
-    Falls back on the forward of the plan if gradients are needed, or if the layer gets all inputs and splits them
-    itself.
+    Calls the forward of the tensor-parallel plan if gradients are needed, or if the layer gets all input features and
+    must first split them over ranks.
 
     Attributes:
-        total: the all-reduce that sums the ranks' outputs.
-        planned: the forward of the plan.
+        total: the all-reduce that sums the outputs of all ranks.
+        planned: the forward that the tensor-parallel plan has given the layer.
     """
 
     def __init__(self, linear_layer: nn.Linear, total: SharedSum) -> None:
         self.planned, self.total, self._layer = linear_layer.forward, total, linear_layer
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps [..., this rank's inputs] to [..., outputs], which are the same on every rank."""
+        """Maps the rank's shard [..., in_features of this rank] to [..., out_features], the same on every rank."""
         weight: Any = self._layer.weight
         shard = weight.to_local()
         if torch.is_grad_enabled() or isinstance(x, DTensor) or x.shape[-1] != shard.shape[1]:
