@@ -87,7 +87,8 @@ class Layer(NamedTuple):
     """The measures of one layer.
 
     Attributes:
-        means_HM: float64 [H, measures] on the CPU, means over the queries in the order of a response's row.
+        means_HM: float64 [H, measures] on the CPU, means over the queries, in the order of the columns that
+            `AttentionSpanRequest` describes.
         not_finite_K: bool [K] on the model's device, whether a position has NaN or infinite values.
     """
 
@@ -127,9 +128,10 @@ def _recorded(model: nn.Module, queries: int, layers: list[Layer]) -> Iterator[N
 Weights = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, int]]
 """A function that computes attention weights.
 
-It takes queries [1, H, R, D], keys [1, G, K, D] up to the last query, and the first query's position. It returns
-weights
-[H, R, K], remaining sticks [H, R], and the distance from a query to the newest key that it sees (0 or 1)."""
+Its arguments are queries [1, H, R, D], keys [1, G, K, D] up to the last query, and the first query's position. It
+returns weights [H, R, K], remaining sticks [H, R], and the distance from a query to the newest key that it sees (0 or
+1).
+"""
 
 
 def _stick_breaking(mixer: Any, q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
