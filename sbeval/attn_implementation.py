@@ -27,7 +27,7 @@ _MORE = ("cache", "head_mask", "output_attentions", "position_bias", "s_aux", "s
 _WITHOUT = "use a configuration without them (SmolLM3: no_rope_layers all 0), or another attn_implementation"
 _HOLE = "attention_mask has padding inside a sequence"
 Texts = tuple[Tensor | None, Tensor | None]
-"""Left padding of each row [B], or int32 [n + 1], the bounds of n texts in the concatenated rows (`cu_seqlens`)."""
+"""Left padding of each row, [B]; or int32 [n + 1], the bounds of n texts in the concatenated rows (`cu_seqlens`)."""
 
 
 def texts(

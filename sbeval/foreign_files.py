@@ -1,8 +1,8 @@
 """Reads JSON and YAML files that users or other programs wrote, with protection against damaged and hostile files.
 
-Only regular files are opened: opening a FIFO would block, and a device has no end. Integers beyond 64 bits become
-floats, so that later code can hold them. Deep nesting, YAML aliases that multiply, and repeated keys are errors. Every
-error is one sentence.
+Only regular files are opened: opening a FIFO would block, and a device has no end. Numbers that later code cannot hold
+are converted or rejected. Deep nesting, YAML aliases that multiply, and repeated keys are errors. Every error is one
+sentence.
 """
 
 import json

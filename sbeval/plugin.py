@@ -328,7 +328,7 @@ def _complete_after(loader: Any, complete: Callable[[ModuleType], None]) -> None
             complete(module)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # also SystemExit: a program that imports lm-eval may not use sbeval at all
+        except BaseException as error:  # SystemExit too: a program that imports lm-eval may not use sbeval
             _say(
                 f"lm_eval goes on without the model sb or its tasks, since sbeval cannot patch {module.__name__} "
                 f"({error!a}): install sbeval again beside this lm-eval"

@@ -65,7 +65,7 @@ def whole(least: int, text: str | None = None, *, most: int | None = None, hint:
 
 
 def number(text: str, accept: Callable[[float], bool]) -> Expected:
-    """Returns the type of numbers for which `accept` is true; also as text, since YAML reads 3e-3 as text."""
+    """Returns the type of numbers that `accept` allows. They may be written as text, since YAML reads 3e-3 as text."""
     return Expected(text, lambda value: as_number(value, accept))
 
 

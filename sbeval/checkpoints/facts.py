@@ -53,7 +53,7 @@ def declared_length_tokens(config: Any) -> int | None:
     """Returns the longest context that a configuration declares, or None if it declares none."""
     config = text_config(config)
     if getattr(config, "model_type", None) == "sbeval" and config.training_length_tokens is None:
-        return None  # max_position_embeddings is only a default for other software then
+        return None  # its max_position_embeddings is then only a default for other software
     return positive(getattr(config, "max_position_embeddings", None)) or training_length_tokens(config)
 
 

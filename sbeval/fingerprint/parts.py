@@ -23,7 +23,7 @@ TESTED = {
     "torch": ("2.11", "2.13"),
     "triton": ("3.6", "3.7"),
 }
-"""Package to the oldest and newest tested version. Further components are not compared: 2.13 includes 2.13.1."""
+"""Oldest and newest tested version by package. Only the components given here are compared: 2.13 includes 2.13.1."""
 
 
 def short_sha256(value: Any) -> str:

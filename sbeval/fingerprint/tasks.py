@@ -55,7 +55,7 @@ _BUILDERS = (
     "harbor",
     *(f"{kind}folder" for kind in ("image", "audio", "video", "mesh", "pdf", "nifti")),
 )
-"""Values of `dataset_path` that name a file format of the datasets library, not a folder."""
+"""Values of `dataset_path` that name a dataset builder of the datasets library, not a folder."""
 _YAML = (".yaml", ".yml")
 # patterns of files that runs, loggers and caches write into the folder of a task's code
 _WRITTEN = ("*.out", "*.err", "log.txt", "events.out.*", "*_rank[0-9]*.db", "results_*.json", "samples_*.jsonl")

@@ -154,7 +154,7 @@ def _compact_tables() -> Iterator[None]:
 
 
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
-    """Returns the help of `sbeval run`: lm-eval's options, the model's arguments, and metadata by kind of task."""
+    """Returns the help of `sbeval run`: lm-eval's options, the model's arguments, and the metadata by kind of task."""
     parser = HarnessCLI()._subparsers.choices["run"]
     parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
     parser.description = (

@@ -207,7 +207,7 @@ def _integer(config: Any, name: str) -> int | None:
 
 
 def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
-    """Returns the memory needs of windows and texts of one length on "cuda" or "cpu" (their logits chunks differ)."""
+    """Returns the memory that windows and texts of one length need; chunks of logits differ on "cuda" and "cpu"."""
     batch_tokens = max(1, BATCH_TOKENS[device] // length_tokens) * length_tokens
     text = text_bytes(sizes, length_tokens)
     return Needs(
@@ -223,7 +223,7 @@ def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
 def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
     """Returns the peak bytes, without the weights, of scoring a batch with `tokens` inputs and `scored` targets."""
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
-    in_attention = 2 * width + 3 * query + 3 * key  # projections, rotated copies, and the output of attention
+    in_attention = 2 * width + 3 * query + 3 * key  # q, k, v, their copies with RoPE, and the output of attention
     in_attention += _ZONE_TENSORS * query if sizes.zones else 0
     inner = 3 if sizes.gated else 2
     # every token is copied for each of its experts, and their outputs exist before they are summed

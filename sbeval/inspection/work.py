@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 ShareWindows = Callable[[Sequence[TokenLogprobsRequest]], Iterable[TokenLogprobsRequest]]
-"""A function from windows to the windows that the model runs; the others' scores are taken from these."""
+"""A function that returns the windows which the model runs; the scores of all other windows are taken from them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

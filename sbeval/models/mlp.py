@@ -1,8 +1,8 @@
 """The MLP of a decoder block, and the mixture of experts that may replace it.
 
 Tokens are sorted by expert, and all experts run in one grouped matmul (`torch.nn.functional.grouped_mm`), on a GPU
-without waiting for the number of tokens of each expert. Where rows are not a multiple of 16 bytes, or in fp64,
-`grouped_mm` does not run and the experts run one after another.
+without waiting for the number of tokens of each expert. If rows are not a multiple of 16 bytes, or in fp64,
+`grouped_mm` does not run, and the experts run one after another.
 
 Shape suffixes: N tokens, E hidden_size, X experts, T experts of a token, S = N * T rows sorted by expert, I and O
 widths in and out.
@@ -20,7 +20,7 @@ from sbeval.models.config import GATED_ACTIVATIONS, SbevalConfig
 _GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROW_BYTES = 16
 MOST_TOKENS = 16384
-"""Chunk of tokens that go through the experts at once without gradients: each token is copied for each expert."""
+"""Most tokens that pass the experts at once without gradients: each token is copied for each of its experts."""
 UNGATED = {"swiglu": "silu", "geglu": "gelu"}
 """The activation that a gated activation applies to its gate."""
 

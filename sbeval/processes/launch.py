@@ -29,7 +29,7 @@ def launch(arguments: Sequence[str]) -> None:
     chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
     # without PYTHONSAFEPATH a checkout in the current folder would hide the installed package
     os.environ |= {LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
-    logging.disable(logging.CRITICAL)  # in this process only: launchers log pages about a failure
+    logging.disable(logging.CRITICAL)  # silenced in this process only, since launchers log pages about a failure
     try:
         launch_command(chosen)
     except ChildFailedError as error:

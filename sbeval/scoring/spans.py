@@ -213,7 +213,7 @@ def _recorded_interface(model: nn.Module, queries: int, layers: list[Layer]) -> 
             elif isinstance(mask, Tensor):
                 mask_RK = mask[0, 0, first : first + q_1HRD.shape[2], : k_1GKD.shape[2]]
                 seen_RK = mask_RK if mask_RK.dtype == torch.bool else mask_RK == 0
-            else:  # an object that describes a window's or a chunk's mask by each query's first visible key
+            else:  # an object that describes a window or chunk mask by each query's first visible key
                 back_R = position_R - mask.first(position_R)
                 seen_RK = (distance_RK >= 0) & (distance_RK <= back_R[:, None])
             return _softmax_weights(q_1HRD, k_1GKD, scale, seen_RK, 0.0)

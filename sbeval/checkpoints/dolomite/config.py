@@ -45,8 +45,9 @@ class DolomiteConfig:
         blocks: whether the configuration has a list of blocks (generation C) or is flat (generation A, and softmax
             models of its time).
         positions: "rope", "nope", "alibi" or "learned_absolute".
-        has_remainder: whether the remainder is added to the output of stick-breaking layers.
-        has_head_norm: whether stick-breaking layers have a norm for each head; None if only the tensors tell.
+        has_remainder: whether the output of stick-breaking layers has a term for the remainder, the attention weight
+            that no key received.
+        has_head_norm: whether stick-breaking layers have a norm for each head; None if only the tensors show it.
         mixers: attention of each layer.
         mlps: MLP of each layer.
         fields: further fields of `SbevalConfig`.

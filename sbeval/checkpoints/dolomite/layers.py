@@ -35,7 +35,7 @@ class DolomiteMixer:
         attention_multiplier: factor of the logits; None means head_dim ** -0.5.
         sliding_window: number of keys that a query sees, including its own; None means all.
         exclusive_self_attention: whether the projection on the position's own value is subtracted from the output.
-        attention_gate: whether `c_attn` has further rows, for gates of the heads.
+        attention_gate: whether `c_attn` has further rows, which compute a gate for each head.
         qkv_bias: whether `c_attn` has a bias; None if no key says so.
         output_bias: whether `c_proj` has a bias; None if no key says so.
     """

@@ -150,7 +150,7 @@ def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """Where the kernel writes the newest position's key and value, and its rotary angles.
+    """The cache entry into which the kernel writes a new key and value, and the rotary angles of its position.
 
     Attributes:
         k_GKD: cached keys of one text; the last dimension is contiguous.
@@ -168,7 +168,7 @@ class Slot:
 
     @property
     def pairs(self) -> int:
-        """F, or 0 without rotation."""
+        """Number of rotated pairs of channels (F); 0 without rotation."""
         return 0 if self.cos_F is None else len(self.cos_F)
 
 

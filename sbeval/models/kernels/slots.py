@@ -1,8 +1,8 @@
 """Triton kernels for `SlotCache`: writing new keys and values, and softmax attention of a decode step.
 
-The keys of a text are split over several programs, and a second kernel merges their outputs. Queries that share a key
-head are rows of one tile, so that each key is read once. The lengths of the texts are read from device memory, so a
-CUDA graph can replay the same launch while texts grow.
+The keys of a text are split over several programs, and a second kernel merges their outputs. All queries that share a
+key head are rows of one tile, so that each key is read once for all of them. The lengths of the texts are read from
+device memory, so a CUDA graph can replay the same launch while texts grow.
 
 Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K capacity of a slot in keys, D head_dim.
 """

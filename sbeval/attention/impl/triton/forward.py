@@ -1,7 +1,8 @@
 """Forward kernel: each program visits the keys newest to oldest for one block of queries of one head.
 
-For the backward pass each row stores the oldest tile that at least FLOOR of its stick reaches, and the stick there. The
-backward pass computes the sticks at newer tiles by division; the weights of older tiles are negligible.
+A row's stick is the weight that newer keys leave for older ones; it starts at 1. For the backward pass each row stores
+the oldest tile that is reached by a stick of at least FLOOR, and that stick. The backward pass computes the sticks at
+newer tiles by division; the weights of older tiles are negligible.
 """
 
 import torch
@@ -167,8 +168,9 @@ def _forward_kernel(
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
             left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
-    # if eight logits in a row add up to more than 126, their product overflows. Infinity times a factor of 0 is NaN,
-    # which the maximum drops but the stick shows. In both cases the block visits its keys again, one by one
+    # if eight adjacent logits (base 2) add up to more than 126, the product of their exponentials overflows. Infinity
+    # times a factor of 0 is NaN, which the maximum drops but the stick shows. In both cases the block visits its keys
+    # again, one by one
     lost = tl.max(tl.max(tl.max((stick != stick).to(tl.int32), 2), 1), 0) > 0
     broken = False if EXACT else (tl.max(tl.max(largest, 1), 0) > LARGEST_PRODUCT) | lost
     if broken:

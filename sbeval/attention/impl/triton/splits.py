@@ -71,7 +71,7 @@ def join(
 ):  # fmt: skip
     """Sums the first `used_splits` splits of one row, newest first, and writes the row's output and remainder.
 
-    GAPS: splits older than the first that found all sticks spent may not have been written, so they are not read.
+    GAPS: splits older than the first split that found all sticks spent may not have been written, so they are not read.
     """
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
