@@ -114,7 +114,7 @@ def time_text(seconds: float) -> str:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether this package's own code raised an error, which then is a defect of this package, not of a user's file."""
+    """Whether code of this package raised an error; the error is then a bug of the package, not a fault of a file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -214,7 +214,7 @@ class Weights:
         """Returns the names of tensors in another file that these weights lack."""
         try:
             return [name for name in Weights(self.folder, (path.name,)).names() if name not in self]
-        except UserError:  # a damaged file cannot be read: it holds no usable tensors
+        except UserError:  # a damaged file could not supply the tensors
             return []
 
     def all_in_floating_point(self) -> bool:

@@ -212,7 +212,7 @@ def _option_read(error: Exception) -> str | None:
     """Returns the option whose value was parsed when the error was raised, as the user wrote it: `--metadata`, `-M`."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         action = frame.f_locals.get("self")
-        if isinstance(action, argparse.Action) and action.option_strings:  # the sub-command `run` is an action too
+        if isinstance(action, argparse.Action) and action.option_strings:  # argparse counts the sub-command `run` too
             return str(frame.f_locals.get("option_string") or action.option_strings[-1])
     return None
 

@@ -215,7 +215,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             super().validate()  # type: ignore[misc]
 
     def set_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> None:
-        """Sets RoPE's base and scaling, given in transformers' form."""
+        """Sets RoPE's base and scaling; the argument has transformers' form."""
         check_rope_values(rope_parameters)
         self.rope_parameters = dict(rope_parameters)
         optional = rope_parameters.get("rope_type", "default") in _ROPE_TYPES_WITHOUT_ORIGINAL_LENGTH

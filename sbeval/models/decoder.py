@@ -88,8 +88,8 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             rope_frequencies: from `rope_frequencies_for`. None means the frequencies that the context manager
                 `held_rope_frequencies` has set, or without it those of the checkpoint.
             output_hidden_states: also return the residual stream before each block and the final state.
-            cu_seqlens: int32 [n + 1] for n texts packed into one row, which do not see each other: `input_ids` is [1,
-                T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Cannot be combined with a cache or
+            cu_seqlens: int32 [n + 1] for n texts packed into one row, which do not see each other: `input_ids` is
+                [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Cannot be combined with a cache or
                 padding.
             kwargs: further arguments that transformers passes to every model; ignored.
 

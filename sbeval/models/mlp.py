@@ -80,7 +80,7 @@ class Experts(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
 
     def forward(self, x_SI: Tensor, end_X: Tensor) -> Tensor:
-        """Returns [S, O]; the rows of expert x end before row `end_X[x]` (int32) and begin where those of x - 1 end."""
+        """Returns [S, O]; the rows of expert x follow those of expert x - 1 and end before row `end_X[x]` (int32)."""
         is_aligned = not any(width * x_SI.element_size() % _ROW_BYTES for width in self.weight.shape[1:])
         if x_SI.dtype in _GROUPED_DTYPES and is_aligned:
             return grouped_mm(x_SI, self.weight.mT, offs=end_X)

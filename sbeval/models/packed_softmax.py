@@ -51,7 +51,7 @@ class VarlenAttention(OptionalKernel):
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None if the kernel failed now or before."""
         groups, longest = q_1HTD.shape[1] // k_1GTD.shape[1], max(lengths)
-        # the window of varlen_attn counts keys to the left of the query, without the query's own
+        # the window of varlen_attn counts keys to the left of the query, without the key at its position
         left_window = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
 
         def run() -> Tensor:

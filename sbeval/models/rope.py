@@ -1,6 +1,6 @@
 """Rotary position embeddings: frequencies for one request, and a context manager that sets them in a model.
 
-transformers keeps scaled frequencies as state of its modules, where they depend on earlier forward passes and on
+transformers keeps scaled frequencies as state of its modules; this state depends on earlier forward passes and on
 `max_position_embeddings`. Here they are computed from the original training length and the length of the request, set
 for the duration of a `with` block, and restored afterwards, in sbeval models and in models of transformers alike.
 
@@ -44,8 +44,8 @@ def rope_frequencies(
     """Computes the frequencies for one request, which depend on nothing but the arguments.
 
     Args:
-        rope_parameters: base and scaling in transformers' form, such as `{"rope_type": "dynamic", "rope_theta":
-            10000.0, "factor": 1.0}`.
+        rope_parameters: base and scaling in transformers' form, such as
+            `{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}`.
         head_dim: size of a head.
         original_length_tokens: training length before any scaling; `original_max_position_embeddings` in
             `rope_parameters` takes precedence.

@@ -204,7 +204,7 @@ def _name() -> str:
 
 
 class _Watch:
-    """The thread that polls the board, and this rank's entries in the store: its name and the step that it reached."""
+    """The thread that polls the board, and this rank's store entries: its name, and its number of waits so far."""
 
     def __init__(self) -> None:
         self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LOST_SECONDS)

@@ -3,13 +3,13 @@
 A metric such as NLL per token is a ratio of sums, sum(y) / sum(x) over clusters (source documents). Its uncertainty
 comes from which documents were drawn, not from tokens or windows. Clusters are resampled with replacement, and the
 ratio is studentised by its linearised standard error in every resample (Efron & Tibshirani 1993, section 12.5): this
-keeps coverage near nominal where the percentile interval is too short. Simulated with clusters whose sizes and NLL are
-skewed and correlated (`tests/results/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20 clusters and
-93.5 % at 62; most misses lie above the upper end. The skew is the reason for the missing coverage: if sizes and NLL are
-only mildly skewed, or sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on one to two
-thousand of the same draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles 90.5 %, the
-symmetric studentised interval 91.8 %, and calibration by a second level of resamples 90.7 %. Jackknife errors, or a
-scale on which the error is stable, add less than a percentage point of coverage and widen the intervals.
+keeps coverage near nominal in cases in which the percentile interval is too short. Simulated with clusters whose sizes
+and NLL are skewed and correlated (`tests/results/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20
+clusters and 93.5 % at 62; most misses lie above the upper end. The skew is the reason for the missing coverage: if
+sizes and NLL are only mildly skewed, or sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on
+one to two thousand of the same draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles
+90.5 %, the symmetric studentised interval 91.8 %, and calibration by a second level of resamples 90.7 %. Jackknife
+errors, or a scale on which the error is stable, add less than a percentage point of coverage and widen the intervals.
 
 If sizes differ more, no resampling helps: a sample that by chance lacks a large document looks certain. `uneven` says
 when that is so, and such an interval is marked as doubtful wherever it is shown
@@ -144,7 +144,7 @@ def linearised_errors(
         x_CW: denominators.
 
     Returns:
-        Two float64 [B, K]; NaN where a resample has no denominator.
+        Two float64 [B, K]; NaN for a resample without a denominator.
     """
     clusters, count = residuals_CK.shape
     moments = np.concatenate([residuals_CK, residuals_CK**2, residuals_CK * x_CW, x_CW, x_CW**2], axis=1)

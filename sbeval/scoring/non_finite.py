@@ -103,7 +103,7 @@ class NoText(str):
 class FiniteWatch(LogitsProcessor):
     """Records, on the device, each row's first decode step with invalid logits; only `first_tokens` waits for the GPU.
 
-    As a logits processor it returns the logits, with zeros in rows where they are invalid, so that sampling does not
+    As a logits processor it returns the logits, with zeros in rows whose logits are invalid, so that sampling does not
     fail. Other decoding loops call `note` once a step, which a CUDA graph can capture.
 
     Args:

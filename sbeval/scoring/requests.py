@@ -6,8 +6,8 @@ targets are scored. Requests hold neither texts nor token lists: `key` names a t
 up with `sbeval.corpora.resolve_tokens`.
 
 `target_logprobs`: log-probabilities of answers inside a sequence. A request names (position, target) pairs; each target
-is scored at the output of its position, given the inputs up to there. Targets need not be the next tokens of the
-sequence. Many sequences are written to one file, and `key` names the file and the row.
+is scored at the output of its position, which depends on the inputs up to that position. Targets need not be the next
+tokens of the sequence. Many sequences are written to one file, and `key` names the file and the row.
 
 `attention_span`: how far back every layer and head looks.
 

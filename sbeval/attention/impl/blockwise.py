@@ -1,8 +1,8 @@
 """Stick-breaking attention in plain PyTorch, block by block: O(L) memory, any device, differentiable. CPUs run this.
 
 Each block of rows visits the keys newest to oldest and carries the log of the remaining stick, the weight that is left
-for older keys. The backward pass repeats that walk to compute the stick before each tile of keys, then goes oldest to
-newest (paper, equation 6).
+for older keys. The backward pass visits them once more in this order to compute the stick before each tile of keys,
+then goes oldest to newest (paper, equation 6).
 
 On a CPU each thread computes whole blocks of rows. Gradients of keys and values are accumulated in several buffers
 (lanes): blocks that may run at the same time have different lanes, and the lanes are summed in a fixed order. So the

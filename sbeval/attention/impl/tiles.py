@@ -184,8 +184,8 @@ def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
 def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | None:
     """Returns the log of the stick below which older keys are skipped; None to visit all keys without a check.
 
-    Without a threshold, the walk on a CPU still ends once a stick underflows to zero in the dtype. On other devices
-    that check would cost a transfer to the host.
+    Without a threshold, the loop over the keys on a CPU still ends once a stick underflows to zero in the dtype. On
+    other devices that check would cost a transfer to the host.
     """
     if skip_threshold is not None:
         return math.log(skip_threshold)

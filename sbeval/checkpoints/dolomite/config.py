@@ -131,7 +131,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
 
 
 def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) -> dict[str, Any]:
-    """Returns the fields of `SbevalConfig` that describe layers, with `layer_overrides` where layers differ.
+    """Returns the fields of `SbevalConfig` that describe layers, with `layer_overrides` if layers differ.
 
     `remainder` and `head_norm` apply to the stick-breaking layers.
 

@@ -1,10 +1,9 @@
 """The extrapolation methods, each as functions of positions, and the parser of the option `extrapolation`.
 
 Every method but `log_length` splits the query-key pairs into zones, such as near and distant pairs. In each zone,
-queries and keys are rotated by positions other than their own, so that no distance exceeds the training length (with
-`self_extend`: unless the text is too long for its group size). A query's keys in one zone are consecutive, and no key
-is in two zones. Positions are int64 tensors of any shape, counted from the beginning of a text; positions below 0 are
-padding.
+queries and keys are rotated by modified positions, so that no distance exceeds the training length (with `self_extend`:
+unless the text is too long for its group size). A query's keys in one zone are consecutive, and no key is in two zones.
+Positions are int64 tensors of any shape, counted from the beginning of a text; positions below 0 are padding.
 """
 
 import dataclasses

@@ -154,10 +154,10 @@ class Slot:
 
     Attributes:
         k_GKD: cached keys of one text; the last dimension is contiguous.
-        v_GKD: cached values, likewise.
+        v_GKD: cached values of the text; the last dimension is contiguous.
         position_1: position of the new token, an integer on the device; the index in the cache is this modulo K.
         cos_F: cosines for the first 2 F channels of each query and key; None applies no rotation.
-        sin_F: sines, likewise.
+        sin_F: sines for the same channels.
     """
 
     k_GKD: Tensor

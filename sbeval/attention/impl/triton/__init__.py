@@ -15,8 +15,9 @@
 
 Decisions, measured in benchmarks/results:
 
-- Sticks are products, not sums of logarithms (see `sticks`): one exponential for each key and one reciprocal for eight.
-- A stick below 2^-126 ends the walk over the keys, also without `skip_threshold`: smaller weights are not normal
+- Sticks (the weight that newer keys leave for older ones) are products, not sums of logarithms (see `sticks`): one
+  exponential for each key and one reciprocal for eight.
+- A stick below 2^-126 ends the loop over the keys, also without `skip_threshold`: smaller weights are not normal
   numbers of fp32. So heads that look back only a few tokens cost little, and a benchmark without skipping must use
   logits so low that the stick stays close to 1.
 - A program checks its sticks when it expects them to be nearly spent. A check empties the software pipeline; after a

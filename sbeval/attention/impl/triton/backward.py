@@ -1,10 +1,10 @@
 """Backward kernel: each program visits the keys that its rows saw, oldest to newest (paper, equation 6).
 
-The logits are computed again. For each row the forward pass stored the stick (the weight that newer keys leave) that
-reaches one tile. The stick at the next newer tile is the stored one divided by the share that the newer tile leaves,
-and so on. The order is oldest to newest, because the gradient that older keys contribute must be a sum of few numbers,
-not a small difference of large ones. A stick below fp32's range could not be divided; tiles that are reached by less
-than 2^-100 of the stick count as having no weight.
+The logits are computed again. For each row (query) the forward pass stored the stick (the weight that newer keys leave)
+that reaches one tile. The stick at the next newer tile is the stored one divided by the share that the newer tile
+leaves, and so on. The order is oldest to newest, because the gradient that older keys contribute must be a sum of few
+numbers, not a small difference of large ones. A stick below fp32's range could not be divided; tiles that are reached
+by less than 2^-100 of the stick count as having no weight.
 
 Gradients of keys and values are added atomically in fp32, so their last bits may change from run to run.
 """

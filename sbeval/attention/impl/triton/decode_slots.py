@@ -193,9 +193,9 @@ def decode_slots(
     """Computes stick-breaking attention of each slot's newest positions over the slot's keys, without gradients.
 
     Last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device, is the number of
-    keys of each slot, including the queries' own. Cache entries after these keys may hold any finite values. Keys are
-    not visited once the log2 of the stick is below `log2_threshold`. `skipping` runs the newest keys in a separate
-    first launch, which pays off if they spend the sticks.
+    keys of each slot, including those at the queries' positions. Cache entries after these keys may hold any finite
+    values. Keys are not visited once the log2 of the stick is below `log2_threshold`. `skipping` runs the newest keys
+    in a separate first launch, which pays off if they spend the sticks.
 
     Returns:
         Output [B, H, Q, D] in q's dtype and remainder [B, H, Q] in fp32.

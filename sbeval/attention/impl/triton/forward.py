@@ -1,8 +1,8 @@
 """Forward kernel: each program visits the keys newest to oldest for one block of queries of one head.
 
-A row's stick is the weight that newer keys leave for older ones; it starts at 1. For the backward pass each row stores
-the oldest tile that is reached by a stick of at least FLOOR, and that stick. The backward pass computes the sticks at
-newer tiles by division; the weights of older tiles are negligible.
+A row is one query; its stick is the weight that newer keys leave for older ones, and starts at 1. For the backward pass
+each row stores the oldest tile that is reached by a stick of at least FLOOR, and that stick. The backward pass computes
+the sticks at newer tiles by division; the weights of older tiles are negligible.
 """
 
 import torch
@@ -53,7 +53,7 @@ def _tile(
     if SAVE:
         reached = stick >= FLOOR
         if MASKED:
-            # the backward pass need not visit tiles where a row sees no key
+            # for a row, the backward pass need not visit tiles of which the row sees no key
             reached &= (first_key < (block + 1) * BLOCK_N)[:, None, None]
         saved = tl.where(reached, stick, saved)
         saved_block = tl.where(reached, block, saved_block)
@@ -193,7 +193,7 @@ def _forward_kernel(
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
     remainder = of_rows(stick)
-    # below the smallest normal number the walk may have ended early, so such a remainder counts as 0
+    # below the smallest normal number the loop over keys may have ended early, so such a remainder counts as 0
     tl.store(rem_ptr + row_at, tl.where(remainder < SMALLEST, 0.0, remainder), mask=row < queries)
     if SAVE:
         tl.store(stick_ptr + row_at * 2, of_rows(saved), mask=row < queries)
