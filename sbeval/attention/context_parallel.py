@@ -4,9 +4,9 @@ For N ranks a sequence is cut into 2 N chunks of equal length. Rank r holds chun
 newer chunk, so every rank computes equally many query-key pairs. Only attention needs tokens of other ranks.
 
 Stick-breaking attention visits keys from newest to oldest; a query's stick is the weight that the visited keys leave
-for older ones. So keys are received in that order, in pieces that grow. Each piece is received while attention to the
-previous piece is computed. A rank whose sticks are all below the threshold requests no older piece. With gradients, and
-for softmax attention, the keys and values of the whole sequence are all-gathered first.
+for older ones. So keys are received in that order, in pieces (ranges of keys) that grow. Each piece is received while
+attention to the previous piece is computed. A rank whose sticks are all below the threshold requests no older piece.
+With gradients, and for softmax attention, the keys and values of the whole sequence are all-gathered first.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q positions of this rank, C positions of a chunk, T all
 positions, D head_dim.

@@ -106,7 +106,7 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
 
 
 def held_bytes(folder: Path) -> int:
-    """Returns the total size in bytes of the weight files in a folder, and of shards that an index names elsewhere."""
+    """Returns the total bytes of the weight files in a folder, and of shards in other folders that an index names."""
     files = {*folder.glob("*")}
     for name in (_SAFETENSORS[1], _PICKLES[1]):
         if (folder / name).is_file():

@@ -1,8 +1,8 @@
 """Estimates the memory of scored windows and generated texts from a decoder's sizes, and the lengths that fit.
 
-The peak memory of a window is reached either inside a block (residual stream, its norm, the branch's output and their
-sum, beside the MLP's inner channels) or at the logits of one chunk of targets. `benchmarks/results/inspection.md`
-compares the estimates with measurements on a GPU.
+The peak memory of a window is reached either inside a block (residual stream, its norm, the output of attention or MLP
+and their sum, and the inner channels of the MLP) or at the logits of one chunk of targets.
+`benchmarks/results/inspection.md` compares the estimates with measurements on a GPU.
 """
 
 import bisect

@@ -98,7 +98,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
                 on the length would change for cached keys or differ between packed texts.
         """
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
+            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
         if kwargs.get("output_attentions"):
             raise UserError(
                 "output_attentions is not supported, since attention weights are never materialised; remove it"
@@ -229,7 +229,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         arguments of the loss such as the Trainer's `num_items_in_batch`.
         """
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
+            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -41,7 +41,7 @@ BLOCKS_OF_ROWS = "attention is computed in blocks of rows instead"
 BLOCK_TOKENS = 128
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
 _RECOMPILE_LIMIT = 1024
-"""Limit on recompilations in one process: one for each dtype, head_dim, number of heads, bias and window.
+"""Limit on recompilations in one process; each dtype, head_dim, number of heads, bias and window needs one.
 
 Dynamo's own limit is eight.
 """

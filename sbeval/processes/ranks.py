@@ -58,7 +58,7 @@ def check_environment(*, meeting: bool = False) -> None:
     Variables that are set to "" are unset.
 
     Args:
-        meeting: whether the ranks are about to meet, and all variables must be there.
+        meeting: whether the ranks are about to connect to each other, so that all variables must be set.
 
     Raises:
         UserError: a value is not a number; or with `meeting`, a variable is missing or out of range.
@@ -216,8 +216,8 @@ class _Watch:
         self._ended, self._wakes = os.pipe()
         os.set_blocking(self._wakes, False)
         if threading.current_thread() is threading.main_thread():
-            # Python's signal handlers do not run while the main thread waits in a collective; this descriptor is
-            # written
+            # Python's signal handlers do not run while the main thread waits in a collective, but even then the
+            # signal's number is written to this descriptor
             signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         self._write(f"sbeval/name/{self._rank}", _name())
         self._looks = threading.Thread(target=self._look, daemon=True)

@@ -53,7 +53,7 @@ def _by_length(row: Mapping[str, Any], metric: str) -> dict[int, Any]:
 
 
 def _scores(name: str, row: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
-    """Returns a task's scores or shares of exact answers: from a row's title to values by context length."""
+    """Returns a task's scores or shares of exact answers; maps the title of a row to its values by context length."""
     metrics = dict.fromkeys(parsed[0] for key in row if (parsed := parse_metric_key(key)))
     return {
         name

@@ -29,7 +29,7 @@ def read_dolomite(
     """Reads the tensors of a dolomite checkpoint.
 
     `kv_expand` says which key/value head stick-breaking query head q uses: "interleave" q // R, "tile" q % G, and
-    "auto" the one of the checkpoint's generation.
+    "auto" follows the generation of the checkpoint.
 
     Returns:
         The name of the format, the configuration, and the state dict of `SbevalForCausalLM`.

@@ -45,7 +45,7 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
     Args:
         activation: one of `sbeval.models.config.PLAIN_ACTIVATIONS`.
         gate: [..., F] in fp16, bf16 or fp32; rows need not be contiguous with each other.
-        up: [..., F], with the same dtypes and strides as `gate` allows.
+        up: [..., F]; dtype and strides as for `gate`.
         out_width: W, width of the output with zero padding; None means F.
 
     Returns:

@@ -70,7 +70,8 @@ def _split_kernel(
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     keys = tl.load(length_ptr + batch).to(tl.int32)
-    # lengths are fixed for the whole decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -124,7 +125,8 @@ def _join_kernel(
     mine = tl.program_id(1)
     batch, group = pair // groups, pair % groups
     tiles = tl.cdiv(tl.load(length_ptr + batch).to(tl.int32), BLOCK_N)
-    # lengths are fixed for the whole decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()

@@ -107,7 +107,8 @@ def _split_kernel(
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-    # lengths do not change within a decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -176,7 +177,8 @@ def _join_kernel(
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64) // groups
     _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-    # lengths do not change within a decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()

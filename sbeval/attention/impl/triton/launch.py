@@ -126,14 +126,15 @@ def heads_at_once(
 
     At 64K tokens, 16 heads do not fit in the L2 cache of an H200. With all of them at once the backward pass takes 191
     ms at head_dim 64 and 255 ms at 128; with as many as fit, 100 and 184 ms (benchmarks/results/kernel_tuning_h200.md).
-    The heads are spread evenly over the rounds, since a last round of a few heads would leave the GPU half empty.
+    If heads run in several rounds, they are spread evenly over the rounds, since a last round of a few heads would
+    leave the GPU half empty.
 
     Args:
         heads: heads of the call, times the batch size.
         bytes_a_head: bytes that one head's keys, values and gradients take in the cache.
-        blocks: programs of a head.
+        blocks: number of programs of a head.
         cache_bytes: size of the L2 cache, 0 if there is none.
-        programs: programs that fill the GPU.
+        programs: number of programs that fill the GPU.
     """
     fitting = max(1, cache_bytes // (2 * max(bytes_a_head, 1)), -(-programs // max(blocks, 1)))
     rounds = max(1, round(heads / fitting))
