@@ -12,8 +12,8 @@ them can overlook a file.
 - Every file in a checkpoint's folder is a part, except files known to be irrelevant (`checkpoint.NO_PART`). Hashing an
   irrelevant file costs an unnecessary run; overlooking a relevant one gives a wrong number.
 - All files below the folders of a task's code are parts too, and symbolic links are followed. Logs, caches, and folders
-  of results, checkpoints and report pages are left out. In a folder where the run itself works or writes, a file is a
-  part only if its name or suffix appears in the code.
+  of results, checkpoints and report pages are left out. In a folder in which the run itself works or writes, a file
+  that is not Python code is a part only if the code mentions its name or suffix.
 - A part is compared by its content hash, or, for a hub id, by the commit in the hub's local cache. Folder names and
   modification times do not count. If a commit becomes known only after a download, that is not a change.
 - Results without a recorded fingerprint are kept but not reused. A training run without a recorded fingerprint

@@ -159,9 +159,9 @@ def _modules(file: Path, definition: _Definition) -> Iterator[Path]:
 def _beside(place: Path, used: set[str], caches: set[str]) -> Iterator[Path]:
     """Yields the files below a folder of a task's code that the code may read.
 
-    Other tasks' YAML files and folders that runs write into are left out. YAML files, logs, and files that people put
-    beside code are yielded only if the code mentions their name or suffix. If the run itself works or writes below the
-    folder, this condition applies to all files.
+    Python files are always yielded; YAML files of other tasks and folders that runs write into never are. Other YAML
+    files, logs, and files that people put beside code are yielded only if the code mentions their name or suffix. If
+    the run itself works or writes below the folder, this condition applies to all files but Python files.
     """
     mentioned_here = _named_in(place.glob("*.py"))
 

@@ -190,7 +190,7 @@ def _floating(dtype: str) -> Any:
 
 
 def _evidence(source: Mapping[str, Any], headers: Headers) -> list[str]:
-    """Lists the evidence for the format: the model type, and what tells the generations of dolomite-engine apart."""
+    """Lists the evidence for the format: the model type, and keys and tensors in which dolomite generations differ."""
     model_type = source.get("model_type")
     evidence = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
     released = format_of_type(str(model_type))

@@ -55,7 +55,7 @@ def is_first_process() -> bool:
 def check_environment(*, meeting: bool = False) -> None:
     """Checks the environment variables that tell a process its rank, which may have been set by hand.
 
-    Variables that are set to "" are unset.
+    Removes those of these variables from the environment that are set to "".
 
     Args:
         meeting: whether the ranks are about to connect to each other, so that all variables must be set.
