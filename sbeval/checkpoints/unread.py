@@ -105,9 +105,9 @@ def allowed_among(
     Args:
         names: names of the unread tensors.
         allow_unread: glob patterns of the user; None if the user has no such option.
-        reader: for the message: what does not read them.
-        place: for the message: the checkpoint.
-        mend: for the message: settings that are usually the cause.
+        reader: what does not read the tensors, such as the name of a model, for the message.
+        place: name of the checkpoint, for the message.
+        mend: settings that are usually the cause, for the message.
 
     Raises:
         UserError: `allow_unread` does not match some of them; the message names these.

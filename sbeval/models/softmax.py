@@ -240,7 +240,7 @@ def _masked_attention(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, last: int,
 
 
 def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:
-    """Returns the rows of a block for which `layers` masks of [rows, visible keys] stay within `MASK_ELEMENTS`."""
+    """Returns how many rows a block may have so that `layers` masks [rows, visible keys] fit into `MASK_ELEMENTS`."""
     elements = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
     if not torch.is_grad_enabled():
         elements *= _MORE_WITHOUT_GRADIENTS.get(device.type, 1)

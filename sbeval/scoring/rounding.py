@@ -17,8 +17,9 @@ _LEAST_EPS = 4.0
 def shares_apart(found_LV: Tensor, expected_LV: Tensor) -> Tensor:
     """Returns the relative difference of two models' logits at each position, float64 [L].
 
-    It is the norm of the difference, divided by the norm of the expected logits minus their mean. It is infinite where
-    `found_LV` holds NaN. Tokens whose expected logit is infinite, such as masked tokens, are left out.
+    It is the norm of the difference, divided by the norm of the expected logits minus their mean. It is infinite at
+    positions at which `found_LV` holds NaN. Tokens whose expected logit is infinite, such as masked tokens, are left
+    out.
     """
     expected_LV, found_LV = expected_LV.double(), found_LV.double().to(expected_LV.device)
     numbers_LV = expected_LV.isfinite()

@@ -119,7 +119,8 @@ class TokenScorer:
 
         Args:
             input_ids_BL: int64 [B, L] model inputs.
-            row_N: int64 [N], the row of each target. Pass this and the next two on the CPU: on a GPU the call waits.
+            row_N: int64 [N], the row of each target. Pass this and the next two tensors on the CPU: if they are on a
+                GPU, the call waits.
             position_N: int64 [N], the input position whose output predicts the target.
             target_N: int64 [N] token ids.
             after: the KV cache of tokens before every row, from `read`; positions do not count these tokens. The cache

@@ -162,7 +162,7 @@ def _norm(config: SbevalConfig, weights: Weights, theirs: str, ours: str) -> dic
 
 
 def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
-    """Returns for each query head of the sbeval model, which interleaves groups, its index in the checkpoint, [H]."""
+    """Returns [H]: each sbeval query head's index in the checkpoint; sbeval keeps heads of one key head adjacent."""
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     return torch.arange(heads).view(heads // groups, groups).T.flatten() if tiled else torch.arange(heads)
 

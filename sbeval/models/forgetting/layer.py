@@ -135,7 +135,7 @@ class TokenShift(nn.Linear):
 
 
 def cached_channels(config: SbevalConfig, dtype: torch.dtype) -> int:
-    """Returns the numbers that the KV cache stores for a position and key head.
+    """Returns how many numbers the KV cache stores for each position and key head.
 
     They are key and value, extra channels for the forget gates, and the unshifted key and value for a token shift.
     """

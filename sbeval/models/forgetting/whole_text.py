@@ -63,7 +63,7 @@ def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: fl
 
 
 def blocks_from(oldest_BHR: Tensor, length: int) -> BlockMask:
-    """Returns the mask, in blocks of 128 x 128, with the blocks of keys from the oldest needed one to the query's own.
+    """Returns the mask, in blocks of 128 x 128, of the blocks of keys from the oldest needed one to the query's block.
 
     `length` is a multiple of 128.
     """

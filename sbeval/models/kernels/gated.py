@@ -67,7 +67,7 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
 
 
 def _readable(x_NF: Tensor) -> int:
-    """Returns the elements from the start of a row that are safe to read, at least F.
+    """Returns how many elements from the start of a row are safe to read, at least F.
 
     They include the gap before the next row, so that loads of 16 bytes may read past F.
     """

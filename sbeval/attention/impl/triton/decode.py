@@ -35,7 +35,7 @@ class DecodeParameters:
         block_rows: rows of a tile, the queries of the heads that share a key head.
         block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
-        chunk_tiles: tiles between two checks of the remaining stick; these are software-pipelined.
+        chunk_tiles: number of tiles between two checks of the remaining stick; these tiles are software-pipelined.
         splits: how many programs share the keys of a key head.
         first_splits: how many of these programs are launched first, so that the others can read what the newest keys
             leave of the sticks.

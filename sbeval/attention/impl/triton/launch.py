@@ -43,7 +43,7 @@ class LaunchParameters:
 
 
 def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_bytes: int) -> int:
-    """Returns the keys of a tile in both passes of training: the backward pass reads sticks that are stored by tile."""
+    """Returns the number of keys of a tile in both passes: the backward pass reads sticks that are stored by tile."""
     padded = padded_to_tile(head_dim)
     if element_bytes == 4:
         return 16 if padded > 128 else 32
