@@ -31,7 +31,8 @@ def checkpoint_format(config: Any) -> str:
 def training_length_tokens(config: Any) -> int | None:
     """Returns the training length before any RoPE scaling, or None if the configuration does not contain it.
 
-    For a model made by `sbeval extend` it is its number of positions, with the RoPE scaling used in training.
+    For a model made by `sbeval extend`, this is the model's number of positions, with the RoPE scaling used in
+    training.
     """
     extended = isinstance(getattr(config, "extended_from", None), dict)
     config = text_config(config)

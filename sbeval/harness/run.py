@@ -82,7 +82,7 @@ def run_plain(
     check: Callable[[RunOptions], Any],
     find_finished: Callable[[RunOptions], Any],
 ) -> None:
-    """Runs a plain `lm_eval` command; with the model `sb`, with the checks and the error messages of `sbeval run`.
+    """Runs a plain `lm_eval` command. If its model is `sb`, it has the checks and error messages of `sbeval run`.
 
     Args:
         chosen: lm-eval's parsed arguments.

@@ -86,7 +86,7 @@ def packed_softmax_attention(
         q_1HTD: queries of all texts.
         k_1GTD: keys.
         v_1GTD: values.
-        lengths: tokens of each of the S texts, in total T; a text may be empty.
+        lengths: number of tokens of each of the S texts, in total T; a text may be empty.
         scale: factor of the logits.
         sliding_window: as in `softmax_attention`.
         bias: as in `softmax_attention`.
@@ -103,7 +103,7 @@ def packed_softmax_attention(
 
 
 def text_by_text(*heads: Tensor, lengths: Sequence[int], position_ids: Tensor | None = None, **options: Any) -> Tensor:
-    """Runs `softmax_attention`, whose arguments it takes, once for each text; returns [1, H, T, D]."""
+    """Runs `softmax_attention` with these arguments, once for each text; returns [1, H, T, D]."""
     texts = [torch.split(x, list(lengths), dim=2) for x in heads]
     positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
     # cuDNN builds a plan for every new length, which takes longer than the attention of a text

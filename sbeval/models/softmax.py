@@ -48,7 +48,7 @@ class Bias(Protocol):
 
     @property
     def channels(self) -> int:
-        """Numbers in memory for each query-key pair at the peak of `__call__`, for sizing blocks."""
+        """How many numbers are in memory for each query-key pair at the peak of `__call__`, for sizing blocks."""
 
     def __call__(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [B or 1, H, R, C] for query positions [B or 1, R] and distances to keys (>= 0 where visible)."""

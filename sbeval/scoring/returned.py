@@ -46,7 +46,7 @@ class WrongAnswerError(UserError):
 
 
 class OtherPromptError(WrongAnswerError):
-    """An answer that echoes other tokens than those of its prompt."""
+    """An answer whose echoed tokens differ from those of its prompt."""
 
 
 class PromptBatch(NamedTuple):

@@ -31,8 +31,8 @@ _BLOCK_WEIGHTS = 2**24
 def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
     """Returns the number of newest keys that hold each of `SHARES` of a query's weight, float64 [H, R, shares].
 
-    NaN for a query without weight. Weights must be 0 for masked keys; `newest_R` is the newest key that each query
-    sees.
+    NaN for a query without weight. Weights must be 0 for masked keys; `newest_R` is the index of the newest key that
+    each query sees.
     """
     cumulative_HRK = weights_HRK.double().flip(-1).cumsum(-1)
     total_HR1 = cumulative_HRK[..., -1:]
