@@ -50,10 +50,10 @@ def stickbreaking_attention(
 ) -> StickBreakingOutput:
     """Computes stick-breaking attention (Tan et al. 2025, arXiv 2410.17980, equations 1 to 4).
 
-    With z_ij = scale * q_j . k_i and beta_ij = sigmoid(z_ij), query j gives key i < j the weight A_ij = beta_ij *
-    prod_{i<k<j} (1 - beta_kj). Each query has a stick of length 1: the newest key takes the share beta of it, the next
-    older key its share of the rest, and so on. There are no position embeddings. The output is sum_i A_ij v_i and the
-    remainder is 1 - sum_i A_ij.
+    With z_ij = scale * q_j . k_i and beta_ij = sigmoid(z_ij), query j gives key i < j the weight
+    A_ij = beta_ij * prod_{i<k<j} (1 - beta_kj). Each query has a stick of length 1: the newest key takes the share beta
+    of it, the next older key its share of the rest, and so on. There are no position embeddings. The output is
+    sum_i A_ij v_i and the remainder is 1 - sum_i A_ij.
 
     Args:
         q: [B, H, Q, D] queries. If Q < K they are the last Q positions. Any strides are fine, as for k and v.
@@ -64,9 +64,9 @@ def stickbreaking_attention(
         attend_current: let a query attend to its own position as well (i <= j instead of i < j).
         seq_start: [B] integers for left-padded batches: keys before position seq_start[b] get no weight, so rows before
             it have output 0 and remainder 1. None means 0 everywhere.
-        cu_seqlens: int32 [n + 1] for n packed sequences, on the tensors' device: q is [1, H, T, D], k and v are [1, G,
-            T, D], and sequence s is tokens cu_seqlens[s] up to cu_seqlens[s + 1], which see no other sequence. The
-            values rise from 0 to T. A sequence may be empty. With `causal=False` `cu_seqlens` describes only the
+        cu_seqlens: int32 [n + 1] for n packed sequences, on the tensors' device: q is [1, H, T, D], k and v are
+            [1, G, T, D], and sequence s is tokens cu_seqlens[s] up to cu_seqlens[s + 1], which see no other sequence.
+            The values rise from 0 to T. A sequence may be empty. With `causal=False`, `cu_seqlens` describes only the
             queries. On CUDA, checking its values costs one transfer to the host; they are not checked while a CUDA
             graph is captured or torch.compile traces.
         cu_seqlens_k: int32 [n + 1], the bounds of the key sequences for `causal=False`: query sequence s sees all of

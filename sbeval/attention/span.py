@@ -20,7 +20,7 @@ from sbeval.attention.impl.tiles import RowBlock, Tiles, in_threads, log_of_leas
 
 
 class EffectiveSpan(NamedTuple):
-    """The number of newest keys that hold given shares of each query's attention weight.
+    """The number of newest keys that together hold certain shares of each query's attention weight.
 
     Attributes:
         spans: fp32 [B, H, Q, shares] in keys, NaN for a query that gave no weight to any key.

@@ -7,7 +7,7 @@ import itertools
 from typing import NamedTuple
 
 FIRST_PIECE_TOKENS = 4096
-"""Keys in a chunk's newest piece if one chunk of the requesting rank sees it; each older piece is twice as long."""
+"""Length of a chunk's newest piece, in keys, if one chunk of the requester sees it; older pieces double in length."""
 
 
 class Piece(NamedTuple):

@@ -165,7 +165,7 @@ def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CompiledFlexAttention(OptionalKernel):
-    """`flex_causal_attention`, compiled at its first call; the warning after a failure ends with `instead`."""
+    """`flex_causal_attention`, compiled at its first call; after a failure, a warning says what runs `instead`."""
 
     def __init__(self, compiled: Callable[..., Any] | None = None, instead: str = BLOCKS_OF_ROWS) -> None:
         super().__init__("PyTorch's FlexAttention", instead)

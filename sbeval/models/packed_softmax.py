@@ -32,7 +32,7 @@ def suits_varlen(q_1HTD: Tensor, bias: Bias | None) -> bool:
 
 
 class VarlenAttention(OptionalKernel):
-    """PyTorch's `varlen_attn`, or another `function` with the same arguments, until it fails once."""
+    """PyTorch's `varlen_attn`, or another `function` with the same arguments; after a failure it is not tried again."""
 
     def __init__(self, function: Callable[..., Any] = varlen_attn) -> None:
         super().__init__("PyTorch's variable-length attention", "attention runs once for each text instead")

@@ -403,7 +403,7 @@ def _token_texts_of(tokenizer: Any) -> _TokenTexts:
 
 
 def _token_texts(tokenizer: Any) -> _TokenTexts | None:
-    """Returns the texts of a local tokenizer's tokens; None for a server's tokenizer (a request for each)."""
+    """Returns the token texts of a local tokenizer; None for a tokenizer on a server: each text needs a request."""
     local = any(hasattr(tokenizer, name) for name in ("convert_ids_to_tokens", "decode_single_token_bytes"))
     return _token_texts_of(tokenizer) if local else None
 

@@ -109,7 +109,7 @@ def before_groups(left, start, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def share_between_threads(left, taken, M: tl.constexpr, G: tl.constexpr):
-    """Returns shares of a stick of 1, both [M, 2, 2]: what reaches each thread of a row, and what all four leave."""
+    """Returns the shares of a stick of length 1 that reach each thread of a row, and that all four leave: [M, 2, 2]."""
     product, sum_taken = _all_groups(left, taken, M, G)
     # rounding takes a small share off the product at every key; one minus the sum is exact enough only for small sums
     left = tl.where(sum_taken < 0.5, 1.0 - sum_taken, product).reshape(M, 2, 2)
@@ -177,7 +177,7 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
 
 @triton.jit
 def take_one_by_one(e, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Computes shares of a stick of 1 that reaches a group of keys, with one reciprocal for every key, for any e.
+    """Computes shares of a stick of length 1 that reaches a group of keys, for any e, with one reciprocal for each key.
 
     Returns:
         The share that each group leaves, [M, 4, G]; the share that each key takes of the stick that reaches the key, as
