@@ -155,7 +155,7 @@ class _GatheringCache:
         return 0
 
     def update(self, k_BGQD: Tensor, v_BGQD: Tensor, layer_index: int) -> tuple[Tensor, Tensor]:
-        """Returns its arguments unchanged: attention exchanges keys between ranks as it does without a cache."""
+        """Gathers keys and values for `keeper`'s cache; returns its arguments, as attention exchanges keys itself."""
         k_BGTD, v_BGTD = (self._context.gather(local, self._keeper) for local in (k_BGQD, v_BGQD))
         if self._cache is not None:
             assert k_BGTD is not None
