@@ -77,8 +77,8 @@ def _dual_chunk(chunk: int, local: int) -> tuple[Zone, ...]:
     """Dual chunk attention (An et al. 2024, arXiv 2402.17463); the paper calls `chunk` s, `local` w, and their sum c.
 
     A key's position is its index within its chunk. A query's position is its index within its chunk for keys of the
-    same chunk, that index plus `chunk` (at most `chunk + local - 1`) for keys of the previous chunk, and always `chunk
-    + local - 1` for keys of all older chunks.
+    same chunk, that index plus `chunk` (at most `chunk + local - 1`) for keys of the previous chunk, and always
+    `chunk + local - 1` for keys of all older chunks.
     """
     farthest = chunk + local - 1
 
