@@ -1,6 +1,6 @@
 """sbeval: what happens to a language model when its context grows past its training length?
 
-- `attention`: stick-breaking attention, one operation with several implementations
+- `attention`: stick-breaking attention: one operation, several implementations
 - `attn_implementation`: stick-breaking attention for transformers' models, `attn_implementation="stickbreaking"`
 - `models`: this project's model family and its layers
 - `checkpoints`: the checkpoint formats, and how they are loaded as models of the family
@@ -50,7 +50,7 @@ import importlib
 import signal
 import sys
 
-# until the command handles signals itself, Ctrl-C ends it at once without a traceback
+# until the command installs its own signal handlers, Ctrl-C ends it at once without a traceback
 if (
     "".join(sys.argv[:1]).rpartition("/")[2] == "sbeval" or (sys.argv[:1] == ["-m"] and "sbeval" in sys.orig_argv)
 ) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -4,7 +4,7 @@ from sbeval.processes.ending import told_in_one_sentence
 
 
 def main() -> None:
-    """Runs the command; signals are handled from before its imports."""
+    """Runs the command; its signal handlers are installed before its imports begin."""
     with told_in_one_sentence():
         from sbeval.commands.cli import app  # imported inside the context, since a signal may arrive meanwhile
 

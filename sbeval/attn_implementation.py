@@ -1,9 +1,10 @@
 """Stick-breaking attention for transformers' models: `attn_implementation="stickbreaking"`.
 
-transformers looks up two functions by that name. `texts`, the mask function, is called once a forward pass and returns
-where texts begin in the batch. `attend`, the attention function, computes a layer. Models apply rotary embeddings
-before they call `attend`, so layers with position embeddings are refused. No interface tells whether a layer has them:
-`use_rope` and `position_embedding_type` are trusted if there, otherwise the names in the code of its `forward` decide.
+transformers looks up two functions by that name. `texts`, the mask function, is called once in a forward pass and
+returns the positions at which texts begin in the batch. `attend`, the attention function, computes a layer. Models
+apply rotary embeddings before they call `attend`, so layers with position embeddings are refused. No interface tells
+whether a layer has them: the attributes `use_rope` and `position_embedding_type` are trusted if a layer has them;
+otherwise the names in the code of its `forward` decide.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim, T tokens of all rows.
 """
@@ -26,7 +27,7 @@ _MORE = ("cache", "head_mask", "output_attentions", "position_bias", "s_aux", "s
 _WITHOUT = "use a configuration without them (SmolLM3: no_rope_layers all 0), or another attn_implementation"
 _HOLE = "attention_mask has padding inside a sequence"
 Texts = tuple[Tensor | None, Tensor | None]
-"""Left padding of each row [B], or int32 [n + 1], the bounds of n texts in the concatenated rows (`cu_seqlens`)."""
+"""Left padding of each row, [B]; or int32 [n + 1], the bounds of n texts in the concatenated rows (`cu_seqlens`)."""
 
 
 def texts(
@@ -62,7 +63,8 @@ def texts(
     begins_BQ = ~mask_function(row_B1, row_B1 * 0, place_1Q, (place_1Q - 1).clamp_min(0))
     begins_T = (begins_BQ.expand(batch_size, -1) | (place_1Q == 0)).flatten()
     place_T = torch.arange(len(begins_T), device=device, dtype=torch.int32)
-    # counting the texts would wait for the device and break a graph: every other token becomes an empty text at the end
+    # counting the texts would wait for the device and break a graph, so each token that begins no text becomes an empty
+    # text at the end
     starts_T = torch.where(begins_T, place_T, len(begins_T)).sort().values
     return None, torch.cat([starts_T, starts_T.new_full((1,), len(begins_T))]).int()
 
@@ -171,7 +173,7 @@ def sequence_starts(attention_mask: Tensor | None, *, keys: int, has_past: bool)
     stop = torch.where(token, position + 1, 0).amax(-1)
     has_hole = token.sum(-1) != (stop - start).clamp_min(0)
     ends_early = stop != keys
-    if torch.compiler.is_compiling():  # branching on a tensor's value would break the graph
+    if torch.compiler.is_compiling():  # an `if` on a tensor's value would break the compiled graph
         torch._assert_async(~(has_hole | ends_early if has_past else has_hole).any(), f"{_HOLE} or pads on the right")
         return start.clamp_max(keys - 1)
     if bool(token.all()):

@@ -1,7 +1,7 @@
 """`UserError`, whose message is printed to the user without a traceback, and functions that format its parts.
 
-Text from files reaches a terminal only through `visible`, which escapes control characters: error messages here, the
-output of commands and log lines by `log_visibly` and `processes.ending`.
+Text from files reaches a terminal only through `visible`, which escapes control characters. This module applies it to
+error messages, and `log_visibly` and `processes.ending` to log lines and the output of commands.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ class UserError(ValueError):
 def unseen(letter: str) -> bool:
     """Whether a character must be escaped before it is printed or written into a page.
 
-    These are control characters, direction marks, halves of surrogate pairs, line and paragraph separators (which end a
-    string in JavaScript), and noncharacters such as U+FFFE (which XML forbids).
+    Such characters are control characters, direction marks, halves of surrogate pairs, line and paragraph separators
+    (which end a string in JavaScript), and noncharacters such as U+FFFE (which XML forbids).
     """
     noncharacter = ord(letter) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(letter) <= 0xFDEF
     acts = unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
@@ -114,7 +114,7 @@ def time_text(seconds: float) -> str:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether this package's own code raised an error, which then is a defect of this package, not of a user's file."""
+    """Whether code of this package raised an error; the error is then a bug of the package, not a fault of a file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

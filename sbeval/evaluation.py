@@ -1,7 +1,8 @@
 """Evaluates a model in memory at several context lengths, once or while transformers' Trainer trains it.
 
-`evaluate` runs lm-eval into a temporary folder and reads the results as a report does, so numbers, tables and figures
-are the same as a report's. It restores what it changed: mode, kernels, attention, patched forwards and random states.
+`evaluate` runs lm-eval into a temporary folder and reads the results as a report does, so its numbers, tables and
+figures equal those of a report. Afterwards it restores the model's training or evaluation mode, kernels, attention and
+patched forwards, and the random states.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ _CHANGED = {"training", "forward", "kernels", "skip_threshold", "_attn_implement
 """Attributes of a model's modules and configurations that an evaluation changes and restores."""
 _NO_SEEDS = {"random_seed": None, "numpy_random_seed": None, "torch_random_seed": None}
 _NOT_LOGGED = ("_perplexity", "_ci95_low", "_ci95_high")
-"""Endings of metrics that are not logged: they follow from other metrics, or are ends of intervals."""
+"""Endings of metric names that are not logged: these metrics follow from other metrics, or are ends of intervals."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,9 +46,9 @@ class Curve:
     """The results of `evaluate`.
 
     Attributes:
-        table: a row for each number, with the columns of a report's measurements.csv.
-        by_length: context length in tokens to `TASK/METRIC` to number; `TASK/METRIC_ci95_low` and `_ci95_high` are the
-            ends of its interval.
+        table: one row for each number, with the columns of a report's measurements.csv.
+        by_length: maps a context length in tokens to a dictionary from `TASK/METRIC` to a number;
+            `TASK/METRIC_ci95_low` and `_ci95_high` are the ends of the number's interval.
         results: the same results for `sbeval.reports.draw`.
     """
 
@@ -126,11 +127,11 @@ class LengthsCallback(TrainerCallback):
     """A callback of transformers' Trainer that evaluates the model every few steps and logs the numbers.
 
     A number is logged with `Trainer.log` as `eval_TASK/METRIC/LENGTH`. The evaluation does not change the training. If
-    it fails, a warning says why, and training goes on. With several ranks, all discard an evaluation that failed on
-    one.
+    it fails, a warning says why, and training goes on. With several ranks, all ranks discard an evaluation that failed
+    on one of them.
 
     Attributes:
-        curves: training step to the results of the evaluation after it.
+        curves: maps a training step to the results of the evaluation after that step.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ def _restored(model: Any) -> Iterator[None]:
             yield
     finally:
         log.removeFilter(_is_not_about_pretrained)
-        for module, children in children_before:  # some were replaced by faster modules
+        for module, children in children_before:  # some sub-modules were replaced by faster ones
             module._modules.clear()
             module._modules.update(children)
         for attributes, values in zip(dicts, values_before, strict=True):

@@ -1,7 +1,8 @@
 """Reads JSON and YAML files that users or other programs wrote, with protection against damaged and hostile files.
 
-Only regular files are opened: opening a FIFO would block, and a device has no end. Numbers are limited to what later
-code can hold. Deep nesting, YAML aliases that multiply, and repeated keys are errors. Every error is one sentence.
+Only regular files are opened: opening a FIFO would block, and a device has no end. Numbers that later code cannot hold
+are converted or rejected. Deep nesting, YAML aliases that multiply, and repeated keys are errors. Every error is one
+sentence.
 """
 
 import json
@@ -132,7 +133,7 @@ def read_json_object(
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Reads a YAML file of settings. `what` the file is, such as "a recipe", is a part of messages.
+    """Reads a YAML file of settings. `what` says what the file is, such as "a recipe", for messages.
 
     Raises:
         UserError: there is no such file, it is not YAML, or not a mapping.
@@ -168,7 +169,7 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
     except yaml.YAMLError as error:
         raise UserError(first_line(ValueError(" ".join(str(error).split())))) from None
-    # a number of thousands of digits, or text that is marked as a number (!!int)
+    # a number of thousands of digits, or a word that is marked as a number (!!int)
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
         raise UserError(first_line(error)) from None
 
@@ -251,7 +252,7 @@ def parse_task_yaml(text: str | bytes) -> Any:
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     """Returns the number of nodes below a node, itself included, with every alias written out."""
     if id(node) not in known:
-        known[id(node)] = _MOST_NODES  # for an alias of a node that contains it
+        known[id(node)] = _MOST_NODES  # counts for an alias inside the node that it refers to
         inner: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             inner = [child for pair in node.value for child in pair]

@@ -49,7 +49,7 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 
     Args:
         name: path or hub id.
-        what: what it should be, such as "a checkpoint", for the message.
+        what: what the name should stand for, such as "a checkpoint", for the message.
         file: name of a file that such a folder always holds.
         remedy: what to do, for the message.
 
@@ -74,8 +74,8 @@ def check_name(name: str, what: str, *, file: str | None = None, remedy: str = "
 def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool:
     """Whether the hub, or if it cannot be reached the hub's local cache, has a repository.
 
-    Sends one request. Loading would send five, which take half a minute without a network. `arguments` are the model's;
-    `revision` and `cache_dir` are used.
+    This function sends one request. Loading would send five, which take half a minute without a network. `arguments`
+    are those of the model, of which `revision` and `cache_dir` are used.
     """
     # the import takes a third of a second, and most names are folders
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -89,13 +89,13 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
         if hub_commit(name, "models", revision) is None:
             get_hf_file_metadata(hf_hub_url(name, _ASKED_FOR, revision=revision), timeout=_MOST_SECONDS)
         return True
-    except Exception as error:  # without a network, the class is that of the HTTP client
+    except Exception as error:  # without a network, the HTTP client raises an error of its own class
         is_missing = isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError)
         return isinstance(error, errors.HfHubHTTPError | errors.EntryNotFoundError) and not is_missing
 
 
 def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
-    """Returns the commit that the hub's local cache has for a revision of a hub id, None if it has none.
+    """Returns the commit that the hub's local cache has for a revision of a hub id, None if the cache has none.
 
     For a data set (`kind` "datasets") whose branch the cache does not record, returns all cached commits.
     """

@@ -12,9 +12,9 @@ From then on, and after `import sbeval`, an import hook monkey-patches these mod
 - `lm_eval.tasks.manager`: also scans the packaged task folder, so that `--include_path` is not needed (of two tasks
   with one name, the user's wins). The error about an unknown `sb_` task names similar ones.
 - `lm_eval._cli.harness`: for the model `sb`, makes the checks of `sbeval run` before torch is imported.
-- `lm_eval.api.model`: every model that scores tokens (`TemplateLM`) answers our request types from sums of
-  log-probabilities, as far as possible, and stores the arguments it was made with. Models that call a server or an
-  engine check each answer. `sb` also counts answers from a response cache.
+- `lm_eval.api.model`: every model that scores tokens (`TemplateLM`) answers this project's request types as far as sums
+  of log-probabilities allow, and stores the arguments with which it was made. Models that call a server or an engine
+  check each answer. `sb` also counts answers from a response cache.
 - `lm_eval.models.api_models`: names the extra to install if packages are missing, and logs only the beginning of a
   server's answer.
 - `lm_eval.models.gguf`: checks each answer of a llama.cpp server.
@@ -289,7 +289,7 @@ _COMPLETIONS: dict[str, Callable[[ModuleType], None]] = {
 
 
 class _CompletingFinder(importlib.abc.MetaPathFinder):
-    """A finder that uses the other finders' specs, and patches a module after it is executed."""
+    """An import finder: takes a module's spec from the other finders, and patches the module after it is executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -328,7 +328,7 @@ def _complete_after(loader: Any, complete: Callable[[ModuleType], None]) -> None
             complete(module)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # also SystemExit: a program that imports lm-eval may not use sbeval at all
+        except BaseException as error:  # SystemExit too: a program that imports lm-eval may not use sbeval
             _say(
                 f"lm_eval goes on without the model sb or its tasks, since sbeval cannot patch {module.__name__} "
                 f"({error!a}): install sbeval again beside this lm-eval"

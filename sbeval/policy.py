@@ -22,7 +22,7 @@ _Change = Annotated[float, number("a number of 0 or more", lambda value: 0 <= va
 
 
 class Rule(Settings):
-    """One rule of a policy: the largest change for the worse of one task's metric."""
+    """One rule of a policy: by how much one metric of one task may get worse."""
 
     task: Text = Field(
         description="Name of a task as in the results. ruler is the mean over RULER's tasks. * means every number that "

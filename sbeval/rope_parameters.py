@@ -9,7 +9,7 @@ from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text, parse_json
 
 GLOBAL_LAYERS = "full_attention"
-"""Type of the layers with full attention, in RoPE parameters that differ by type of layer."""
+"""Type of the layers with full attention, if RoPE parameters differ between types of layers."""
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Types of RoPE scaling whose frequencies depend on the length of the input."""
 _BY_FACTOR = ("linear", "dynamic", "yarn")
@@ -106,7 +106,7 @@ def check_rope_values(parameters: Mapping[str, Any], place: str = "the RoPE para
 def rope_entries(parameters: object) -> dict[str, Mapping[str, Any]]:
     """Returns RoPE parameters by type of layer; the key is "" if all layers share them.
 
-    Families whose layers differ, such as Gemma 3, have one entry for each type:
+    Model families whose layers have different RoPE, such as Gemma 3, have one entry for each type of layer:
     `{"full_attention": {"rope_type": ...}, "sliding_attention": {...}}`. The entry of layers with full attention comes
     first.
     """

@@ -1,10 +1,10 @@
 """Reads settings of users into frozen pydantic models; an invalid value is an error of one sentence.
 
 Settings come from `--metadata`, `--model_args`, sweep files, recipes and command lines. A class of settings derives
-from `Settings`. The type of a field checks its value and contains the text of the error. A value means the same
-everywhere: digits in quotes are a number, since command lines pass text, and `true` is not a number. Unknown keys are
-errors, with one exception: lm-eval passes metadata and model arguments to all tasks in one mapping, so a task ignores
-keys that are not similar to one of its own.
+from `Settings`. The type annotation of a field checks its value and holds the text of the error message. A value means
+the same everywhere: digits in quotes are a number, since command lines pass text, and `true` is not a number. Unknown
+keys are errors, with one exception: lm-eval passes metadata and model arguments to all tasks in one mapping, so a task
+ignores keys that are not similar to one of its own.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from sbeval.hub_names import local_path
 MOST_TOKENS = 2**27
 """Largest context length, more than any model supports."""
 MOST_COUNTED = 2**20
-"""Largest number of samples of a length, and of parts of a sample."""
+"""Largest number of samples at one context length, and of parts of one sample."""
 _LEAST_LIKENESS = 0.75
 _LEAST_LETTERS = 3
 # most file systems allow 255; endings such as .old-TIMESTAMP are added to names
@@ -34,7 +34,7 @@ _MOST_NAME_BYTES = 200
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expected:
-    """The valid values of a field; metadata beside the Python type in `Annotated`.
+    """The valid values of a field, as metadata that follows the Python type in `Annotated`.
 
     Attributes:
         text: describes the values; completes "Expected stride to be ...".
@@ -65,7 +65,7 @@ def whole(least: int, text: str | None = None, *, most: int | None = None, hint:
 
 
 def number(text: str, accept: Callable[[float], bool]) -> Expected:
-    """Returns the type of numbers for which `accept` is true; also as text, since YAML reads 3e-3 as text."""
+    """Returns the type of numbers that `accept` allows. They may be written as text, since YAML reads 3e-3 as text."""
     return Expected(text, lambda value: as_number(value, accept))
 
 
@@ -84,7 +84,7 @@ def as_patterns(value: Any) -> tuple[str, ...]:
 
 
 def as_counts(value: Any) -> tuple[int, ...]:
-    """Returns whole numbers from 1 to `MOST_TOKENS`, such as context lengths in tokens, sorted and without duplicates.
+    """Returns whole numbers from 1 to `MOST_TOKENS`, such as context lengths, sorted and without duplicates.
 
     `value` is a list, text with commas, or one number.
 
@@ -307,7 +307,7 @@ def _sentence(kind: type[Settings], error: ValidationError, *, place: str, sourc
 
 
 def _place_names(location: Iterable[int | str], *, of_key: bool = False) -> list[str]:
-    """Returns names for a value's location in nested settings, from the outermost to the innermost.
+    """Returns names that say where in nested settings a value is, from the outermost to the innermost.
 
     Nested keys are joined, as in "data.folder". A key inside the first entry of `rules` belongs to "rule 1"; the entry
     itself is "rules (entry 1)". With `of_key`, the location ends before the key.

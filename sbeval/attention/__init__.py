@@ -4,7 +4,7 @@
 - `packed`: where does each sequence of a packed batch begin and end (`cu_seqlens`)?
 - `context_parallel`: how do several ranks attend to one sequence?
 - `zigzag`: which chunks of the sequence does each rank hold, and which does it request from other ranks?
-- `span`: how many of the newest keys hold a given share of a query's attention weight?
+- `span`: how many of the newest keys together hold a stated share of a query's attention weight?
 - `impl`: the implementations: reference, blockwise (PyTorch) and Triton
 
 Decisions:
@@ -14,10 +14,11 @@ Decisions:
   by device and dtype; after that choice there is no silent fallback.
 - Blocks of keys combine. With `causal=False` every key is older than every query, so the results of calls on blocks of
   keys, newest block first, combine to the result of one call on all keys. Context parallelism relies on it: a rank
-  whose sticks are spent requests no older keys. Softmax needs all keys. With gradients, keys and values are
-  all-gathered for both kinds of attention.
-- The effective span needs no weights. The weight of the newest keys is one minus the stick that is left behind them. So
-  the share of all weight is reached where a sum of softplus terms passes a bound that follows from the remainder.
+  requests no older keys once newer keys have taken nearly all attention weight of its queries (their sticks are spent).
+  Softmax needs all keys. With gradients, keys and values are all-gathered for both kinds of attention.
+- The effective span needs no weights. The weight of the newest keys is one minus the stick that they leave for older
+  keys. So they hold a certain share of all weight once a sum of softplus terms passes a bound, which follows from the
+  remainder.
 - The implementations are registered PyTorch operators, so torch.compile sees one node for each pass. The size of every
   tensor that is saved for the backward pass follows from the inputs' shapes.
 - `hub/lay_out.py` makes the package for Hugging Face's kernels hub by copying this folder: it makes the imports

@@ -56,30 +56,30 @@ def stickbreaking_attention(
     sum_i A_ij v_i and the remainder is 1 - sum_i A_ij.
 
     Args:
-        q: [B, H, Q, D] queries. When Q < K they are the last Q positions. Any strides are fine, as for k and v.
+        q: [B, H, Q, D] queries. If Q < K they are the last Q positions. Any strides are fine, as for k and v.
         k: [B, G, K, D] keys; H is a multiple of G, and query head h uses key/value head h // (H // G).
         v: [B, G, K, D] values. As in softmax attention, a weight of 0 times infinity or NaN is NaN: an infinite value
-            can make a row NaN that gives it no weight, if another row of the same tile gives it weight.
+            can make a row NaN although this row gives it no weight, if another row of the same tile does.
         scale: factor of the logits; None means D ** -0.5.
-        attend_current: let a query attend its own position as well (i <= j instead of i < j).
+        attend_current: let a query attend to its own position as well (i <= j instead of i < j).
         seq_start: [B] integers for left-padded batches: keys before position seq_start[b] get no weight, so rows before
             it have output 0 and remainder 1. None means 0 everywhere.
         cu_seqlens: int32 [n + 1] for n packed sequences, on the tensors' device: q is [1, H, T, D], k and v are
             [1, G, T, D], and sequence s is tokens cu_seqlens[s] up to cu_seqlens[s + 1], which see no other sequence.
-            It rises from 0 to T. A sequence may be empty. With `causal=False` it describes only the queries. On CUDA,
-            checking its values costs one transfer to the host; they are not checked while a CUDA graph is captured
-            or torch.compile traces.
+            The values rise from 0 to T. A sequence may be empty. With `causal=False`, `cu_seqlens` describes only the
+            queries. On CUDA, checking its values costs one transfer to the host; they are not checked while a CUDA
+            graph is captured or torch.compile traces.
         cu_seqlens_k: int32 [n + 1], the bounds of the key sequences for `causal=False`: query sequence s sees all of
             key sequence s.
         skip_threshold: stop looking back once every query of a block has less than this much of its stick left. The
-            output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`.
-            None visits every key as long as the stick is above fp32's smallest normal number.
+            output then changes by at most `skip_threshold * max|v|` and the remainder by at most `skip_threshold`. None
+            visits every key until the stick is below the smallest normal number of fp32.
         causal: whether queries are the last positions of the keys. False: every key is older than every query, and
             their numbers may differ. Calls on blocks of keys, newest to oldest, combine to the result of one call on
             all keys: output o1 + r1 o2 + r1 r2 o3 + ..., remainder r1 r2 r3 ...
         newer_remainder: [B, H, Q] fp32 (fp64 for fp64 inputs), only with `causal=False`: the product of the remainders
-            of newer blocks. Keys are skipped once its product with the stick is below the threshold. It changes nothing
-            else, and gets no gradient.
+            of newer blocks. Keys are skipped once the product of `newer_remainder` and the stick is below the
+            threshold. The argument changes nothing else, and gets no gradient.
         impl: "reference" (O(L^2) memory, the definition), "blockwise" (plain PyTorch, O(L) memory, any device),
             "triton" (CUDA), or "auto": "triton" for CUDA tensors it supports, else "blockwise".
 
@@ -138,7 +138,7 @@ def stickbreaking_decode(
     On a GPU nothing is read back from the device, so a CUDA graph can capture the call and replay it as texts grow.
 
     `k_BGKD` and `v_BGKD` are the cached keys and values. Slot b holds `length_B[b]` (integers, at least Q) of them, at
-    its start; the last Q of these are the queries' positions. Cache entries behind them must be finite. The other
+    its start; the last Q of these are the queries' positions. Cache entries after these keys must be finite. The other
     options are those of `stickbreaking_attention`. `impl="auto"` runs the Triton kernels on a GPU.
     """
     if impl == "triton" or (impl == "auto" and q_BHQD.is_cuda and q_BHQD.dtype != torch.float64):

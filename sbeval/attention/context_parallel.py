@@ -3,10 +3,10 @@
 For N ranks a sequence is cut into 2 N chunks of equal length. Rank r holds chunks r and 2 N - 1 - r, its older and its
 newer chunk, so every rank computes equally many query-key pairs. Only attention needs tokens of other ranks.
 
-Stick-breaking attention visits keys from newest to oldest, so keys are received in that order, in pieces that grow. A
-piece is received while the piece before it is computed. A rank whose sticks are all below the threshold requests no
-older piece. With gradients, and for softmax attention, the keys and values of the whole sequence are all-gathered
-first.
+Stick-breaking attention visits keys from newest to oldest; a query's stick is the weight that the visited keys leave
+for older ones. So keys are received in that order, in pieces (ranges of keys) that grow. Each piece is received while
+attention to the previous piece is computed. A rank whose sticks are all below the threshold requests no older piece.
+With gradients, and for softmax attention, the keys and values of the whole sequence are all-gathered first.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q positions of this rank, C positions of a chunk, T all
 positions, D head_dim.
@@ -27,11 +27,11 @@ from sbeval.attention.zigzag import Piece, chunks_of, pieces
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Transfers:
-    """Bytes of keys and values that this rank received, and that it would have received without skipping.
+    """Bytes of keys and values that this rank has received, and those that it would have received without skipping.
 
     Attributes:
         received_bytes: received from other ranks.
-        whole_bytes: the same if no piece had been skipped.
+        whole_bytes: bytes that this rank would have received if it had skipped no piece.
     """
 
     received_bytes: int = 0
@@ -39,7 +39,7 @@ class Transfers:
 
 
 class ContextParallel:
-    """A process group whose ranks share sequences. `group` None means the default group, all ranks."""
+    """A process group whose ranks process each sequence together. `group` None means the default group, all ranks."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
@@ -115,7 +115,7 @@ class ContextParallel:
     def with_all_keys(self, attend: Callable[[slice, Tensor, Tensor], Any], k: Tensor, v: Tensor) -> list[Any]:
         """Returns `attend(chunk, keys, values)` for each chunk of this rank, with all keys up to the chunk's end.
 
-        `k` and `v` [B, G, Q, D] are this rank's. They get gradients from all ranks.
+        `k` and `v` [B, G, Q, D] are the keys and values of this rank. They get gradients from all ranks.
         """
         chunk = k.shape[2] // 2
         keys, values = (_Gather.apply(each, self) for each in (k, v))  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ class _Walk:
         """Returns for each rank the index of the piece that it requests next, None if it needs no more."""
         local_request = self._next()
         if self.skip_threshold is None:
-            # no rank skips a piece, so all ranks are at the same index
+            # without skipping, all ranks are at the same index
             return [
                 self.next_index if self.next_index < len(rank_pieces) else None for rank_pieces in self.pieces_by_rank
             ]

@@ -1,8 +1,9 @@
 """Measures how far back stick-breaking attention looks, without storing its weights.
 
-The newest keys, back to any one key, take 1 - exp(-spent) of a query's stick, where `spent` is the sum of the keys'
-softplus(logit). So a share of all weight is reached where `spent` passes a bound that follows from the remainder. A
-first walk over the keys computes the remainder; a second one visits only the tiles in which a row passes its bound.
+A number of newest keys together take 1 - exp(-spent) of a query's stick, the total weight of 1; `spent` is the sum of
+softplus(logit) over these keys. So they hold a certain share of all weight once `spent` passes a bound, which follows
+from the remainder. A first pass over the keys computes the remainder; a second pass visits only the tiles in which a
+row passes its bound.
 
 Shape suffixes: n a range of batch times key/value heads, R rows of a block, J keys of a tile, X shares; the others as
 in `impl.tiles`.
@@ -19,7 +20,7 @@ from sbeval.attention.impl.tiles import RowBlock, Tiles, in_threads, log_of_leas
 
 
 class EffectiveSpan(NamedTuple):
-    """The number of newest keys that hold given shares of each query's attention weight.
+    """The number of newest keys that together hold certain shares of each query's attention weight.
 
     Attributes:
         spans: fp32 [B, H, Q, shares] in keys, NaN for a query that gave no weight to any key.
@@ -41,7 +42,7 @@ def effective_span(
     cu_seqlens: Tensor | None = None,
     levels: Sequence[float] = (0.5, 0.9, 0.99),
 ) -> EffectiveSpan:
-    """Counts, for each query, how many of the newest keys together hold a given share of its attention weight.
+    """Counts, for each query, how many of the newest keys together hold certain shares of its attention weight.
 
     The share is relative to the query's total weight, 1 - remainder. The arguments are those of
     `sbeval.stickbreaking_attention`. Sums are in fp32 or wider. Needs O(L) memory and runs on any device. `levels` are
@@ -82,7 +83,7 @@ def _row_block_spans(tiles: Tiles, block: RowBlock, levels: Sequence[float]) -> 
         spent_before.append(spent_nR)
         spent_nR = spent_nR + spent(tiles.logits(q_nRD, block, tile)).sum(-1)
     share_X = torch.tensor(levels, dtype=torch.float64, device=q_nRD.device)
-    # tolerance for rounding: the first of two equal weights must reach a share of one half
+    # tolerance for rounding: of two equal weights, the first must reach a share of one half
     slack = 1 - 4 * torch.finfo(q_nRD.dtype).eps
     bound_nRX = -torch.log1p(share_X * torch.expm1(-spent_nR)[..., None]) * slack
     span_of_share_nRX = torch.full_like(bound_nRX, torch.nan, dtype=torch.float32)

@@ -7,7 +7,7 @@ import itertools
 from typing import NamedTuple
 
 FIRST_PIECE_TOKENS = 4096
-"""Keys in the newest piece of a chunk that one chunk of the requesting rank sees; each older piece is twice as long."""
+"""Length of a chunk's newest piece, in keys, if one chunk of the requester sees it; older pieces double in length."""
 
 
 class Piece(NamedTuple):
@@ -18,7 +18,7 @@ class Piece(NamedTuple):
         newer: whether they are in the holder's newer chunk.
         start: first key, counted from the chunk's beginning.
         stop: one past the last key.
-        of_both: whether both chunks of the requesting rank see the keys; else only its newer chunk.
+        of_both: whether both chunks of the requesting rank see the keys; otherwise only its newer chunk sees them.
     """
 
     holder: int
@@ -36,9 +36,9 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
 def pieces(rank: int, ranks: int, chunk_tokens: int) -> list[Piece]:
     """Returns the pieces that a rank requests: all keys older than its newer chunk, newest first.
 
-    If chunks have two tokens or more, all ranks have equally many pieces. Pieces at the same index of two ranks' lists
-    are equal work: a piece that both chunks of a rank see has half as many keys. Ranks wait for each other at every
-    piece, so unequal pieces would cost time.
+    If chunks have two tokens or more, all ranks have equally many pieces. Pieces at the same index in the lists of two
+    ranks need equally much work: a piece that both chunks of a rank see has half as many keys. Ranks wait for each
+    other at every piece, so unequal pieces would cost time.
     """
     cuts = [0]
     size = FIRST_PIECE_TOKENS

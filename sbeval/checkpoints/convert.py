@@ -59,7 +59,7 @@ def convert_checkpoint(
         )
     if replace and not is_new(destination):
         set_aside(destination, reads=[] if loaded.folder is None else [loaded.folder])
-    _check_empty(destination)  # again, since loading may have taken an hour
+    _check_empty(destination)  # check again, since loading may have taken an hour
     with written_beside(destination) as unfinished:
         loaded.model.save_pretrained(unfinished)
         for name in _TOKENIZER_FILES:

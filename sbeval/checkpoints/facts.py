@@ -31,7 +31,8 @@ def checkpoint_format(config: Any) -> str:
 def training_length_tokens(config: Any) -> int | None:
     """Returns the training length before any RoPE scaling, or None if the configuration does not contain it.
 
-    For a model made by `sbeval extend` it is its number of positions, with the RoPE scaling used in training.
+    For a model made by `sbeval extend`, this is the model's number of positions, with the RoPE scaling used in
+    training.
     """
     extended = isinstance(getattr(config, "extended_from", None), dict)
     config = text_config(config)
@@ -53,7 +54,7 @@ def declared_length_tokens(config: Any) -> int | None:
     """Returns the longest context that a configuration declares, or None if it declares none."""
     config = text_config(config)
     if getattr(config, "model_type", None) == "sbeval" and config.training_length_tokens is None:
-        return None  # max_position_embeddings is only a default for other software then
+        return None  # its max_position_embeddings is then only a default for other software
     return positive(getattr(config, "max_position_embeddings", None)) or training_length_tokens(config)
 
 

@@ -106,7 +106,7 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
 
 
 def held_bytes(folder: Path) -> int:
-    """Returns the total size in bytes of the weight files in a folder, and of shards that an index names elsewhere."""
+    """Returns the total bytes of the weight files in a folder, and of shards in other folders that an index names."""
     files = {*folder.glob("*")}
     for name in (_SAFETENSORS[1], _PICKLES[1]):
         if (folder / name).is_file():
@@ -116,7 +116,7 @@ def held_bytes(folder: Path) -> int:
 
 
 class Weights:
-    """The tensors of a checkpoint by name; records which ones a reader took, so that it can find the rest."""
+    """The tensors of a checkpoint by name; records which a reader takes, so that `refuse_left_over` finds the rest."""
 
     def __init__(self, folder: Path, files: Sequence[str] = (*_SAFETENSORS, *_PICKLES)) -> None:
         """Opens the first of `files` that exists, and all shards if it is an index, to find missing or damaged ones.
@@ -214,7 +214,7 @@ class Weights:
         """Returns the names of tensors in another file that these weights lack."""
         try:
             return [name for name in Weights(self.folder, (path.name,)).names() if name not in self]
-        except UserError:  # a damaged file is not read either
+        except UserError:  # a damaged file could not supply the tensors
             return []
 
     def all_in_floating_point(self) -> bool:

@@ -1,8 +1,8 @@
 """Reads checkpoints of flash-linear-attention (stick-breaking attention) and of the Forgetting Transformer (FoX).
 
 The packages that wrote them are not needed. Forgetting Transformers are read in the format of flash-linear-attention
-and in that of the paper's authors. Of the authors' code, softmax baselines are read as well: `transformer-project_fox`,
-and models with "pro" layers but without forget gates.
+and in that of the paper's authors. Softmax baselines that the authors' code wrote are read as well:
+`transformer-project_fox`, and models with "pro" layers but without forget gates.
 """
 
 from collections.abc import Mapping

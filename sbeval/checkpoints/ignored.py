@@ -2,8 +2,8 @@
 
 A list maps a key to the values with which it has no effect; None means any value. A key that is neither read nor listed
 is an error (`ConfigValues.refuse_unread`), since it might change every number. tests/checkpoints/config_keys.py
-collects the keys that public sources ever declared, from their histories; run again, it shows keys that were added
-since.
+collects the keys that public sources ever declared, from their histories; run that script again to find keys that were
+added since.
 """
 
 from collections.abc import Sequence
@@ -78,8 +78,8 @@ FLA: Ignored = {
 }
 FLA_FORGETTING: Ignored = {**FLA, "attnres_block_size": (None,)}
 FOX: Ignored = {
-    # the width of the MLP is taken from its tensors; decay_time_* and fgate_bias_init are initial values; pruning stays
-    # within rounding
+    # the width of the MLP is taken from its tensors; decay_time_* and fgate_bias_init are initial values; pruning
+    # changes results by no more than rounding does
     **_any_value(
         """hidden_ratio intermediate_size initializer_range fuse_norm fuse_cross_entropy log_pruning_tolerance
         decay_time_min decay_time_max fgate_bias_init"""

@@ -257,8 +257,8 @@ def _files_of(name: str, arguments: Mapping[str, Any]) -> Path | None:
 def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> None:
     """Checks that the weight files are large enough for the configuration's model, before memory for it is allocated.
 
-    The model is built on the meta device, so sizes that are defaults of its type count too, as after a wrong
-    `model_type`.
+    The model is built on the meta device, so sizes that are defaults of the model type are checked too. They are too
+    large if config.json has a wrong `model_type`.
     """
     most_parameters = held_bytes(folder)
     if not most_parameters:  # a hub id, or weights in another file format

@@ -27,7 +27,8 @@ _BUFFERS = ("attn.mask", "attn.cum_weight")
 def read_moduleformer(source: Mapping[str, Any], weights: Weights) -> tuple[str, ModuleFormerConfig, dict[str, Tensor]]:
     """Reads a ModuleFormer configuration and its tensors.
 
-    The training length is the longest context in training: a block and the history before it.
+    The training length is the longest context in training: a block (`block_size`) and the history before it
+    (`history_length`).
 
     Returns:
         The name of the format, the configuration, and the state dict of `ModuleFormerForCausalLM`.

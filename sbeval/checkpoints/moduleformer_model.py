@@ -190,7 +190,7 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
         if use_cache is None:
             use_cache = self.config.use_cache
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # its name from transformers 5.24 on
+            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0

@@ -22,7 +22,7 @@ def without_bars() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silences transformers' log and progress bars, where sbeval itself checks and reports what they warn of."""
+    """Silences transformers' log and progress bars while sbeval itself checks and reports the same problems."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""The table of checkpoint formats that sbeval reads itself, beside those that transformers loads.
+"""The table of checkpoint formats that sbeval reads itself; transformers loads all other formats.
 
 Loading, conversion, context extension and the lm-eval adapter look formats up here.
 """

@@ -25,7 +25,7 @@ from sbeval.checkpoints.files import Weights, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.errors import UserError
 
-_MOVED_BUFFERS = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # as transformers omits them from its load report
+_MOVED_BUFFERS = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # transformers omits these from its load report too
 _FILL = -1e4  # attention masks are filled with this number or a lower one
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 
@@ -37,7 +37,8 @@ class UnreadTensors:
     Attributes:
         allowed: tensors that match the user's `allow_unread`.
         declared: tensors that the model's class or configuration declares as unread: layers of multi-token prediction,
-            heads and towers of the class that wrote the file, buffers that the model computes.
+            heads and encoders (such as a vision tower) of the class that wrote the file, buffers that the model
+            computes.
     """
 
     allowed: tuple[str, ...] = ()
@@ -104,9 +105,9 @@ def allowed_among(
     Args:
         names: names of the unread tensors.
         allow_unread: glob patterns of the user; None if the user has no such option.
-        reader: for the message: what does not read them.
-        place: for the message: the checkpoint.
-        mend: for the message: settings that are usually the cause.
+        reader: what does not read the tensors, such as the name of a model, for the message.
+        place: name of the checkpoint, for the message.
+        mend: settings that are usually the cause, for the message.
 
     Raises:
         UserError: `allow_unread` does not match some of them; the message names these.
@@ -204,8 +205,8 @@ def _renamed(model: Any, names: Sequence[str], conversions: Sequence[Any] | None
 def _is_mask(weights: Weights, name: str) -> bool:
     """Whether a tensor is an attention mask or a list of positions, which old files contain and models compute.
 
-    Recognised are: a scalar with the fill value of masks, a lower triangle of ones, and, for integers and booleans, a
-    constant tensor or one that counts up from 0. Only tensors that can be one of these are read.
+    A scalar with the fill value of masks or a lower triangle of ones is recognised, and among integers and booleans
+    also a constant tensor or one that counts up from 0. Only tensors whose shape and dtype allow this are read.
     """
     shape = weights.shape(name)
     if shape == ():
@@ -229,8 +230,9 @@ def _of_other_models(
 ) -> set[str]:
     """Returns the names of tensors that belong to another model in this checkpoint.
 
-    These are heads and towers of the classes that `architectures` in config.json names, and layers of multi-token
-    prediction, whose number is `num_mtp_layers` in config.json. `stored` are the names of all tensors of the file.
+    These are heads and encoders (such as a vision tower) of the classes that `architectures` in config.json names, and
+    layers of multi-token prediction, whose number is `num_mtp_layers` in config.json. `stored` are the names of all
+    tensors of the file.
     """
     if not names or folder is None:
         return set()

@@ -72,7 +72,7 @@ def evaluate(
     """
     checkpoints = shipped_checkpoints() if checkpoints is None else checkpoints
     run = local_path(results) / datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    import torch  # takes seconds to import: after the checks above
+    import torch  # imported after the checks above, since the import takes seconds
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if tasks is None:

@@ -17,7 +17,7 @@ LABELS = {
     "scheme_rope": "RoPE dynamic:4",
     "scheme_rope_extended": "RoPE dynamic:4, extended",
 }
-"""Names of the models on the page. `dynamic:4` is an evaluation setting before extension and trained with after it."""
+"""Names of the models on the page. Both RoPE models run with `dynamic:4`; only the extended one was trained with it."""
 
 
 def unpack(folder: Path) -> Path:

@@ -13,7 +13,8 @@ from sbeval.foreign_files import read_json_object
 from sbeval.hub_names import hub_commit, hub_folder
 from sbeval.keeping.hashes import file_sha256, files_sha256
 
-# irrelevant files that people and trainers put beside a model; every other file is a part of the fingerprint
+# irrelevant files that people and trainers put into a checkpoint's folder; every other file is a part of the
+# fingerprint
 NO_PART = (
     ".*",
     "*.md",
@@ -46,11 +47,12 @@ _DEEPER = (".py", ".jinja")
 def checkpoint_parts(name: str, *, revision: str | None = None, subfolder: str = "") -> Parts:
     """Returns the fingerprint of a checkpoint, an adapter or a tokenizer.
 
-    For a local folder these are hashes of its weights, of each other file, and of code and templates in subfolders, for
-    a hub id the commit that the hub's cache has for the revision. Folder names and modification times do not count.
+    For a local folder, the parts are hashes of its weights, of every other file, and of code and chat templates in
+    subfolders. For a hub id, the part is the commit that the hub's local cache has for the revision. Folder names and
+    modification times do not count.
 
     Args:
-        name: a file, a folder or a hub id; if nothing is there, the result is empty.
+        name: a file, a folder or a hub id; if it does not exist, the result is empty.
         revision: revision of a hub id.
         subfolder: folder inside `name` that holds the checkpoint.
 
@@ -107,14 +109,14 @@ def weights_sha256(folder: Path) -> str | None:
 
 
 def _shards(index: Path) -> set[str]:
-    """Returns the file names in an index of shards; none if it is damaged, which loading reports."""
+    """Returns the shard files that an index lists; none if the index is damaged, which loading reports later."""
     weight_map = _json(index).get("weight_map")
     shards = weight_map.values() if isinstance(weight_map, dict) else ()
     return {shard for shard in shards if isinstance(shard, str) and "\0" not in shard}
 
 
 def _referenced_parts(name: str, read: Callable[[Path], Parts]) -> Parts:
-    """Returns the fingerprint of a local folder by `read`, or of a hub id by its commit."""
+    """Returns the fingerprint that `read` computes of a local folder, or the commit of a hub id."""
     folder, commit = Path(os.path.expanduser(name)), hub_commit(name, "models")
     if folder.is_dir():
         return read(folder)
@@ -150,7 +152,7 @@ def visible_files(
 
     Args:
         folder: the folder.
-        leaves_out: called with the real path and the file names of each subfolder; true skips it.
+        leaves_out: returns true for a subfolder to skip; its arguments are the subfolder's real path and file names.
     """
     seen = set(map(str, Path(os.path.realpath(folder)).parents))
     for place, folders, files in os.walk(folder, followlinks=True):
@@ -176,7 +178,7 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 def _code_repositories(auto_map: Any) -> Iterator[str]:
-    """Yields other repositories that `auto_map` takes remote code from: "owner/name--module.Class"."""
+    """Yields the hub repositories from which `auto_map` takes remote code, as in "owner/name--module.Class"."""
     for value in auto_map.values() if isinstance(auto_map, dict) else []:
         for reference in value if isinstance(value, list) else [value]:
             if isinstance(reference, str) and "--" in reference:

@@ -15,7 +15,7 @@ from sbeval.results.records import LABEL
 # arguments that name a checkpoint, an adapter or a tokenizer
 _CHECKPOINTS = ("pretrained", "tokenizer", "peft", "delta", "longppl_evaluator")
 _FILE_OF = {"extrapolation": "longrope:"}
-"""Arguments whose value may be a file path after this prefix."""
+"""Arguments of the model whose value may name a file: maps an argument to the prefix before the file's path."""
 _NAMING = ("model_args", "metadata")
 _LOCAL = "a local file or folder"
 

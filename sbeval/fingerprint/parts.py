@@ -13,7 +13,7 @@ Parts = dict[str, str]
 """A fingerprint: from the name of a part, such as "weights" or "tokenizer.json", to its hash, version or revision."""
 
 REVISION = "revision"
-"""Suffix in the names of parts that may be unknown before a download."""
+"""Ending of the names of parts that are hub commits, which may be unknown before a download."""
 _HASH_CHARACTERS = 20
 _HASH = re.compile(r"[0-9a-f]{20,}")
 _PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "tokenizers", "flash-linear-attention", "peft")
@@ -23,7 +23,7 @@ TESTED = {
     "torch": ("2.11", "2.13"),
     "triton": ("3.6", "3.7"),
 }
-"""Package to the oldest and newest tested version. Further components are not compared: 2.13 includes 2.13.1."""
+"""Oldest and newest tested version by package. Only the components given here are compared: 2.13 includes 2.13.1."""
 
 
 def short_sha256(value: Any) -> str:
@@ -82,7 +82,8 @@ def _places(bound: str, version: str | None = None) -> list[int]:
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """Describes which parts differ, such as "config.json changed; weights changed"; None if none do.
 
-    A revision that is known on one side only does not count: it becomes known at the first download.
+    A hub commit that only one of the two fingerprints contains is not a difference: the commit becomes known at the
+    first download.
     """
     differing = []
     for name in sorted(before.keys() | now.keys()):

@@ -55,9 +55,9 @@ _BUILDERS = (
     "harbor",
     *(f"{kind}folder" for kind in ("image", "audio", "video", "mesh", "pdf", "nifti")),
 )
-"""Values of `dataset_path` that name a reader of the datasets library, not a folder."""
+"""Values of `dataset_path` that name a dataset builder of the datasets library, not a folder."""
 _YAML = (".yaml", ".yml")
-# files beside a task's code that runs, logs and caches write
+# patterns of files that runs, loggers and caches write into the folder of a task's code
 _WRITTEN = ("*.out", "*.err", "log.txt", "events.out.*", "*_rank[0-9]*.db", "results_*.json", "samples_*.jsonl")
 _TRACKERS = ("wandb", "mlruns", "lightning_logs", "logs")
 _RECORD, _PAGE = ("run.yaml", "inputs.json"), ("index.html", "summary.md")
@@ -79,7 +79,7 @@ class _Definition(NamedTuple):
         members: names of a group's tasks.
         includes: YAML files that it includes.
         data: values that are paths of data.
-        texts: all strings, each of which may be a path.
+        texts: all strings in the file; each may be a path.
         cache_folders: its cache folders.
     """
 
@@ -144,7 +144,7 @@ def task_parts(
     for name, content in contents:
         files[name] = (
             short_sha256([files[name], content]) if name in files else content
-        )  # the same name in several folders
+        )  # files with the same name in several folders share one part
     return files
 
 
@@ -159,9 +159,9 @@ def _modules(file: Path, definition: _Definition) -> Iterator[Path]:
 def _beside(place: Path, used: set[str], caches: set[str]) -> Iterator[Path]:
     """Yields the files below a folder of a task's code that the code may read.
 
-    Other tasks' YAML files and folders that runs write into are left out. YAML files, logs, and files that people put
-    beside code count only if the code mentions their name or suffix. If the run works or writes below the folder, this
-    applies to all files.
+    Python files are always yielded; YAML files of other tasks and folders that runs write into never are. Other YAML
+    files, logs, and files that people put beside code are yielded only if the code mentions their name or suffix. If
+    the run itself works or writes below the folder, this condition applies to all files but Python files.
     """
     mentioned_here = _named_in(place.glob("*.py"))
 
@@ -237,7 +237,7 @@ def data_sha256(name: str, content: Callable[[Path], str] = file_sha256, used: C
 
 
 def _within(value: Any) -> Iterator[Any]:
-    """Yields a value and all values nested in it, each aliased one once; cache folders and readers are left out."""
+    """Yields a value and all values nested in it, except settings that name no input (see `_inputs`)."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

@@ -71,7 +71,7 @@ _CONFIGURED = {
 
 # lm-eval's functions whose exceptions are about the user's options
 _REFUSES = ("lm_eval._cli.", "lm_eval.evaluator.simple_evaluate", "lm_eval.tasks._", "lm_eval.tasks.manager.")
-# exceptions that are defects and not about options, except for an unknown keyword argument
+# exceptions that come from bugs and not from options, except for an unknown keyword argument
 _DEFECTS = (OSError, AttributeError, TypeError, KeyError)
 
 
@@ -86,7 +86,7 @@ class RunOptions(NamedTuple):
         folders: folders of `--include_path`.
         batch_size: as the user wrote it.
         output_path: folder or file for the results, None if they are only printed.
-        limit: largest number of documents of each task, or their share below 1; None means all.
+        limit: largest number of documents of each task, or, below 1, a fraction of them; None means all.
         samples: whether `--samples` chooses the documents.
     """
 
@@ -181,7 +181,7 @@ def read_mapping(text: str, name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def option_errors_explained() -> Iterator[None]:
-    """Turns an exception of lm-eval, or of a tracker that it starts, about its options into a `UserError`.
+    """Turns exceptions about options, from lm-eval or an experiment tracker that it starts, into a `UserError`.
 
     Other exceptions pass unchanged.
 
@@ -212,7 +212,7 @@ def _option_read(error: Exception) -> str | None:
     """Returns the option whose value was parsed when the error was raised, as the user wrote it: `--metadata`, `-M`."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         action = frame.f_locals.get("self")
-        if isinstance(action, argparse.Action) and action.option_strings:  # the sub-command `run` is an action too
+        if isinstance(action, argparse.Action) and action.option_strings:  # argparse counts the sub-command `run` too
             return str(frame.f_locals.get("option_string") or action.option_strings[-1])
     return None
 
@@ -252,7 +252,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for task, numbers in samples.items():
         read_value(_Numbers, numbers, name=f"--samples of {task}")
     seeds = options.get("seed")
-    seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # for Python, numpy, torch and few-shot examples
+    seeds = seeds if isinstance(seeds, list) else [seeds] * 4  # seeds for Python, numpy, torch and few-shot examples
     for seed, package, least, bits in zip(seeds[1:3], ("numpy", "torch"), (0, -(2**63)), (32, 64), strict=False):
         if isinstance(seed, int) and not least <= seed < 2**bits:
             raise UserError.expected(
@@ -271,7 +271,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Raises argparse's error message as a `UserError`, with the most similar option."""
+    """Raises a `UserError` with argparse's error message and the most similar option."""
     wrong_option = message.rpartition(": ")[2].split()[:1]
     similar = get_close_matches(wrong_option[0], parser._option_string_actions, n=1) if wrong_option else []
     advice = ": `sbeval run --help` lists them."

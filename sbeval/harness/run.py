@@ -82,7 +82,7 @@ def run_plain(
     check: Callable[[RunOptions], Any],
     find_finished: Callable[[RunOptions], Any],
 ) -> None:
-    """Runs a plain `lm_eval` command; with the model `sb`, with the checks and the error messages of `sbeval run`.
+    """Runs a plain `lm_eval` command. If its model is `sb`, it has the checks and error messages of `sbeval run`.
 
     Args:
         chosen: lm-eval's parsed arguments.
@@ -154,7 +154,7 @@ def _compact_tables() -> Iterator[None]:
 
 
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
-    """Returns the help of `sbeval run`: lm-eval's options, the model's arguments, and metadata by kind of task."""
+    """Returns the help of `sbeval run`: lm-eval's options, the model's arguments, and the metadata by kind of task."""
     parser = HarnessCLI()._subparsers.choices["run"]
     parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
     parser.description = (

@@ -9,8 +9,8 @@ Only `--measure` and `--self-test`, which run the model, read tensors.
 
 - The model is built by the code that loads it, with tensors on the meta device whose shapes and dtypes come from the
   weight files' headers; transformers models are loaded on that device too. So `inspect` reports missing or unsupported
-  tensors in the words of loading, and no second list of a format's tensors can go out of date. This takes seconds, for
-  torch's import. What headers and `config.json` already rule out, such as sizes that the files cannot hold, is refused
-  before a model is built.
-- Requests and tokens are counted in the requests that the tasks build, not estimated by rules about tasks.
+  tensors with the messages of loading, and no second list of a format's tensors can go out of date. This takes seconds,
+  mostly to import torch. What headers and `config.json` already rule out, such as sizes that the files cannot hold, is
+  refused before a model is built.
+- Requests and tokens are counted from the requests that the tasks really build, not estimated by formulas.
 """

@@ -47,7 +47,7 @@ def inspect_command(
 
     Args:
         arguments: arguments after `sbeval inspect`.
-        check: `sbeval run`'s check of its tasks, see `inspect`.
+        check: the function with which `sbeval run` checks tasks, see `inspect`.
         share: the model adapter's `share_windows`, see `inspect`.
         test: the model adapter's self-test: takes arguments of the model, loads it, and returns the result.
     """
@@ -72,7 +72,7 @@ def inspect_command(
 
         The exit code is 1 if the checkpoint cannot be loaded.
         """
-        started = time.perf_counter()  # before the imports, which are part of a run's time
+        started = time.perf_counter()  # start the clock before the imports, whose time is part of a run
         check_name(checkpoint, "a checkpoint", file="config.json")
         options: dict[str, Any] = {"memory": memory, "lengths": lengths, "dtype": dtype, "kv_expand": kv_expand}
         options |= {"tasks": tasks, "metadata": metadata, "model_args": model_args, "limit": limit, "measure": measure}
@@ -97,10 +97,10 @@ class Inspection:
     Attributes:
         description: facts about the checkpoint.
         needs: memory at each length.
-        room: available memory and what fits into it.
+        room: available memory, and the longest window and text that fit into it.
         work: requests and tokens of each task.
         duration: estimated time of the tasks.
-        preparing_seconds: time that imports and building the tasks' requests took here, as they will in a run.
+        preparing_seconds: time that the imports and the building of the tasks' requests took here; a run takes as long.
         self_test: result of the self-test.
     """
 
@@ -165,15 +165,15 @@ def inspect(
     Args:
         checkpoint: folder or hub id.
         check: raises a `UserError` for tasks that cannot run, and returns whether lm-eval's own tasks are needed.
-        share: the model adapter's `share_windows`: from windows to those that the model runs.
+        share: the model adapter's `share_windows`: a function from windows to those windows that the model really runs.
         memory: memory of a GPU such as "80GiB"; None takes the free memory of this machine.
         lengths: context lengths to show memory for, "L,L,...".
         dtype: dtype of the loaded weights.
-        kv_expand: how grouped query heads of dolomite-engine checkpoints share keys and values.
+        kv_expand: which key/value head a query head of a dolomite-engine checkpoint uses (`read_dolomite`).
         tasks: names of tasks to count, "TASK,TASK,...".
         metadata: options of the tasks, as `sbeval run --metadata` takes them.
         model_args: arguments of the model, as `sbeval run --model_args` takes them.
-        limit: documents of each task, or a share of them.
+        limit: number of documents of each task, or a fraction of them.
         measure: whether to estimate time by running some documents of each task.
         started: `time.perf_counter()` when the command started; None takes now.
 
@@ -254,7 +254,7 @@ def _parsed(model_args: str | None) -> dict[str, Any]:
 
 
 def _has_zones(arguments: Mapping[str, Any]) -> bool:
-    """Whether the extrapolation method splits pairs of queries and keys into zones, which needs more memory."""
+    """Whether the method treats near and far query-key pairs differently ("zones"), which needs more memory."""
     from sbeval.models.extrapolation.methods import parse_extrapolation  # imports torch, which --help does without
 
     spec = arguments.get("extrapolation")

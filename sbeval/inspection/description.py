@@ -31,7 +31,7 @@ from sbeval.models.learned_positions import learned_positions
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tokenizer:
-    """Facts about a checkpoint's tokenizer; `highest_id` is the largest id of a token that is not an added one."""
+    """Facts about a checkpoint's tokenizer; `highest_id` is the largest token id, not counting added tokens."""
 
     kind: str
     tokens: int
@@ -51,7 +51,7 @@ class Description:
     Attributes:
         folder: the checkpoint's folder.
         format: name of the format, with the generation of dolomite-engine; None if the checkpoint cannot be loaded.
-        told_by: evidence for the format.
+        told_by: the evidence by which the format was recognised.
         attention: attention scheme of this project's models, or the model type of a transformers model.
         details: other settings that change how attention is computed.
         dtype: dtype of the loaded weights.
@@ -95,7 +95,7 @@ def describe(
     allow_unread: Sequence[str] = (),
     tokenizer_source: str | None = None,
 ) -> Description:
-    """Describes a checkpoint without reading its weights. The options are those of `load_checkpoint`.
+    """Describes a checkpoint without reading its weights. Options that are not explained are as in `load_checkpoint`.
 
     `tokenizer_source` is a folder or hub id, None for the checkpoint's own tokenizer.
 
@@ -190,7 +190,7 @@ def _floating(dtype: str) -> Any:
 
 
 def _evidence(source: Mapping[str, Any], headers: Headers) -> list[str]:
-    """Lists the evidence for the format: the model type, and what tells the generations of dolomite-engine apart."""
+    """Lists the evidence for the format: the model type, and keys and tensors in which dolomite generations differ."""
     model_type = source.get("model_type")
     evidence = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
     released = format_of_type(str(model_type))
@@ -214,7 +214,7 @@ _POSITIONS = re.compile(r"(^|[._])(rel|wpe|alibi|posit)")
 
 
 def _details(config: Any, model: Any) -> dict[str, Any]:
-    """Returns other settings of the configuration that change how attention is computed."""
+    """Returns further settings of the configuration that change how attention is computed."""
     names = ("remainder", "head_norm", "attend_current", "qk_norm", "attention_multiplier", "sliding_window")
     details = {name: getattr(config, name, None) for name in names}
     kinds = getattr(config, "layer_types", None)
@@ -223,7 +223,7 @@ def _details(config: Any, model: Any) -> dict[str, Any]:
     rotates = getattr(config, "no_rope_layers", None)  # holds 1 for each layer with RoPE
     if isinstance(rotates, list) and rotates:
         details["layers that rotate"] = f"{sum(map(bool, rotates))} of {len(rotates)}"
-    # ignore a key that the configuration's class does not declare: the model does not read it
+    # a key that the configuration's class does not declare is ignored, since the model does not read it
     positions = (
         getattr(config, "position_embedding_type", None) if _declares(config, "position_embedding_type") else "rope"
     )

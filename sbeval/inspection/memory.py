@@ -1,8 +1,8 @@
 """Estimates the memory of scored windows and generated texts from a decoder's sizes, and the lengths that fit.
 
-The peak memory of a window is reached either inside a block (residual stream, its norm, the branch's output and their
-sum, beside the MLP's inner channels) or at the logits of one chunk of targets. `benchmarks/results/inspection.md`
-compares the estimates with measurements on a GPU.
+The peak memory of a window is reached either inside a block (residual stream, its norm, the output of attention or MLP
+and their sum, and the inner channels of the MLP) or at the logits of one chunk of targets.
+`benchmarks/results/inspection.md` compares the estimates with measurements on a GPU.
 """
 
 import bisect
@@ -22,12 +22,13 @@ from sbeval.models.mlp import MOST_TOKENS
 from sbeval.scoring.scorer import CHUNK_LOGITS
 
 KEPT_FREE = 0.1
-"""Share of the memory left free for what is not estimated: workspaces, fragmentation, the CUDA context."""
+"""Fraction of the memory left free for uses that are not estimated: workspaces, fragmentation, the CUDA context."""
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
 """Most tokens in a batch of the model adapter."""
 _ZONE_TENSORS = 17
-"""Tensors of the queries' size, in the model's dtype, that attention in zones needs beside its own: queries, keys and
-outputs of each zone, and fp32 products of outputs and shares. Fitted to peaks of SmolLM2-135M on an H100."""
+"""Number of further tensors, each as large as the queries and in the model's dtype, that attention needs if an
+extrapolation method treats near and far query-key pairs ("zones") differently: queries, keys and outputs of each zone,
+and fp32 products of the outputs with the zones' shares of the weight. Fitted to peaks of SmolLM2-135M on an H100."""
 _ROOM_MULTIPLE = 64
 _MOST_TOKENS = 2**32
 _WITHOUT_KV_CACHE = ("linear_attention", "mamba", "recurrent", "conv")
@@ -43,19 +44,20 @@ class Sizes:
     """Sizes of a decoder, in channels, heads and layers.
 
     Attributes:
-        cached_channels: channels that the KV cache holds for a key head and position; None for one key and one value.
+        cached_channels: channels that the KV cache holds for each key head and position; None means one key and one
+            value.
         inner_size: inner channels of the dense MLP; 0 if there are only experts.
         expert_size: inner channels of an expert; 0 without experts.
         chosen_experts: experts that each token passes.
-        tokens_of_experts_at_once: most tokens that the experts process at a time, None for all.
+        tokens_of_experts_at_once: largest number of tokens that the experts process at a time; None means all.
         gated: whether the MLP is gated.
-        key_windows: for each layer with a KV cache the most positions it holds, None for all.
+        key_windows: for each layer with a KV cache, the largest number of positions it holds; None means all.
         parameters: number of parameters; weights shared by embedding and head count once.
         other_embedding_parameters: parameters of an input embedding that is not tied to the head.
         idle_parameters: parameters of the experts that a token does not pass.
         weight_bytes: bytes of all weights.
         item_bytes: bytes of one number in the residual stream.
-        zones: whether attention is that of an extrapolation method that splits the pairs into zones.
+        zones: whether an extrapolation method computes near and far query-key pairs ("zones") separately.
     """
 
     hidden_size: int
@@ -100,7 +102,7 @@ class Needs:
         last_targets: one window with the last 256 targets scored (protocol fixed_target).
         batch: a full batch of windows with all targets scored; a batch that does not fit is halved in a run.
         generation: generating one text: its KV cache and the prefill of its prompt.
-        further_text: each further text that is generated at the same time.
+        further_text: memory that each further text adds if several are generated at the same time.
     """
 
     length_tokens: int
@@ -113,7 +115,7 @@ class Needs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """The available memory, and the longest scored window and the longest prompt with answer that fit into it alone."""
+    """The available memory, and the longest scored window and longest prompt with answer that fit with batch size 1."""
 
     place: str
     device: str
@@ -205,7 +207,7 @@ def _integer(config: Any, name: str) -> int | None:
 
 
 def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
-    """Returns the memory needs of windows and texts of one length on "cuda" or "cpu" (their logits chunks differ)."""
+    """Returns the memory that windows and texts of one length need; chunks of logits differ on "cuda" and "cpu"."""
     batch_tokens = max(1, BATCH_TOKENS[device] // length_tokens) * length_tokens
     text = text_bytes(sizes, length_tokens)
     return Needs(
@@ -219,9 +221,9 @@ def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
 
 
 def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
-    """Returns the peak bytes, beside the weights, of scoring a batch with so many input tokens and scored targets."""
+    """Returns the peak bytes, without the weights, of scoring a batch with `tokens` inputs and `scored` targets."""
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
-    in_attention = 2 * width + 3 * query + 3 * key  # projections, rotated copies, and the output of attention
+    in_attention = 2 * width + 3 * query + 3 * key  # q, k, v, their copies with RoPE, and the output of attention
     in_attention += _ZONE_TENSORS * query if sizes.zones else 0
     inner = 3 if sizes.gated else 2
     # every token is copied for each of its experts, and their outputs exist before they are summed
@@ -244,7 +246,7 @@ def text_bytes(sizes: Sizes, length_tokens: int) -> int:
 
 
 def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, int]:
-    """Returns the longest window and the longest generated text, in tokens, that fit alone; 0 if nothing fits."""
+    """Returns the longest window and the longest text, in tokens, that fit with batch size 1; 0 if nothing fits."""
     room = int(memory_bytes * (1 - KEPT_FREE)) - sizes.weight_bytes
     return (
         _longest(lambda tokens: window_bytes(sizes, tokens, tokens, device), room),
@@ -278,7 +280,7 @@ def device_here() -> str:
 def room_of(sizes: Sizes, memory_bytes: int | None, learned_positions: int | None) -> Room:
     """Returns what fits into a GPU with `memory_bytes`, or into the free memory of this machine if that is None.
 
-    `learned_positions` limits the lengths too.
+    If the model has learned position embeddings, their number `learned_positions` limits the lengths too.
     """
     device, place = "cuda", "a GPU"
     if memory_bytes is None:

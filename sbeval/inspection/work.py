@@ -13,14 +13,14 @@ from sbeval.errors import UserError, first_line, raised_here
 from sbeval.scoring.requests import ATTENTION_SPAN, TARGET_LOGPROBS, TOKEN_LOGPROBS, TokenLogprobsRequest
 
 SAMPLE_TOKENS = {"cpu": 2 * 8192, "cuda": 4 * 65536}
-"""Least tokens of each task that `measure` runs: a few full batches."""
+"""Smallest number of tokens of each task that `measure` runs: a few full batches."""
 _LEAST_DOCUMENTS = 2
 _FEWSHOT_SEED = 1234  # as lm-eval
 _ANSWER_TOKENS = 256  # for tasks without `max_gen_toks`
 
 
 class Piece(NamedTuple):
-    """One forward pass or generation, which may serve several requests: request type, input tokens, most new tokens."""
+    """One forward pass or generation, which may serve several requests: type, input tokens, most new tokens."""
 
     request_type: str
     tokens: int
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 ShareWindows = Callable[[Sequence[TokenLogprobsRequest]], Iterable[TokenLogprobsRequest]]
-"""A function from windows to the windows that the model runs; the others' scores are taken from these."""
+"""A function that returns the windows which the model runs; the scores of all other windows are taken from them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +39,8 @@ class TaskWork:
         task: name of the task.
         documents: number of lm-eval documents.
         requests: number of lm-eval requests.
-        pieces: how often each piece of work occurs. Contexts that requests share count every time, although the model
-            may read them once.
+        pieces: number of occurrences of each piece. A context that several requests share is counted each time,
+            although the model may read it only once.
     """
 
     task: str
@@ -55,7 +55,7 @@ class TaskWork:
 
     @property
     def new_tokens(self) -> int:
-        """Most tokens that the task generates."""
+        """Largest number of tokens that the task may generate."""
         return sum(piece.new_tokens * count for piece, count in self.pieces.items())
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def make_tasks(
         names: names of tasks.
         metadata: options of the tasks, with the model's arguments.
         folders: folders with task files beside the packaged ones.
-        limit: documents of each task, or a share of them.
+        limit: number of documents of each task, or a fraction of them.
         packaged: whether all names are packaged tasks, so that lm-eval's thousands of YAML files need not be read.
 
     Returns:
@@ -177,8 +177,8 @@ def measure(
 ) -> Duration:
     """Estimates how long tasks take by running some documents of each with the model `sb`.
 
-    The shortest requests run first as a warm-up, since a process compiles kernels at its first requests. Their time is
-    part of the estimate, because a run pays it too.
+    The shortest requests run first as a warm-up, since a process compiles kernels at its first requests. The time of
+    the warm-up is part of the estimate, because a run needs it too.
 
     Args:
         tasks: lm-eval's tasks with their requests.

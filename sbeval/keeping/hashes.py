@@ -27,9 +27,10 @@ _known: dict[_Mark, tuple[str, str]] = {}
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's content.
 
-    A file that was hashed before is not read again if its device, inode, size, mtime and ctime are the same, and also
-    64 blocks of 4 KiB spread over the file, which are read each time. Hashes are remembered in the process for every
-    file, and in the cache folder for files of 4 MiB and more. A file that changed in the last 3 seconds is always read.
+    A file that was hashed before is not read completely again if its device, inode, size, mtime and ctime are
+    unchanged, and if a sample of its content is unchanged too: 64 blocks of 4 KiB, spread over the file. Hashes are
+    remembered in the process for every file, and in the cache folder for files of 4 MiB and more. The hash of a file
+    that changed in the last 3 seconds is not remembered, so the file is read again the next time.
 
     This misses only a change outside those blocks that leaves the ctime as it was. Writing, copying over a file and
     setting its times all renew the ctime. It stays the same only if the clock is set back, the disk is written to below

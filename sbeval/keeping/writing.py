@@ -136,8 +136,8 @@ def written_beside(folder: Path, *, first: str | None = None) -> Iterator[Path]:
     """Yields a temporary folder, whose contents are moved to `folder` after the block, or deleted if the block fails.
 
     If `folder` does not exist, the temporary folder is renamed to it. If it exists, each file is moved into it
-    atomically and replaces a file with the same name. If it was empty before the block and is not afterwards, nothing
-    is replaced and an error is raised. `first` is passed to `move_into`.
+    atomically and replaces a file with the same name. If `folder` was empty before the block and another process has
+    filled it since, nothing is replaced and an error is raised. `first` is passed to `move_into`.
 
     Raises:
         UserError: the folder cannot be written to.
@@ -203,9 +203,9 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes temporary files and folders of `path` that no living process holds."""
+    """Removes temporary files and folders made for `path` whose lock no living process holds."""
     for abandoned in path.parent.glob(f"{glob.escape(path.name)}.{_TWELVE_DIGITS}.part*"):
-        is_folder = abandoned.is_dir()  # earlier versions left files
+        is_folder = abandoned.is_dir()  # earlier versions made files
         lock = _lock(abandoned) if is_folder else abandoned
         with contextlib.suppress(OSError), lock_tried(lock, without_locks=False) as is_held:
             if is_held and is_folder:

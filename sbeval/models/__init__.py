@@ -9,12 +9,12 @@
 - `norms`: norms of the residual stream, and of the queries, keys and outputs of heads
 - `positions`: position ids, padding and packing of one forward pass
 - `softmax`: causal softmax attention of the baselines
-- `packed_softmax`: the same within each of several texts packed into one row
+- `packed_softmax`: causal softmax attention within each of several texts packed into one row
 - `slots`: KV cache with one fixed-size slot for each text, and attention of a decode step over it
 - `flex`: FlexAttention: when it is used, and how it is compiled
 - `biases`: ALiBi and FIRE
 - `forgetting`: forget gates and token shifts of the Forgetting Transformer
-- `rope`: rotary embeddings whose frequencies belong to a request
+- `rope`: rotary embeddings with frequencies that are computed for each request
 - `extrapolation`: SelfExtend, dual chunk attention and other ways to exceed a RoPE model's training length
 - `learned_positions`: number of positions of a model with learned position embeddings
 - `kernels`: Triton kernels other than attention

@@ -35,7 +35,7 @@ class StickBreakingKernels(NamedTuple):
 
 
 class StickBreakingMixer(nn.Module):
-    """Stick-breaking attention, with the output term that the unused rest of the stick (the remainder) contributes."""
+    """Stick-breaking attention, with an output term for the remainder, the attention weight that no key received."""
 
     def __init__(self, config: SbevalConfig) -> None:
         super().__init__()
@@ -87,10 +87,11 @@ class StickBreakingMixer(nn.Module):
 
 
 class SoftmaxMixer(nn.Module):
-    """Causal softmax attention, with the bias of ALiBi or FIRE; for RoPE, queries and keys arrive rotated.
+    """Causal softmax attention, optionally with ALiBi or FIRE; for RoPE, the caller rotates queries and keys.
 
-    For forgetting attention, queries, keys and values carry extra channels behind the head's, which hold its bias
-    (`forgetting.layer.with_decay`). The output may then have extra channels too; the caller cuts them off.
+    For forgetting attention, queries, keys and values have extra channels after those of the head, which hold the bias
+    of the forget gates (`forgetting.layer.with_decay`). The output may then have extra channels too; the caller cuts
+    them off.
     """
 
     def __init__(self, config: SbevalConfig) -> None:

@@ -59,8 +59,8 @@ class FireBias(nn.Module):
 
     b(j, i) = f(psi(j - i) / psi(max(j, threshold))) with psi(x) = log(c x + 1), f an MLP with one hidden layer, and
     learned c and threshold. The ratio stays in [0, 1], however long the context. The parameter is the threshold as a
-    multiple of FIRE_INITIAL_THRESHOLD: with a learning rate that suits the other parameters, a threshold of hundreds of
-    tokens would hardly move.
+    multiple of FIRE_INITIAL_THRESHOLD: with a learning rate that suits the other parameters, a parameter with a value
+    of hundreds of tokens would hardly move.
     """
 
     by_distance = False

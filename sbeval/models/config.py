@@ -63,22 +63,23 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 
     Attributes:
         intermediate_size: hidden width of the MLP, or of each expert.
-        num_key_value_heads: number of key/value heads, a divisor of the query heads; None means as many as those.
+        num_key_value_heads: number of key/value heads, a divisor of the query heads; None means as many as query heads.
         head_dim: width of a head; None means hidden_size / num_attention_heads.
         attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi", "fire" or "forgetting"
             (forget gates).
         sliding_window: query j attends only to keys i with j - i < window (softmax schemes); None means all keys.
-        remainder: term that a head's output gets for the unused rest of the stick: "none", "value" (remainder times
-            the position's own value) or "head_bias" (remainder times a learned vector of the head).
+        remainder: term that is added to a head's output for the remainder, the attention weight that no key received:
+            "none", "value" (remainder times the position's own value) or "head_bias" (remainder times a learned vector
+            of the head).
         attention_gate: multiply each head's output by the sigmoid of a linear projection of the layer's input.
         exclusive_self_attention: subtract from each head's output its projection on the position's own value.
         attend_current: let a stick-breaking query attend to its own position.
         qk_norm: RMSNorm on the queries and keys of each head.
         qk_norm_per_head: use separate norm weights for each head.
-        qk_norm_eps: epsilon of those norms; None means `norm_eps`.
-        key_shift: mix each key with the previous position's: s * previous + (1 - s) * key, where s is the sigmoid of a
-            linear projection of the layer's input.
-        value_shift: the same for values.
+        qk_norm_eps: epsilon of the RMSNorms on queries and keys; None means `norm_eps`.
+        key_shift: mix each key with the key of the previous position: s * previous + (1 - s) * key, where s is the
+            sigmoid of a linear projection of the layer's input.
+        value_shift: as `key_shift`, for values.
         output_norm: RMSNorm of each head's output with separate weights for each head, before any gate.
         head_norm: GroupNorm (one group for each head, eps 1e-5, affine) on the concatenated heads, before `o_proj`.
         bias: which linear layers have a bias, of "qkv", "output" and "mlp"; True means all, False none.
@@ -87,7 +88,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         num_experts_per_token: number of experts that the router chooses for each token.
         shared_intermediate_size: hidden width of a shared expert, which every token goes through; None means none.
         shared_expert_gating: multiply the shared expert's output by the sigmoid of a linear projection of the token.
-        normalize_expert_weights: take the softmax over the chosen experts' logits only; False: over all experts'.
+        normalize_expert_weights: take the softmax over the logits of the chosen experts only; False: over those of all
+            experts.
         balanced_experts: choose experts by probability plus a learned bias; the bias does not change their weights.
         layer_overrides: for each layer an object with the fields in which it differs (`LAYER_FIELDS`); None: no layer
             differs.
@@ -97,7 +99,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         logits_divisor: divisor of the output logits; None means 1.
         rope_parameters: RoPE's base and scaling in transformers' form; used by "rope" and, optionally, "forgetting".
             None for all other schemes.
-        training_length_tokens: longest context the weights were trained at; None where unknown.
+        training_length_tokens: longest context the weights were trained at; None if unknown.
         extended_from: name, sha256 and training_length_tokens of the checkpoint whose context was extended, or None.
         max_position_embeddings: read by other software; defaults to the training length, or 2048 if that is unknown.
     """
@@ -213,7 +215,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
             super().validate()  # type: ignore[misc]
 
     def set_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> None:
-        """Sets RoPE's base and scaling, given in transformers' form."""
+        """Sets RoPE's base and scaling; the argument has transformers' form."""
         check_rope_values(rope_parameters)
         self.rope_parameters = dict(rope_parameters)
         optional = rope_parameters.get("rope_type", "default") in _ROPE_TYPES_WITHOUT_ORIGINAL_LENGTH

@@ -83,21 +83,22 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             position_ids: [B or 1, L] index of each token in its text; None counts from the first token that is not
                 padding, or from the beginning of each packed text.
             past_key_values: KV cache, which is read and extended.
-            inputs_embeds: [B, L, E], given instead of `input_ids`.
+            inputs_embeds: [B, L, E] embeddings, passed in place of `input_ids`.
             use_cache: whether to return a cache; None means `config.use_cache`, and False in training mode.
-            rope_frequencies: from `rope_frequencies_for`. None means those set by the context manager
-                `held_rope_frequencies`, or outside of it the checkpoint's.
+            rope_frequencies: from `rope_frequencies_for`. None means the frequencies that the context manager
+                `held_rope_frequencies` has set, or without it those of the checkpoint.
             output_hidden_states: also return the residual stream before each block and the final state.
             cu_seqlens: int32 [n + 1] for n texts packed into one row, which do not see each other: `input_ids` is
-                [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Excludes a cache and padding.
+                [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Cannot be combined with a cache or
+                padding.
             kwargs: further arguments that transformers passes to every model; ignored.
 
         Raises:
-            UserError: `output_attentions` is set, position ids fall within a row, or RoPE frequencies that depend on
-                the length would change for cached keys or differ between packed texts.
+            UserError: `output_attentions` is set, position ids decrease within a row, or RoPE frequencies that depend
+                on the length would change for cached keys or differ between packed texts.
         """
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
+            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
         if kwargs.get("output_attentions"):
             raise UserError(
                 "output_attentions is not supported, since attention weights are never materialised; remove it"
@@ -228,7 +229,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         arguments of the loss such as the Trainer's `num_items_in_batch`.
         """
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # what transformers calls it from 5.24 on
+            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -1,9 +1,9 @@
 """FlexAttention on a GPU: for attention with a bias or a sliding window, and for long texts with small heads.
 
 ALiBi, FIRE, forget gates and sliding windows run in FlexAttention, whose kernel computes the bias of each logit itself,
-so no [L, L] tensor is materialised. Where FlexAttention does not compile, a warning is logged once and `softmax`
-computes attention in blocks of rows with their bias. Texts are padded to a multiple of the block size, so that the
-kernel needs no bounds checks.
+so no [L, L] tensor is materialised. If FlexAttention does not compile, a warning is logged once, and the module
+`softmax` computes attention in blocks of rows, each with its bias. Texts are padded to a multiple of the block size, so
+that the kernel needs no bounds checks.
 
 Plain causal attention with head_dim <= `TUNED_HEAD_DIM` uses FlexAttention for long texts too, since cuDNN's attention
 pads such heads to 64.
@@ -26,12 +26,13 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Takes a logit and its batch, head, query and key index, and returns the logit with its bias."""
 
 SHORTEST = 1024
-"""Fewest tokens for which FlexAttention is used: for shorter texts, compilation costs more than it saves."""
+"""Shortest text, in tokens, for which FlexAttention is used: below, compilation costs more time than it saves."""
 LONG_TOKENS = 32768
-"""Fewest tokens for which FlexAttention is used for plain causal attention with small heads (`is_tuned`).
+"""Smallest number of tokens for which plain causal attention with small heads (`is_tuned`) uses FlexAttention.
 
 Milliseconds of cuDNN and FlexAttention on an H200 with head_dim 32 (32 heads; 16 at 65536 tokens): 0.25 and 0.39 at
-4096 tokens, 2.49 and 2.57 at 16384, 9.20 and 8.86 at 32768, 18.3 and 17.3 at 65536. Compilation takes seconds besides.
+4096 tokens, 2.49 and 2.57 at 16384, 9.20 and 8.86 at 32768, 18.3 and 17.3 at 65536. Compilation takes seconds in
+addition.
 """
 TUNED_HEAD_DIM = 32
 """Largest head_dim for which the kernel's tile sizes were tuned."""
@@ -40,7 +41,7 @@ BLOCKS_OF_ROWS = "attention is computed in blocks of rows instead"
 BLOCK_TOKENS = 128
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 256
 _RECOMPILE_LIMIT = 1024
-"""Limit on recompilations in one process: one for each dtype, head_dim, number of heads, bias and window.
+"""Limit on recompilations in one process; each dtype, head_dim, number of heads, bias and window needs one.
 
 Dynamo's own limit is eight.
 """
@@ -70,7 +71,7 @@ def listed_blocks(chosen: Tensor) -> tuple[Tensor, Tensor]:
 def causal_blocks(length: int, sliding_window: int, device: torch.device) -> BlockMask:
     """Returns the mask, in blocks of 128 x 128, of causal attention with a sliding window: 0 <= j - i < window."""
     index = torch.arange(-(-length // BLOCK_TOKENS), device=device)
-    apart = (index[:, None] - index).clamp_min(-1)  # distance in blocks, -1 where the keys are newer
+    apart = (index[:, None] - index).clamp_min(-1)  # distance in blocks, -1 if the keys are newer
     nearest, farthest = (apart * BLOCK_TOKENS + sign * (BLOCK_TOKENS - 1) for sign in (-1, 1))
     full = (apart >= 0) & (nearest >= 0) & (farthest < sliding_window)
     partial = (apart >= 0) & (nearest < sliding_window) & ~full
@@ -143,7 +144,7 @@ def flex_with_options(*heads: Tensor, tuned: bool, windowed: bool, **arguments: 
     `windowed` says that there is a sliding window. The options are literals here because `torch.compile` with dynamic
     shapes would treat numbers that are passed in as variables.
     """
-    options: Any = {"IS_DIVISIBLE": True}  # cannot be derived when the length is dynamic
+    options: Any = {"IS_DIVISIBLE": True}  # compilation cannot derive these options from a dynamic length
     if tuned:
         # no PRESCALE_QK: it rounds the scaled queries, and a bias would be added to base-2 logits
         options.update({"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3})
@@ -164,7 +165,7 @@ def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CompiledFlexAttention(OptionalKernel):
-    """`flex_causal_attention`, compiled at its first call; the warning after a failure ends with `instead`."""
+    """`flex_causal_attention`, compiled at its first call; after a failure, a warning says what runs `instead`."""
 
     def __init__(self, compiled: Callable[..., Any] | None = None, instead: str = BLOCKS_OF_ROWS) -> None:
         super().__init__("PyTorch's FlexAttention", instead)
@@ -175,8 +176,8 @@ class CompiledFlexAttention(OptionalKernel):
         compiled = self._compiled or compiled_once(flex_with_options)
 
         def attention(*heads: Tensor, **options: Any) -> Any:
-            # dynamo guards on the base of a view (a cache, a projection, a padded copy) and would compile for each;
-            # detached tensors have none
+            # dynamo guards on the base of a view (a cache, a projection, a padded copy) and would compile for each
+            # base; a detached tensor has no base
             return compiled(*(x if x.requires_grad else x.detach() for x in heads), **options)
 
         def run() -> Tensor:

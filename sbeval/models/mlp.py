@@ -1,8 +1,8 @@
 """The MLP of a decoder block, and the mixture of experts that may replace it.
 
 Tokens are sorted by expert, and all experts run in one grouped matmul (`torch.nn.functional.grouped_mm`), on a GPU
-without waiting for the number of tokens of each expert. Where rows are not a multiple of 16 bytes, or in fp64,
-`grouped_mm` does not run and the experts run one after another.
+without waiting for the number of tokens of each expert. If rows are not a multiple of 16 bytes, or in fp64,
+`grouped_mm` does not run, and the experts run one after another.
 
 Shape suffixes: N tokens, E hidden_size, X experts, T experts of a token, S = N * T rows sorted by expert, I and O
 widths in and out.
@@ -20,7 +20,7 @@ from sbeval.models.config import GATED_ACTIVATIONS, SbevalConfig
 _GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROW_BYTES = 16
 MOST_TOKENS = 16384
-"""Chunk of tokens that go through the experts at once without gradients: each token is copied for each expert."""
+"""Most tokens that pass the experts at once without gradients: each token is copied for each of its experts."""
 UNGATED = {"swiglu": "silu", "geglu": "gelu"}
 """The activation that a gated activation applies to its gate."""
 
@@ -80,7 +80,7 @@ class Experts(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
 
     def forward(self, x_SI: Tensor, end_X: Tensor) -> Tensor:
-        """Returns [S, O]; the rows of expert x end before row `end_X[x]` (int32) and begin where those of x - 1 end."""
+        """Returns [S, O]; the rows of expert x follow those of expert x - 1 and end before row `end_X[x]` (int32)."""
         is_aligned = not any(width * x_SI.element_size() % _ROW_BYTES for width in self.weight.shape[1:])
         if x_SI.dtype in _GROUPED_DTYPES and is_aligned:
             return grouped_mm(x_SI, self.weight.mT, offs=end_X)

@@ -32,7 +32,7 @@ def suits_varlen(q_1HTD: Tensor, bias: Bias | None) -> bool:
 
 
 class VarlenAttention(OptionalKernel):
-    """PyTorch's `varlen_attn`, or another `function` with the same arguments, until it fails once."""
+    """PyTorch's `varlen_attn`, or another `function` with the same arguments; after a failure it is not tried again."""
 
     def __init__(self, function: Callable[..., Any] = varlen_attn) -> None:
         super().__init__("PyTorch's variable-length attention", "attention runs once for each text instead")
@@ -51,7 +51,7 @@ class VarlenAttention(OptionalKernel):
     ) -> Tensor | None:
         """Returns [1, H, T, D], or None if the kernel failed now or before."""
         groups, longest = q_1HTD.shape[1] // k_1GTD.shape[1], max(lengths)
-        # the window of varlen_attn counts keys to the left of the query, without the query's own
+        # the window of varlen_attn counts keys to the left of the query, without the key at its position
         left_window = -1 if sliding_window is None or sliding_window >= longest else sliding_window - 1
 
         def run() -> Tensor:
@@ -86,7 +86,7 @@ def packed_softmax_attention(
         q_1HTD: queries of all texts.
         k_1GTD: keys.
         v_1GTD: values.
-        lengths: tokens of each of the S texts, in total T; a text may be empty.
+        lengths: number of tokens of each of the S texts, in total T; a text may be empty.
         scale: factor of the logits.
         sliding_window: as in `softmax_attention`.
         bias: as in `softmax_attention`.
@@ -103,7 +103,7 @@ def packed_softmax_attention(
 
 
 def text_by_text(*heads: Tensor, lengths: Sequence[int], position_ids: Tensor | None = None, **options: Any) -> Tensor:
-    """Runs `softmax_attention`, whose arguments it takes, once for each text; returns [1, H, T, D]."""
+    """Runs `softmax_attention` with these arguments, once for each text; returns [1, H, T, D]."""
     texts = [torch.split(x, list(lengths), dim=2) for x in heads]
     positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
     # cuDNN builds a plan for every new length, which takes longer than the attention of a text

@@ -71,12 +71,12 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
         Args:
             impl: implementation of stick-breaking attention; forgetting attention supports "auto" only.
-            skip_threshold: None computes every key. For stick-breaking attention: older keys are skipped once the rest
-                of a query's stick is below this value. For forgetting attention: keys are skipped as long as outputs
-                change by at most this share of the largest value.
+            skip_threshold: None computes every key. For stick-breaking attention: older keys are skipped once the
+                weight that newer keys leave for them is below this value. For forgetting attention: keys are skipped as
+                long as outputs change by at most this share of the largest value.
 
         Raises:
-            UserError: another choice than the default, for a model without such attention or implementation.
+            UserError: a choice other than the default is made, and the model has no such attention or implementation.
         """
         kernels = StickBreakingKernels(impl=impl, skip_threshold=skip_threshold)
         is_forgetting = "forgetting" in self.config.schemes and impl == "auto"

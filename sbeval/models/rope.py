@@ -1,6 +1,6 @@
 """Rotary position embeddings: frequencies for one request, and a context manager that sets them in a model.
 
-transformers keeps scaled frequencies as state of its modules, where they depend on earlier forward passes and on
+transformers keeps scaled frequencies as state of its modules; this state depends on earlier forward passes and on
 `max_position_embeddings`. Here they are computed from the original training length and the length of the request, set
 for the duration of a `with` block, and restored afterwards, in sbeval models and in models of transformers alike.
 
@@ -50,8 +50,8 @@ def rope_frequencies(
         original_length_tokens: training length before any scaling; `original_max_position_embeddings` in
             `rope_parameters` takes precedence.
         length_tokens: length of the request with all tokens it may generate; the dynamic types depend on it.
-        max_position_embeddings: divided by the original length, this is the factor of types that allow it to be
-            missing.
+        max_position_embeddings: some types allow `factor` to be missing; the factor is then this number divided by the
+            original length.
 
     Raises:
         UserError: the scaling lacks a key that its type needs, or does not fit the model.
@@ -110,7 +110,7 @@ def rotate(x_BHLD: Tensor, cos_B1LF: Tensor, sin_B1LF: Tensor) -> Tensor:
 
 
 def scaled_parameters(checkpoint_rope: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Completes a scaling with the checkpoint's `rope_theta` and `partial_rotary_factor` where it lacks them.
+    """Completes a scaling that lacks `rope_theta` or `partial_rotary_factor` with those of the checkpoint.
 
     Without a scaling, returns the checkpoint's RoPE parameters.
     """
@@ -203,10 +203,10 @@ def _scaled_layers(
     scaling: Mapping[str, Any] | None,
     original_length_tokens: int | None,
 ) -> tuple[RopeFrequencies, dict[str, Any]]:
-    """Returns frequencies and attributes as `_scaled_module`, for one layer type.
+    """Returns frequencies and attributes as `_scaled_module` does, but for one layer type.
 
-    `layer_type` is None if the module has one set of frequencies for all layers. The attributes are empty where the
-    module already has the right frequencies.
+    `layer_type` is None if the module has one set of frequencies for all layers. The attributes are empty if the module
+    already has the right frequencies.
     """
     prefix = "" if layer_type is None else f"{layer_type}_"
     inv_freq: Tensor = getattr(module, f"{prefix}inv_freq")
@@ -248,7 +248,7 @@ def _scaled_layers(
 
 
 def _of_layers(config: Any, layer_type: str | None) -> Any:
-    """Returns the configuration of one layer type, or `config` where it has none for each type."""
+    """Returns the configuration of one layer type, or `config` if layer types have no separate configurations."""
     try:
         return config if layer_type is None else config.per_layer_config[layer_type]
     except (AttributeError, KeyError, TypeError, ValueError):

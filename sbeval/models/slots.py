@@ -81,7 +81,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Number of earlier positions in a chunked prefill; 0 in a decode step, which gets explicit position ids."""
+        """Returns the number of earlier positions in a chunked prefill; 0 in a decode step, which gets position ids."""
         return 0 if self._cache.filling is None else self._cache.filling.begin
 
     def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Returns the capacity of a slot in tokens."""
         return self.room_tokens
 
-    get_max_cache_shape = get_max_length  # its name in transformers before 5.20
+    get_max_cache_shape = get_max_length  # the name of this method in transformers before 5.20
 
 
 class SlotCache(Cache):
@@ -105,8 +105,8 @@ class SlotCache(Cache):
 
     Attributes:
         position_B: int32, position that the next decode step writes first; set by the caller.
-        lengths_B: from a slot's capacity in a layer to int32 [B], number of keys that a decode step attends to there;
-            set by `begin_step`.
+        lengths_B: maps the capacity that slots have in a layer to int32 [B], the number of keys that a decode step
+            attends to in layers with that capacity; set by `begin_step`.
         length_B: `lengths_B` of the layer that was updated last.
         filling: the prefill in progress, None outside `fill`.
     """
@@ -192,7 +192,7 @@ def softmax_decode(
 
 
 def _after_earlier(room_BGKD: Tensor, new_NGQD: Tensor, filling: Filling) -> Tensor:
-    """Returns earlier keys of the slots (with a window, those still stored) and new ones, [N, G, both, D]."""
+    """Returns the slots' earlier keys (with a window, those still stored) followed by the new ones, [N, G, both, D]."""
     room = room_BGKD.shape[2]
     place_K = torch.arange(max(0, filling.begin - room), filling.begin, device=room_BGKD.device) % room
     earlier_NKGD = room_BGKD.transpose(1, 2)[filling.slots_N[:, None], place_K]

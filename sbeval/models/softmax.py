@@ -3,8 +3,8 @@
 Plain causal attention is `scaled_dot_product_attention`; for long texts on an H100 or H200, cuDNN attention in chunks
 of keys that fit the L2 cache, or FlexAttention for small heads. A mask or bias is computed by FlexAttention's kernel
 where it is faster (`suits_flex`). Otherwise attention runs in blocks of queries, with a mask for each block. If a mask
-depends only on the distance, it is computed once, and every block takes the columns it needs. Any other mask is
-computed for each block, and again in the backward pass.
+depends only on the distance, it is computed once, and every block takes the columns that it needs. Any other mask is
+computed separately for each block, and again in the backward pass.
 
 Shape suffixes: B batch, H query heads, G key/value heads, Q queries, K keys, D head_dim, R rows of a block, C keys
 visible to a block.
@@ -48,7 +48,7 @@ class Bias(Protocol):
 
     @property
     def channels(self) -> int:
-        """Numbers in memory for each query-key pair at the peak of `__call__`, for sizing blocks."""
+        """How many numbers are in memory for each query-key pair at the peak of `__call__`, for sizing blocks."""
 
     def __call__(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:
         """Returns [B or 1, H, R, C] for query positions [B or 1, R] and distances to keys (>= 0 where visible)."""
@@ -155,7 +155,7 @@ def softmax_attention(
 def long_causal_attention(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, *, scale: float) -> Tensor | None:
     """Computes plain causal attention of a long text by FlexAttention or chunked cuDNN attention, [B, H, L, D].
 
-    Returns None where `scaled_dot_product_attention` is faster or the only way, as for values with another head_dim
+    Returns None if `scaled_dot_product_attention` is faster, or is the only way, as for values with another head_dim
     than the keys.
     """
     if suits_long_flex(q_BHLD, k_BGLD, v_BGLD):
@@ -230,7 +230,7 @@ def aligned_mask(mask: Tensor) -> Tensor:
 
 
 def _masked_attention(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, last: int, mask: Tensor, scale: float) -> Tensor:
-    """Attends to the keys before `last`, as many as the mask has columns.
+    """Computes attention to the keys just before index `last`, as many as the mask has columns.
 
     cuDNN is excluded on a GPU, since it builds a plan for every new number of keys.
     """
@@ -240,7 +240,7 @@ def _masked_attention(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, last: int,
 
 
 def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:
-    """Returns the rows of a block for which `layers` masks of [rows, visible keys] stay within `MASK_ELEMENTS`."""
+    """Returns how many rows a block may have so that `layers` masks [rows, visible keys] fit into `MASK_ELEMENTS`."""
     elements = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
     if not torch.is_grad_enabled():
         elements *= _MORE_WITHOUT_GRADIENTS.get(device.type, 1)

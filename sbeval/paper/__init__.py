@@ -19,7 +19,7 @@ class PublishedValue(NamedTuple):
         table: number of the table.
         row: name of the row.
         column: name of the column.
-        value: the number, in the column's own unit.
+        value: the number, in the unit that the column has in the paper.
         source: place in the paper that the number was read from.
     """
 
@@ -40,7 +40,7 @@ class MeasuredColumn(NamedTuple):
         metric: name of the metric in lm-eval's results, without the filter.
         filter: name of lm-eval's filter.
         shots: number of few-shot examples, None for the task's default.
-        scale: factor from the measured to the published unit.
+        scale: factor by which a measured value is multiplied to get the published unit.
     """
 
     table: int

@@ -8,12 +8,12 @@
 
 Decisions:
 
-- A key in the launcher's store ends all ranks. lm-eval sets the timeout of collectives to a year, and a rank that waits
-  in a collective runs no signal handler of Python. So each rank has a thread that polls a key of the TCPStore at which
-  the ranks met, and ends the process when the key holds an error message.
+- An error message under one key of the launcher's store ends all ranks. lm-eval sets the timeout of collectives to a
+  year, and a rank that waits in a collective runs no signal handler of Python. So each rank has a thread that polls a
+  key of the TCPStore at which the ranks met, and ends the process when the key holds an error message.
 - `sbeval launch` runs accelerate's launcher in its own process, so that it can print that message in place of
   accelerate's long report about a failed child.
 - `ending.told_in_one_sentence` wraps the body of every command. A signal becomes an exception, so that temporary files
-  are removed. An error of a disk, path, network or memory becomes one sentence, whichever library raised it. A defect
-  of this package keeps its traceback.
+  are removed. An error of a disk, path, network or memory becomes one sentence, whichever library raised it. An
+  exception from a bug of this package keeps its traceback.
 """

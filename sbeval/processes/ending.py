@@ -38,7 +38,7 @@ _NETWORK_PACKAGES = ("socket", "urllib", "httpx", "httpcore", "requests", "urlli
 def told_in_one_sentence() -> Iterator[None]:
     """Runs the body of a command: prints errors as one sentence on standard error and sets the exit code.
 
-    An exception that is a defect of this package is raised again, with its traceback.
+    An exception that comes from a bug of this package is raised again, with its traceback.
 
     Raises:
         SystemExit: with code 1 and a printed sentence for an error of the user, a disk, a path, the network or memory;
@@ -128,7 +128,7 @@ def _has_message(error: BaseException | None, any_of: Sequence[str]) -> bool:
 
 
 def _sentence(error: Exception) -> str | None:
-    """Returns the sentence that is printed for an error; None for a defect of this package, which has a traceback."""
+    """Returns the sentence that is printed for an error; None for a bug of this package, which gets a traceback."""
     if isinstance(error, UserError):
         return str(error)
     if no_room(error):

@@ -29,7 +29,7 @@ def launch(arguments: Sequence[str]) -> None:
     chosen = _as_module(launch_command_parser().parse_args(list(arguments)))
     # without PYTHONSAFEPATH a checkout in the current folder would hide the installed package
     os.environ |= {LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
-    logging.disable(logging.CRITICAL)  # in this process only: launchers log pages about a failure
+    logging.disable(logging.CRITICAL)  # silenced in this process only, since launchers log pages about a failure
     try:
         launch_command(chosen)
     except ChildFailedError as error:
@@ -71,7 +71,8 @@ def _as_module(chosen: Any) -> Any:
 
 def _why(failures: Any) -> tuple[str, bool]:
     """Returns the error of the first process that failed, or how it ended; and whether other machines know it."""
-    # an error file that this package wrote has a timestamp; torch makes one without for a process that wrote none
+    # an error file that this package wrote has a timestamp; torch makes one without a timestamp for a process that
+    # wrote no error file
     error_files = [failure.error_file_data for failure in failures.values()]
     if ours := [error_file for error_file in error_files if "timestamp" in error_file]:
         earliest = min(ours, key=lambda error_file: error_file["timestamp"])

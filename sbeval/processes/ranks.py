@@ -25,7 +25,7 @@ from sbeval.errors import UserError, first_line, shown
 LAUNCHED = "SBEVAL_LAUNCHED"
 """Environment variable that `sbeval launch` sets for its processes: the launcher prints their error."""
 WAIT_SECONDS = "SBEVAL_WAIT_SECONDS"
-"""Environment variable: how many seconds ranks wait at a step for a rank that does not arrive."""
+"""Environment variable: how many seconds ranks wait at a meeting point (`waiting`) for a rank that does not arrive."""
 _TRUTHS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 _MEETING = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
 _NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -55,10 +55,10 @@ def is_first_process() -> bool:
 def check_environment(*, meeting: bool = False) -> None:
     """Checks the environment variables that tell a process its rank, which may have been set by hand.
 
-    Variables that are set to "" are unset.
+    Removes those of these variables from the environment that are set to "".
 
     Args:
-        meeting: whether the ranks are about to meet, and all variables must be there.
+        meeting: whether the ranks are about to connect to each other, so that all variables must be set.
 
     Raises:
         UserError: a value is not a number; or with `meeting`, a variable is missing or out of range.
@@ -129,7 +129,7 @@ def report_failure(error: BaseException, sentence: str | None) -> bool:
 
     Args:
         error: the error.
-        sentence: the message for the user, None for a defect of this package.
+        sentence: the message for the user, None for a bug of this package.
 
     Returns:
         Whether the user gets the message from elsewhere: from the launcher, or from a rank that failed before this one.
@@ -204,7 +204,7 @@ def _name() -> str:
 
 
 class _Watch:
-    """The thread that polls the board, and this rank's entries in the store: its name and the step that it reached."""
+    """The thread that polls the board, and this rank's store entries: its name, and its number of waits so far."""
 
     def __init__(self) -> None:
         self._store = _board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LOST_SECONDS)
@@ -216,8 +216,8 @@ class _Watch:
         self._ended, self._wakes = os.pipe()
         os.set_blocking(self._wakes, False)
         if threading.current_thread() is threading.main_thread():
-            # Python's signal handlers do not run while the main thread waits in a collective; this descriptor is
-            # written
+            # Python's signal handlers do not run while the main thread waits in a collective, but even then the
+            # signal's number is written to this descriptor
             signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         self._write(f"sbeval/name/{self._rank}", _name())
         self._looks = threading.Thread(target=self._look, daemon=True)
@@ -233,7 +233,7 @@ class _Watch:
             self._since = None
 
     def tell(self, sentence: str) -> bool:
-        """Writes an error message on the board, if it is empty; returns whether it was."""
+        """Writes an error message on the board if the board is empty; returns whether it was empty."""
         set_failing()
         with contextlib.suppress(Exception), self._using:
             return bool(self._store.compare_set(_FAILED, "", sentence).decode() == sentence)
@@ -245,7 +245,7 @@ class _Watch:
         while time.monotonic() < last:
             try:
                 failed = self._read(_FAILED)
-            except Exception:  # whatever the store raises when its machine is gone
+            except Exception:  # the store may raise any error after its machine is gone
                 return _GONE
             if failed is not None:
                 return failed
@@ -291,7 +291,7 @@ class _Watch:
         self._looks.join(_LOST_SECONDS)
 
     def _late(self, step: int) -> list[str]:
-        """Returns the names of the ranks that have not reached a step."""
+        """Returns the names of the ranks that have not reached the wait with this number."""
         late = [rank for rank in range(self._count) if int(self._read(f"sbeval/step/{rank}") or 0) < step]
         return [self._read(f"sbeval/name/{rank}") or f"rank {rank}" for rank in late]
 

@@ -14,10 +14,10 @@ Decisions:
 - Intervals are over documents, since windows of one document are not independent. Samples files hold sums for each
   document, which are resampled as clusters. Below 20 documents there is no interval. If documents differ much in size
   (standard deviation of log tokens above 1), intervals cover less than their nominal share, whichever way one
-  resamples: a large document that was not drawn leaves no trace. Such intervals are marked as doubtful. A wider rule
-  (jackknife errors, few degrees of freedom) covers 90 to 99 % there, with intervals 1.3 to 2 times as wide
-  (benchmarks/results/intervals.md). It is not used: bands over lengths would need it too, and for even sizes it covers
-  more than it says.
+  resamples: a large document that was not drawn leaves no trace. Such intervals are marked as doubtful. A method with
+  wider intervals (jackknife errors, few degrees of freedom) covers 90 to 99 % there, with intervals 1.3 to 2 times as
+  wide (benchmarks/results/intervals.md). It is not used: bands over lengths would need it too, and if documents have
+  similar sizes it covers more than its nominal share.
 - A results file names the command that made it. lm-eval stores only its arguments, so the adapter adds the command
   line, with secrets and user names in addresses removed.
 """

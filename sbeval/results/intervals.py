@@ -3,17 +3,18 @@
 A metric such as NLL per token is a ratio of sums, sum(y) / sum(x) over clusters (source documents). Its uncertainty
 comes from which documents were drawn, not from tokens or windows. Clusters are resampled with replacement, and the
 ratio is studentised by its linearised standard error in every resample (Efron & Tibshirani 1993, section 12.5): this
-keeps coverage near nominal where the percentile interval is too short. Simulated with clusters whose sizes and NLL are
-skewed and correlated (`tests/results/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20 clusters and
-93.5 % at 62; most misses lie above the upper end. The skew costs the rest: if sizes and NLL are only mildly skewed,
-or sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on one to two thousand of the same
-draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles 90.5 %, the symmetric studentised
-interval 91.8 %, and calibration by a second level of resamples 90.7 %; jackknife errors, or a scale on which the error
-is stable, gain less than a point for wider intervals.
+keeps coverage near nominal in cases in which the percentile interval is too short. Simulated with clusters whose sizes
+and NLL are skewed and correlated (`tests/results/test_intervals.py`, 3,000 draws), 95 % intervals cover 92.3 % at 20
+clusters and 93.5 % at 62; most misses lie above the upper end. The skew is the reason for the missing coverage: if
+sizes and NLL are only mildly skewed, or sizes equal, 20 clusters cover 94.6 to 95.8 %. Nothing else tried did better on
+one to two thousand of the same draws at 20 clusters: the t interval covers 87.9 %, BCa 88.1 %, BCa with t quantiles
+90.5 %, the symmetric studentised interval 91.8 %, and calibration by a second level of resamples 90.7 %. Jackknife
+errors, or a scale on which the error is stable, add less than a percentage point of coverage and widen the intervals.
 
 If sizes differ more, no resampling helps: a sample that by chance lacks a large document looks certain. `uneven` says
 when that is so, and such an interval is marked as doubtful wherever it is shown
-(`research/interval_studies/coverage.py` measures the coverage, `uneven_rules.py` that of a wider rule).
+(`research/interval_studies/coverage.py` measures the coverage, and `uneven_rules.py` the coverage of a method with
+wider intervals).
 
 Every interval and band uses `RESAMPLES` resamples. `resampled` and `linearised_errors` are the bootstrap itself; the
 simultaneous bands of a report use them too.
@@ -30,8 +31,9 @@ from numpy.typing import ArrayLike, NDArray
 
 MINIMUM_CLUSTERS = 20
 RESAMPLES = 10_000
-"""Number of bootstrap resamples. Another seed then moves an end by about 1 % of the half width, 0.2 points of coverage
-(`research/interval_studies/resamples.py`); the coverage itself is up to 3 points below nominal."""
+"""Number of bootstrap resamples. With another seed, an end of an interval moves by about 1 % of the half width, which
+is 0.2 percentage points of coverage (`research/interval_studies/resamples.py`); the coverage itself is up to 3 points
+below nominal."""
 UNEVEN_LOG_DEVIATION = 1.0
 """Standard deviation of log sizes above which intervals over documents are doubtful."""
 UNEVEN_COVERAGE = "77 to 95%"
@@ -67,8 +69,9 @@ def ratio_interval(
 
     Args:
         numerators: [C], one sum for each cluster, such as NLL in nats.
-        denominators: [C], such as tokens. A cluster whose numerator and denominator are zero is left out. One whose
-            denominator alone is zero counts, such as a window of words that lies inside one long word.
+        denominators: [C], such as tokens. A cluster whose numerator and denominator are both zero is left out. A
+            cluster with only the denominator zero is kept, such as a window that lies inside one long word when the
+            denominator counts words.
         seed: seed of the bootstrap.
         confidence: nominal coverage of the interval.
         resamples: number of bootstrap resamples.
@@ -115,9 +118,9 @@ def uneven(sizes: ArrayLike) -> bool:
 def resampled(
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], clusters: int, *, resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """Computes a statistic of every bootstrap resample, one value or row each, in chunks that limit memory.
+    """Returns a statistic's value, or row of values, for each bootstrap resample; works in chunks to limit memory.
 
-    `statistic` gets the counts float64 [b, C], how often each cluster is in each of b resamples.
+    `statistic` is called with the counts of b resamples, float64 [b, C]: how often each resample contains each cluster.
     """
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_ELEMENTS // clusters)
@@ -141,7 +144,7 @@ def linearised_errors(
         x_CW: denominators.
 
     Returns:
-        Two float64 [B, K]; NaN where a resample has no denominator.
+        Two float64 [B, K]; NaN for a resample without a denominator.
     """
     clusters, count = residuals_CK.shape
     moments = np.concatenate([residuals_CK, residuals_CK**2, residuals_CK * x_CW, x_CW, x_CW**2], axis=1)
@@ -157,7 +160,7 @@ def linearised_errors(
 def change_text(
     estimate: float, low: float = math.nan, high: float = math.nan, *, least: int = 3
 ) -> tuple[str, str, str]:
-    """Formats a difference and the ends of its interval (NaN for none) with signs, all three with as many decimals.
+    """Formats a difference and the ends of its interval (NaN for none) with signs and equally many decimals.
 
     The decimals show two significant digits of the interval's width, or of the difference if there is no interval.
     There are at least `least` decimals.

@@ -1,7 +1,7 @@
 """Saves lm-eval's results and samples files atomically: lm-eval writes to a temporary folder; complete files are moved.
 
-lm-eval itself writes a results file before its samples, in place, and only logs a warning if writing fails. Here
-samples are moved before the results file that names them, so results are never without samples.
+lm-eval itself writes a results file in place before the samples files, and only logs a warning if writing fails. Here
+the samples files are moved before the results file that names them, so no results file lacks its samples.
 """
 
 import contextlib

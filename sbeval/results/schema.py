@@ -28,7 +28,7 @@ class RecordField(NamedTuple):
 
 def fields_of(record: type[TaskRecord] | type[ModelRecord]) -> list[RecordField]:
     """Returns the fields of a record in the order of their definition."""
-    # `inspect.getdoc` removes the common indent, so entries of a section are indented by four
+    # `inspect.getdoc` removes the common indentation, so entries of a section are indented by four spaces
     meanings = {name: " ".join(text.split()) for name, text in _ENTRY.findall(inspect.getdoc(record) or "")}
     fields = dataclasses.fields(record)
     return [RecordField(field.name, _type_text(field.type), meanings[field.name]) for field in fields]

@@ -39,7 +39,7 @@ def compact_table(
     if scores:
         tables.append(_score_table({title: values for shares in scores.values() for title, values in shares.items()}))
     without_lengths = {name: row for name, row in rows.items() if name not in nll and name not in scores}
-    # numbers have keys "metric,filter"; a group without numbers has none
+    # keys of numbers are "metric,filter"; a group without numbers has no such key
     if rest := {name: row for name, row in without_lengths.items() if any("," in key for key in row)}:
         tables.append(lm_eval_table({**results, column: rest}))
     return "\n\n".join(tables)
@@ -53,7 +53,7 @@ def _by_length(row: Mapping[str, Any], metric: str) -> dict[int, Any]:
 
 
 def _scores(name: str, row: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
-    """Returns a task's scores or shares of exact answers: from a row's title to values by context length."""
+    """Returns a task's scores or shares of exact answers; maps the title of a row to its values by context length."""
     metrics = dict.fromkeys(parsed[0] for key in row if (parsed := parse_metric_key(key)))
     return {
         name

@@ -1,4 +1,4 @@
-"""Log-probabilities of target tokens, the request types with which tasks ask for them, and spans of attention.
+"""Log-probabilities of target tokens, the request types with which tasks ask for them, and how far attention looks.
 
 - `requests`: the adapter's request types and their responses, and the file format of token sequences
 - `scorer`: log-probabilities without [length, vocabulary] logits, and without waiting for the GPU
@@ -8,7 +8,7 @@
 - `non_finite`: NaN and infinite logits: detecting them, and recording null in lm-eval's tasks
 - `returned`: checks of the log-probabilities and texts that a server or an engine returns
 - `guarded`: installs these checks in lm-eval's models that call a server or an engine
-- `rounding`: differences between logits, and the differences that rounding explains
+- `rounding`: differences between logits, and how large a difference can come from rounding
 - `spans`: how far back every attention head looks
 
 Decisions:

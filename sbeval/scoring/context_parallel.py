@@ -1,9 +1,11 @@
-"""Context-parallel scoring and prefill: each rank of a group computes its chunks of a window or a prompt.
+"""Context-parallel scoring and prefill: each rank of a process group computes some chunks of a window or a prompt.
 
-Norms, MLPs and logits need only the rank's own tokens; attention exchanges keys and values. Every rank gets all scores
-of a window. After a prefill, one rank holds the KV cache of the whole prompt.
+A window is one model input whose targets are scored. Norms, MLPs and logits need only the rank's own tokens; attention
+exchanges keys and values. Every rank gets all scores of a window. After a prefill, one rank holds the KV cache of the
+whole prompt.
 
-Shape suffixes: as in `scorer`.
+Shape suffixes: B, L and N as in `scorer`, Q this rank's tokens, T tokens of a padded input, G key/value heads, D hidden
+size, or head dimension for keys and values.
 """
 
 import hashlib
@@ -22,7 +24,7 @@ from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer
 
 
 def join_context(model: nn.Module, degree: int, device: torch.device) -> ContextParallel:
-    """Makes process groups of `degree` ranks that share windows, and gives the model this rank's group.
+    """Makes process groups of `degree` ranks that score windows together; sets the model's group and returns it.
 
     Raises:
         UserError: the model does not support context parallelism, the number of processes is not a multiple of
@@ -67,7 +69,7 @@ class ContextParallelScorer(TokenScorer):
     def start_together(
         self, input_ids_BL: Tensor, row_N: Tensor, position_N: Tensor, target_N: Tensor
     ) -> PendingScores:
-        """Scores as `start` does, shared by the ranks. All ranks of the group must pass the same arguments.
+        """Scores as `start` does, but all ranks of the group compute together and must pass the same arguments.
 
         Raises:
             UserError: a target is not in the vocabulary, or the logits depend on more than the last hidden state.
@@ -78,7 +80,7 @@ class ContextParallelScorer(TokenScorer):
 
     @torch.no_grad()
     def read_together(self, input_ids_1L: Tensor, keeper: int, cache: Cache | None) -> None:
-        """Prefills a prompt, int64 [1, L], shared by the ranks. All ranks of the group must pass the same tokens.
+        """Prefills a prompt, int64 [1, L]. All ranks of the group compute together and must pass the same tokens.
 
         The rank `keeper` generates from the prompt: all keys and values are written to its `cache`. Other ranks pass
         None.
@@ -153,7 +155,7 @@ class _GatheringCache:
         return 0
 
     def update(self, k_BGQD: Tensor, v_BGQD: Tensor, layer_index: int) -> tuple[Tensor, Tensor]:
-        """Returns its arguments unchanged: attention exchanges keys between ranks as it does without a cache."""
+        """Gathers keys and values for `keeper`'s cache; returns its arguments, as attention exchanges keys itself."""
         k_BGTD, v_BGTD = (self._context.gather(local, self._keeper) for local in (k_BGQD, v_BGQD))
         if self._cache is not None:
             assert k_BGTD is not None

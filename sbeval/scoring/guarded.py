@@ -1,7 +1,7 @@
 """Checks the answers of servers and engines before lm-eval's model classes parse them.
 
 lm-eval parses an answer in a method of the model's class. `guard` monkey-patches that method on the model object with
-one that checks the answer first. Exceptions that lm-eval raises while parsing become a one-sentence error too.
+one that checks the answer first. Exceptions that lm-eval raises while parsing become a `UserError` of one sentence too.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _prompts: contextvars.ContextVar[int | None] = contextvars.ContextVar("prompts",
 
 
 def guard(lm: Any) -> None:
-    """Monkey-patches a model of lm-eval to check every answer before it parses it; idempotent."""
+    """Monkey-patches an lm-eval model object so that every answer is checked before it is parsed; idempotent."""
     for name in SCORE_READERS:
         if hasattr(lm, name) and name not in vars(lm):
             setattr(lm, name, functools.partial(_read_scores, lm, getattr(lm, name), _definer(lm, name)))
@@ -36,9 +36,9 @@ def guard(lm: Any) -> None:
 
 
 def guard_gguf(kind: type[Any]) -> None:
-    """Monkey-patches lm-eval's model class `gguf` to check every answer before it parses it.
+    """Monkey-patches lm-eval's model class `gguf` so that every answer is checked before it is parsed.
 
-    That class skips an answer without log-probabilities, and would then use the next answer for the request.
+    That class skips an answer without log-probabilities, and would then take the next request's answer for this one.
     """
     original = kind.gguf_completion
 
@@ -63,7 +63,7 @@ def guard_gguf(kind: type[Any]) -> None:
 def backend_name(lm: Any, name: str | None = None) -> str:
     """Returns lm-eval's name of the model and its server's address, without user name and password.
 
-    lm-eval registers some models under several names; `name` is the one to use, None the first.
+    lm-eval registers some models under several names; `name` chooses one of them, None means the first.
     """
     names: list[str] = [known for known, kind in model_registry.items() if kind is type(lm)] or [type(lm).__name__]
     address = USERINFO.sub("", str(getattr(lm, "base_url", None) or ""))

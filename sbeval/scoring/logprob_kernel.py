@@ -19,7 +19,7 @@ _LOAD_BYTES = 16
 
 @triton.jit
 def _columns(first, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    """Returns the columns [LANES, WIDTH] of a block. A lane's columns are adjacent, so a thread loads them at once."""
+    """Returns a block's columns as [LANES, WIDTH]. The WIDTH columns of a lane are adjacent: one thread loads them."""
     return first + WIDTH * tl.arange(0, LANES)[:, None] + tl.arange(0, WIDTH)[None, :]
 
 

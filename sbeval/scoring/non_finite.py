@@ -3,10 +3,11 @@
 A position's logits are invalid if they contain NaN or plus infinity, or if all are minus infinity. Minus infinity for
 some tokens is a probability of zero: models mask parts of their vocabulary with it.
 
-With `non_finite=null`, an invalid answer must make metrics of lm-eval's own tasks NaN. Left to lm-eval, NaN among the
-scores of multiple choices would make the first choice the most probable, and an empty text would count as a wrong
-answer. So a task's metrics are computed as usual, then replaced by NaN for documents with an invalid answer, and so are
-the means over documents. Tasks of this project do this themselves, separately for each length.
+With `non_finite=null`, an answer computed from invalid logits ("invalid answer") must make metrics of lm-eval's own
+tasks NaN. Left to lm-eval, NaN among the scores of multiple choices would make the first choice the most probable, and
+an empty text would count as a wrong answer. So a task's metrics are computed as usual, then replaced by NaN for
+documents with an invalid answer, and so are the means over documents. Tasks of this project do this themselves,
+separately for each length.
 
 Shape suffixes: B rows, N scored positions, V vocabulary.
 """
@@ -33,7 +34,7 @@ NEVER = 2**62
 
 
 class NonFiniteError(UserError):
-    """The model computed NaN or infinity. `found` says where, without the remedy; `row` is the row of the batch."""
+    """The model computed NaN or infinity. `found` says where, without a remedy; `row` is the batch row."""
 
     def __init__(self, found: str, row: int = 0, request: str = "") -> None:
         super().__init__(f"{found}{request and f' in {request}'}: {REMEDY}.")
@@ -47,8 +48,9 @@ class NonFiniteError(UserError):
 def non_finite_weights(model: nn.Module) -> list[str]:
     """Returns the names of the parameters that hold NaN or infinity.
 
-    They must be searched for: attention may turn an infinite key into finite logits, so that no answer shows it. Each
-    parameter is summed first, since the sum is not finite if a value is not. Meta tensors and integers are skipped.
+    The weights must be searched, because attention may turn an infinite key into finite logits, so that no answer shows
+    the fault. Each parameter is summed first, since the sum is not finite if a value is not. Meta tensors and integers
+    are skipped.
     """
     names = []
     for name, weight in model.named_parameters():
@@ -101,7 +103,7 @@ class NoText(str):
 class FiniteWatch(LogitsProcessor):
     """Records, on the device, each row's first decode step with invalid logits; only `first_tokens` waits for the GPU.
 
-    As a logits processor it returns the logits, with zeros in rows where they are invalid, so that sampling does not
+    As a logits processor it returns the logits, with zeros in rows whose logits are invalid, so that sampling does not
     fail. Other decoding loops call `note` once a step, which a CUDA graph can capture.
 
     Args:
@@ -138,7 +140,7 @@ class FiniteWatch(LogitsProcessor):
         return invalid_B
 
     def begin(self, rows_N: Tensor) -> None:
-        """Resets these rows, because other texts begin in them."""
+        """Resets these rows of the batch, because a new text begins in each."""
         self.first_B[rows_N] = NEVER
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -155,7 +157,7 @@ class FiniteWatch(LogitsProcessor):
 
 
 class Null(float):
-    """NaN as the metric of a document with an invalid answer; other NaN may come from the metric itself."""
+    """The NaN that replaces a metric of a document with an invalid answer; a plain NaN comes from the metric itself."""
 
 
 class _NullAnswers(list[Any]):
@@ -189,7 +191,7 @@ def is_null(answer: Any) -> bool:
 
 
 def _mark_answers(task: Any) -> bool:
-    """Puts the marks of invalid answers back, which lm-eval's filters lose; returns whether there are any."""
+    """Marks invalid answers again after lm-eval's filters have lost the marks; returns whether the task has any."""
     marked = [instance for instance in task.instances if any(map(is_null, instance.resps))]
     for instance in marked:
         for name, filtered in instance.filtered_resps.items():
@@ -205,14 +207,14 @@ def _with_null_metrics(process: Callable[..., Mapping[str, Any]]) -> Callable[..
     def process_results(document: Any, results: Sequence[Any]) -> Mapping[str, Any]:
         if not any(map(is_null, results)):
             return process(document, results)
-        # metrics of a stand-in are computed only for their names
+        # metrics of the replaced answers are computed only to learn the names of the metrics
         return dict.fromkeys(process(document, [_stand_in(answer) for answer in results]), Null(math.nan))
 
     return process_results
 
 
 def _stand_in(answer: Any) -> Any:
-    """Returns an answer of the same type from which metrics can be computed."""
+    """Returns a valid answer of the same type in place of an invalid one, so that metrics can be computed."""
     if isinstance(answer, tuple) and is_null(answer):
         return (0.0, *answer[1:])
     return 0.0 if isinstance(answer, float) and is_null(answer) else answer

@@ -1,18 +1,19 @@
 """The adapter's own lm-eval request types: their arguments, responses, and the file that holds token sequences.
 
 `token_logprobs`: log-probabilities of a window of text. A window of context length L is exactly L model inputs: one
-lead-in token, then the first L - 1 targets. Its last `scored` targets are scored. Requests hold neither texts nor token
-lists: `key` names a token range, which task and adapter look up with `sbeval.corpora.resolve_tokens`.
+token before the first target (`lead_in`, such as BOS), then the first L - 1 targets. Only the last `scored` of its L
+targets are scored. Requests hold neither texts nor token lists: `key` names a token range, which task and adapter look
+up with `sbeval.corpora.resolve_tokens`.
 
 `target_logprobs`: log-probabilities of answers inside a sequence. A request names (position, target) pairs; each target
-is scored at the output of its position, given the inputs up to there. Targets need not be the next tokens of the
-sequence. Many sequences are written to one file, and `key` names the file and the row.
+is scored at the output of its position, which depends on the inputs up to that position. Targets need not be the next
+tokens of the sequence. Many sequences are written to one file, and `key` names the file and the row.
 
 `attention_span`: how far back every layer and head looks.
 
 An `Instance` of the first two types also has a function `cuts`, for models that return only sums of log-probabilities.
-It returns the scored targets, counted from 0, at which a new sum begins. (With `target_logprobs` a new sum also begins
-at every target that is not the sequence's next token.)
+It returns the indices, counted from 0 among the scored targets, at which a new sum begins. (With `target_logprobs` a
+new sum also begins at every target that is not the sequence's next token.)
 
 Shape suffixes: L input length, T targets.
 """
@@ -61,7 +62,7 @@ class TokenLogprobsRequest(NamedTuple):
     Attributes:
         key: names the L target tokens of the window (`sbeval.corpora.token_key`).
         context_length: L, the number of model inputs.
-        lead_in: token id fed before the first target.
+        lead_in: id of the input token before the first target.
         scored: how many of the last targets to score, 1 to L.
     """
 
@@ -93,13 +94,14 @@ class AttentionSpanRequest(NamedTuple):
     """Arguments of one `attention_span` request; a plain tuple, as lm-eval expects.
 
     The response is a list with one row for each layer and head: [layer, head, span at 50 %, at 90 %, at 99 %, remaining
-    stick, weight on the first token, entropy]. Spans are in keys and the entropy in nats; each value is the mean over
-    the queries. Spans and entropy are None if a head gave no weight to any key.
+    stick, weight on the first token, entropy]. A span at 90 % is the number of newest keys that together hold 90 % of a
+    query's weight; the remaining stick is the weight that no key received. The entropy is in nats. Each value is the
+    mean over the queries. Spans and entropy are None if a head gave no weight to any key.
 
     Attributes:
         key: names the L inputs (`sbeval.corpora.token_key`).
         context_length: L.
-        queries: number of last positions over whose queries the means are taken.
+        queries: number of last positions of the window; the means are over their queries.
     """
 
     key: str

@@ -26,7 +26,7 @@ from sbeval.errors import UserError, shown
 ROUNDING_NATS = 0.01
 """How far a log-probability may exceed 0, in nats, because of rounding."""
 LEAST_NATS = -9900.0
-"""Log-probabilities down from this value mean minus infinity: OpenAI's API and vLLM write -9999, in bf16 -9984."""
+"""This log-probability and lower ones stand for minus infinity: OpenAI's API and vLLM write -9999, in bf16 -9984."""
 _LEAST_ZEROS = 4
 ECHO_REMEDY = "use a server that scores prompts with echo=True, as vLLM does and llama.cpp does not"
 """What to do about a server that returns no log-probabilities of prompts."""
@@ -38,7 +38,7 @@ _BYTES = re.compile(r"bytes:|<0x[\dA-F]{2}>")
 
 
 class WrongAnswerError(UserError):
-    """A server's answer that cannot be right. `prompt` holds the tokens of the prompt with the fault, if it is one."""
+    """A server's answer that cannot be right. `prompt` holds the tokens of its prompt, or None."""
 
     def __init__(self, message: str, prompt: Sequence[int] | None = None) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class WrongAnswerError(UserError):
 
 
 class OtherPromptError(WrongAnswerError):
-    """An answer that echoes tokens which differ from its prompt's."""
+    """An answer whose echoed tokens differ from those of its prompt."""
 
 
 class PromptBatch(NamedTuple):
@@ -403,7 +403,7 @@ def _token_texts_of(tokenizer: Any) -> _TokenTexts:
 
 
 def _token_texts(tokenizer: Any) -> _TokenTexts | None:
-    """Returns the texts of a local tokenizer's tokens; None for a server's tokenizer, which needs a call for each."""
+    """Returns the token texts of a local tokenizer; None for a tokenizer on a server: each text needs a request."""
     local = any(hasattr(tokenizer, name) for name in ("convert_ids_to_tokens", "decode_single_token_bytes"))
     return _token_texts_of(tokenizer) if local else None
 

@@ -1,4 +1,4 @@
-"""Relative differences between logits, and how large a difference rounding alone explains.
+"""Relative differences between logits, and how large a difference can come from rounding.
 
 Shape suffixes: L positions, V vocabulary.
 """
@@ -17,8 +17,9 @@ _LEAST_EPS = 4.0
 def shares_apart(found_LV: Tensor, expected_LV: Tensor) -> Tensor:
     """Returns the relative difference of two models' logits at each position, float64 [L].
 
-    It is the norm of the difference, divided by the norm of the expected logits minus their mean. It is infinite where
-    `found_LV` holds NaN. Tokens whose expected logit is infinite, such as masked tokens, are left out.
+    It is the norm of the difference, divided by the norm of the expected logits minus their mean. It is infinite at
+    positions at which `found_LV` holds NaN. Tokens whose expected logit is infinite, such as masked tokens, are left
+    out.
     """
     expected_LV, found_LV = expected_LV.double(), found_LV.double().to(expected_LV.device)
     numbers_LV = expected_LV.isfinite()
@@ -32,10 +33,10 @@ def shares_apart(found_LV: Tensor, expected_LV: Tensor) -> Tensor:
 
 
 def least(dtype: torch.dtype, device: torch.device) -> float:
-    """Returns the relative difference (see `shares_apart`) that rounding can explain in any model with this dtype.
+    """Returns a relative difference (see `shares_apart`) that can come from rounding in any model with this dtype.
 
-    A lower bound for tolerances that are measured with `rounded_anew`: even if random rounding hardly changes a model's
-    logits, another order of summation may.
+    It is a lower bound for tolerances that are measured with `rounded_anew`: even if random rounding hardly changes a
+    model's logits, another order of summation may.
     """
     eps = torch.finfo(dtype).eps
     if device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):

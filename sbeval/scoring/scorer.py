@@ -2,11 +2,12 @@
 
 The model's body runs once over the whole input. The head then runs over chunks of the scored positions: the full model
 is called while its body's forward is patched to return the hidden states. So whatever the model does to its logits
-(soft-capping, scaling) is applied, and nothing is assumed about the head. The first 16 tokens are run both ways first.
-If the logits differ or the split fails, the model's ordinary forward is used for everything.
+(soft-capping, scaling) is applied, and nothing is assumed about the head. Before that, the first 16 tokens are run both
+in this way and by the model's ordinary forward. If the logits differ or the split fails, the ordinary forward is used
+for everything.
 
-Shape suffixes: B rows, L input length, P prefix length, N scored positions, C positions of one chunk, D hidden size,
-V vocabulary.
+Shape suffixes: B rows, L input length, P prefix length, N scored positions, C positions of one chunk, D hidden size, V
+vocabulary.
 """
 
 import logging
@@ -87,7 +88,7 @@ class TokenScorer:
     Args:
         model: the model.
         chunk_logits: number of logits computed at once; None chooses by device (`CHUNK_LOGITS`).
-        non_finite: "error" raises where a log-probability is not finite, "null" returns NaN there.
+        non_finite: "error" raises if a log-probability is not finite, "null" returns NaN in its place.
     """
 
     def __init__(self, model: nn.Module, *, chunk_logits: int | None = None, non_finite: NonFinite = "error") -> None:
@@ -118,11 +119,12 @@ class TokenScorer:
 
         Args:
             input_ids_BL: int64 [B, L] model inputs.
-            row_N: int64 [N], the row of each target. Pass this and the next two on the CPU: on a GPU the call waits.
+            row_N: int64 [N], the row of each target. Pass this and the next two tensors on the CPU: if they are on a
+                GPU, the call waits.
             position_N: int64 [N], the input position whose output predicts the target.
             target_N: int64 [N] token ids.
-            after: the KV cache of tokens before every row, from `read`; positions do not count these tokens. It can be
-                used again.
+            after: the KV cache of tokens before every row, from `read`; positions do not count these tokens. The cache
+                can be used again.
 
         Raises:
             UserError: a target is not in the model's vocabulary.

@@ -31,8 +31,8 @@ _BLOCK_WEIGHTS = 2**24
 def spans(weights_HRK: Tensor, newest_R: Tensor) -> Tensor:
     """Returns the number of newest keys that hold each of `SHARES` of a query's weight, float64 [H, R, shares].
 
-    NaN for a query without weight. Weights must be 0 for masked keys; `newest_R` is the newest key that each query
-    sees.
+    NaN for a query without weight. Weights must be 0 for masked keys; `newest_R` is the index of the newest key that
+    each query sees.
     """
     cumulative_HRK = weights_HRK.double().flip(-1).cumsum(-1)
     total_HR1 = cumulative_HRK[..., -1:]
@@ -87,7 +87,8 @@ class Layer(NamedTuple):
     """The measures of one layer.
 
     Attributes:
-        means_HM: float64 [H, measures] on the CPU, means over the queries in the order of a response's row.
+        means_HM: float64 [H, measures] on the CPU, means over the queries, in the order of the columns that
+            `AttentionSpanRequest` describes.
         not_finite_K: bool [K] on the model's device, whether a position has NaN or infinite values.
     """
 
@@ -127,9 +128,10 @@ def _recorded(model: nn.Module, queries: int, layers: list[Layer]) -> Iterator[N
 Weights = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, int]]
 """A function that computes attention weights.
 
-It takes queries [1, H, R, D], keys [1, G, K, D] up to the last query, and the first query's position. It returns
-weights
-[H, R, K], remaining sticks [H, R], and the distance from a query to the newest key that it sees (0 or 1)."""
+Its arguments are queries [1, H, R, D], keys [1, G, K, D] up to the last query, and the first query's position. It
+returns weights [H, R, K], remaining sticks [H, R], and the distance from a query to the newest key that it sees (0 or
+1).
+"""
 
 
 def _stick_breaking(mixer: Any, q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Tensor, Tensor, int]:
@@ -211,7 +213,7 @@ def _recorded_interface(model: nn.Module, queries: int, layers: list[Layer]) -> 
             elif isinstance(mask, Tensor):
                 mask_RK = mask[0, 0, first : first + q_1HRD.shape[2], : k_1GKD.shape[2]]
                 seen_RK = mask_RK if mask_RK.dtype == torch.bool else mask_RK == 0
-            else:  # an object that describes a window's or a chunk's mask by each query's first visible key
+            else:  # an object that describes a window or chunk mask by each query's first visible key
                 back_R = position_R - mask.first(position_R)
                 seen_RK = (distance_RK >= 0) & (distance_RK <= back_R[:, None])
             return _softmax_weights(q_1HRD, k_1GKD, scale, seen_RK, 0.0)

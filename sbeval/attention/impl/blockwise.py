@@ -1,14 +1,15 @@
 """Stick-breaking attention in plain PyTorch, block by block: O(L) memory, any device, differentiable. CPUs run this.
 
-Each block of rows visits the keys newest to oldest and carries the log of the remaining stick. The backward pass
-repeats that walk to compute the stick before each tile of keys, then goes oldest to newest (paper, equation 6).
+Each block of rows visits the keys newest to oldest and carries the log of the remaining stick, the weight that is left
+for older keys. The backward pass visits them once more in this order to compute the stick before each tile of keys,
+then goes oldest to newest (paper, equation 6).
 
-On a CPU each thread computes whole blocks of rows. Gradients of keys and values are accumulated in lanes: blocks that
-may run at the same time have different lanes, and the lanes are summed in a fixed order. So the bits of the gradients
-depend on the number of threads, but not on which thread was faster.
+On a CPU each thread computes whole blocks of rows. Gradients of keys and values are accumulated in several buffers
+(lanes): blocks that may run at the same time have different lanes, and the lanes are summed in a fixed order. So the
+bits of the gradients depend on the number of threads, but not on which thread was faster.
 
-Shape suffixes: n a range of batch times key/value heads, R rows of a block, J keys of a tile, D head_dim; the others
-as in `tiles`.
+Shape suffixes: n a range of batch times key/value heads, R rows of a block, J keys of a tile, D head_dim; the others as
+in `tiles`.
 """
 
 import math
@@ -110,7 +111,8 @@ def _backward(
                 sticks.append(log_stick_nR[..., None].exp().to(q_nRD.dtype))
                 log_stick_nR -= spent(tiles.logits(q_nRD, block, tile)).sum(-1)
             dq_nRD = torch.zeros_like(q_nRD)
-            # the gradient that older keys and the remainder contribute to a key's logit; it starts with the remainder's
+            # the gradient that older keys and the remainder contribute to a key's logit; it starts with that of the
+            # remainder
             older_nR1 = tiles.rows(d_spent_NSQ, block)[..., None]
             for tile, stick_nR1 in zip(reversed(walk), reversed(sticks), strict=True):
                 logits_nRJ = tiles.logits(q_nRD, block, tile)

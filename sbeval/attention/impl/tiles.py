@@ -1,8 +1,9 @@
 """The blocks of rows and tiles of keys that `blockwise` and `span` visit, and the threads that compute them on a CPU.
 
 Keys are stored newest first, so that sums over newer keys are plain cumulative sums. On a CPU each thread computes
-whole blocks of rows, with PyTorch's own threading off: one barrier for the whole call instead of one for each of about
-ten operations a tile. Each head can also stop as soon as its own sticks are spent.
+whole blocks of rows, with PyTorch's own threading off: that needs one barrier for the whole call instead of one for
+each of about ten operations in every tile. Each head can also stop as soon as its own sticks are spent, that is, as
+soon as newer keys have taken nearly all weight.
 
 Shape suffixes: B batch, H query heads, G key/value heads, N batch times key/value heads, n a range of them, S query
 heads that share a key/value head, Q queries, R rows of a block (S times its queries), K keys, J keys of a tile, D
@@ -51,14 +52,14 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Queries and keys laid out for the walk over the keys, and the blocks of rows.
+    """Queries and keys, laid out for visiting the keys newest first, and the blocks of rows.
 
     Attributes:
         q_NSQD: queries times the scale, in fp32 or wider.
         k_NKD: keys, newest first.
         attend_current: whether a query attends to its own position.
         causal: whether queries are the last positions of the keys; else every key is older than every query.
-        seq_start_N: first position behind left padding, or None.
+        seq_start_N: first position after left padding, or None.
         row_blocks: all blocks of rows; those that may visit the most keys come first.
         tile_keys: keys of a tile.
     """
@@ -144,7 +145,7 @@ class Tiles:
         target.copy_(rows_nRD.view(target.shape))
 
     def logits(self, q_nRD: Tensor, block: RowBlock, tile: slice) -> Tensor:
-        """Returns the logits of a tile, [n, R, J], -inf where a row does not see a key."""
+        """Returns the logits of a tile, [n, R, J]; -inf for keys that a row does not see."""
         logits_nRJ = (q_nRD @ self.k_NKD[block.heads, tile].mT).clamp_(max=LARGEST_LOGIT)
         newest_key = self.k_NKD.shape[1] - 1 - tile.start
         length = tile.stop - tile.start
@@ -183,8 +184,8 @@ def most_row_blocks(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> int:
 def log_of_least_stick(skip_threshold: float | None, like: Tensor) -> float | None:
     """Returns the log of the stick below which older keys are skipped; None to visit all keys without a check.
 
-    Without a threshold, the walk on a CPU still ends once a stick underflows to zero in the dtype. On other devices
-    that check would cost a transfer to the host.
+    Without a threshold, the loop over the keys on a CPU still ends once a stick underflows to zero in the dtype. On
+    other devices that check would cost a transfer to the host.
     """
     if skip_threshold is not None:
         return math.log(skip_threshold)

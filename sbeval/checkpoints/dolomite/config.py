@@ -45,8 +45,9 @@ class DolomiteConfig:
         blocks: whether the configuration has a list of blocks (generation C) or is flat (generation A, and softmax
             models of its time).
         positions: "rope", "nope", "alibi" or "learned_absolute".
-        has_remainder: whether the remainder is added to the output of stick-breaking layers.
-        has_head_norm: whether stick-breaking layers have a norm for each head; None if only the tensors tell.
+        has_remainder: whether the output of stick-breaking layers has a term for the remainder, the attention weight
+            that no key received.
+        has_head_norm: whether stick-breaking layers have a norm for each head; None if only the tensors show it.
         mixers: attention of each layer.
         mlps: MLP of each layer.
         fields: further fields of `SbevalConfig`.
@@ -130,7 +131,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
 
 
 def family_layers(source: DolomiteConfig, *, remainder: str, head_norm: bool) -> dict[str, Any]:
-    """Returns the fields of `SbevalConfig` that describe layers, with `layer_overrides` where layers differ.
+    """Returns the fields of `SbevalConfig` that describe layers, with `layer_overrides` if layers differ.
 
     `remainder` and `head_norm` apply to the stick-breaking layers.
 

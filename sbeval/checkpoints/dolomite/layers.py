@@ -35,7 +35,7 @@ class DolomiteMixer:
         attention_multiplier: factor of the logits; None means head_dim ** -0.5.
         sliding_window: number of keys that a query sees, including its own; None means all.
         exclusive_self_attention: whether the projection on the position's own value is subtracted from the output.
-        attention_gate: whether `c_attn` has further rows, for gates of the heads.
+        attention_gate: whether `c_attn` has further rows, which compute a gate for each head.
         qkv_bias: whether `c_attn` has a bias; None if no key says so.
         output_bias: whether `c_proj` has a bias; None if no key says so.
     """
@@ -172,7 +172,7 @@ def _mixer(block: ConfigValues, layer: int, hidden_size: int, default_heads: int
     if kind == "softmax_attention":
         fields["head_dim"] = _head_dim(block.count("head_dim", default=None), hidden_size, heads)
         fields["attention_multiplier"] = _multiplier(block, layer, fields["attention_multiplier"], fields["head_dim"])
-        # lm-engine counts the keys to the left of a query, without the query's own
+        # lm-engine counts the keys to the left of a query, without the key at its position
         window = block.count("sliding_window", default=None)
         fields["sliding_window"] = None if window is None else window + 1
         fields["exclusive_self_attention"] = block.get("exclusive_self_attention", bool, False)

@@ -29,7 +29,7 @@ def read_dolomite(
     """Reads the tensors of a dolomite checkpoint.
 
     `kv_expand` says which key/value head stick-breaking query head q uses: "interleave" q // R, "tile" q % G, and
-    "auto" the one of the checkpoint's generation.
+    "auto" follows the generation of the checkpoint.
 
     Returns:
         The name of the format, the configuration, and the state dict of `SbevalForCausalLM`.
@@ -162,7 +162,7 @@ def _norm(config: SbevalConfig, weights: Weights, theirs: str, ours: str) -> dic
 
 
 def _head_order(config: SbevalConfig, *, tiled: bool) -> Tensor:
-    """Returns for each query head of the sbeval model, which interleaves groups, its index in the checkpoint, [H]."""
+    """Returns [H]: each sbeval query head's index in the checkpoint; sbeval keeps heads of one key head adjacent."""
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     return torch.arange(heads).view(heads // groups, groups).T.flatten() if tiled else torch.arange(heads)
 

@@ -1,4 +1,4 @@
-"""Attention with queries and keys rotated separately for each zone of an extrapolation method.
+"""Attention with queries and keys rotated separately for each zone (set of query-key pairs) of a method.
 
 With FlexAttention, there is one call for each zone, and the outputs are merged by their log-sum-exps. Otherwise
 attention runs in blocks of rows, each with one softmax over the keys of all zones. Neither materialises all pairs.
@@ -34,7 +34,7 @@ class ExtrapolatedAttention(NamedTuple):
     """Causal softmax attention with an extrapolation method; a tuple, so that accelerate can move it between devices.
 
     Attributes:
-        method: the method, which maps positions to the positions that are rotated by.
+        method: the method, which maps positions to those by which queries and keys are rotated.
         frequencies: RoPE frequencies.
         angle_dtype: dtype of the cosine and sine tables; None means fp32, as in sbeval models.
     """
@@ -56,7 +56,7 @@ class ExtrapolatedAttention(NamedTuple):
             heads: unrotated queries [B, H, Q, D], and keys and values [B, G, K, D].
             scale: factor of the logits.
             seq_start_B: index of the first key that is not padding; outputs before it are undefined.
-            lengths: tokens of each of several texts packed into one row, which do not see each other.
+            lengths: number of tokens of each of several texts packed into one row, which do not see each other.
         """
         if lengths is not None and len(lengths) > 1:
             texts = zip(*(torch.split(x, list(lengths), dim=2) for x in heads), strict=True)
@@ -73,7 +73,7 @@ class ExtrapolatedAttention(NamedTuple):
         rotated_keys: dict[OfPosition, Tensor] = {}
 
         def rotated(zone: Zone) -> tuple[Tensor, Tensor]:
-            if zone.key not in rotated_keys:  # zones may rotate keys alike
+            if zone.key not in rotated_keys:  # several zones may rotate the keys in the same way
                 rotated_keys[zone.key] = self._rotated(k_BGKD, zone.key(position_BK))
             return self._rotated(q_BHQD, zone.query(position_BQ)), rotated_keys[zone.key]
 
@@ -162,7 +162,7 @@ def flex_with_sums(
     Returns:
         The output [B, H, L, D], and the log-sum-exp of each query's logits, [B, H, L].
     """
-    options: Any = {"IS_DIVISIBLE": True}  # cannot be derived when the length is dynamic
+    options: Any = {"IS_DIVISIBLE": True}  # compilation cannot derive these options from a dynamic length
     output, aux = flex_attention(
         q_BHLD,
         k_BGLD,

@@ -1,9 +1,9 @@
 """The extrapolation methods, each as functions of positions, and the parser of the option `extrapolation`.
 
-Every method but `log_length` splits the query-key pairs into zones. In each zone, queries and keys are rotated by other
-positions, so that no distance exceeds the training length (with `self_extend`: unless the text is too long for its
-group size). A query's keys in one zone are consecutive, and no key is in two zones. Positions are int64 tensors of any
-shape, counted from the beginning of a text; positions below 0 are padding.
+Every method but `log_length` splits the query-key pairs into zones, such as near and distant pairs. In each zone,
+queries and keys are rotated by modified positions, so that no distance exceeds the training length (with `self_extend`:
+unless the text is too long for its group size). A query's keys in one zone are consecutive, and no key is in two zones.
+Positions are int64 tensors of any shape, counted from the beginning of a text; positions below 0 are padding.
 """
 
 import dataclasses
@@ -74,11 +74,11 @@ def _self_extend(group: int, window: int) -> tuple[Zone, ...]:
 
 
 def _dual_chunk(chunk: int, local: int) -> tuple[Zone, ...]:
-    """Dual chunk attention (An et al. 2024, arXiv 2402.17463); `chunk` is s there, `local` w, and their sum c.
+    """Dual chunk attention (An et al. 2024, arXiv 2402.17463); the paper calls `chunk` s, `local` w, and their sum c.
 
     A key's position is its index within its chunk. A query's position is its index within its chunk for keys of the
-    same chunk, that plus `chunk` (at most `chunk + local - 1`) for the previous chunk, and `chunk + local - 1` for all
-    older chunks.
+    same chunk, that index plus `chunk` (at most `chunk + local - 1`) for keys of the previous chunk, and always
+    `chunk + local - 1` for keys of all older chunks.
     """
     farthest = chunk + local - 1
 
@@ -167,7 +167,7 @@ SPELLINGS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Extrapolation:
-    """A method with its parameters in tokens; hashable. `training_length_tokens` is for `log_length`."""
+    """A method with its parameters in tokens; hashable. Only `log_length` uses `training_length_tokens`."""
 
     method: str
     numbers: tuple[int, ...] = ()

@@ -28,7 +28,7 @@ from sbeval.models.positions import Positions
 from sbeval.models.slots import SlotCache
 
 _UNIT = 256.0
-"""Constant in the queries' extra channels; dividing the keys' by it keeps them within the range of float16."""
+"""Constant in the queries' extra channels; dividing the keys' channels by it keeps them in float16's range."""
 _MULTIPLE = 8  # kernels read rows of 16 bytes
 
 
@@ -101,7 +101,8 @@ def sums_in(k_BGKC: Tensor, head_dim: int, members: int, scale: float) -> Tensor
 
 
 def _channels_per_number(dtype: torch.dtype) -> int:
-    # three for float32 as well, since its matmuls may round to TF32, whose mantissa is as short as that of float16
+    # three channels for float32 as well, since its matmuls may round to TF32, whose mantissa is as short as that of
+    # float16
     return 1 if dtype == torch.float64 else 3
 
 
@@ -134,7 +135,7 @@ class TokenShift(nn.Linear):
 
 
 def cached_channels(config: SbevalConfig, dtype: torch.dtype) -> int:
-    """Returns the numbers that the KV cache stores for a position and key head.
+    """Returns how many numbers the KV cache stores for each position and key head.
 
     They are key and value, extra channels for the forget gates, and the unshifted key and value for a token shift.
     """

@@ -12,7 +12,7 @@ of the weight of query j, where i is the newest of a block's n keys. Blocks 0 to
 half the threshold for all queries of a block. Outputs then change by at most the threshold times the largest value.
 
 Shape suffixes: B batch, H query heads, G key/value heads, L positions, D head_dim, R blocks of queries, C blocks of
-keys, or D and the extra channels.
+keys, or channels: D plus the extra ones for the forget gates.
 """
 
 import math
@@ -63,7 +63,7 @@ def oldest_blocks(q_BHLD: Tensor, k_BGLD: Tensor, sums_BHL: Tensor, *, scale: fl
 
 
 def blocks_from(oldest_BHR: Tensor, length: int) -> BlockMask:
-    """Returns the mask, in blocks of 128 x 128, with the blocks of keys from the oldest needed one to the query's own.
+    """Returns the mask, in blocks of 128 x 128, of the blocks of keys from the oldest needed one to the query's block.
 
     `length` is a multiple of 128.
     """
@@ -98,10 +98,11 @@ def whole_text_attention(
         head_dim: number of channels before the extra ones.
         scale: factor of the logits.
         sliding_window: number of newest keys that a query sees; with a window, no blocks are skipped.
-        skip_threshold: largest change of an output by skipped keys, as a share of the largest value; None skips none.
+        skip_threshold: largest change of an output by skipped keys, as a share of the largest value; None skips no
+            keys.
 
     Returns:
-        The output, or None where another implementation is faster or FlexAttention does not compile.
+        The output, or None if another implementation is faster or FlexAttention does not compile.
     """
     q_BHLD, k_BGLD, v_BGLD = (x[..., :head_dim] for x in (q_BHLC, k_BGLC, v_BGLC))
     if not suits_flex(q_BHLD, k_BGLD, v_BGLD, k_BGLC):

@@ -4,5 +4,5 @@
 - `rotary`: fused rotary embedding
 - `one_row`: linear layers for a batch of one token, fused with norm, activation, residual and rotary embedding
 - `slots`: writing keys and values into slots of the KV cache, and softmax attention of a decode step over slots
-- `devices`: where Triton kernels run, and PyTorch kernels with a fallback
+- `devices`: on which devices Triton kernels run, and PyTorch kernels with a fallback
 """

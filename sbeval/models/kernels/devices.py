@@ -1,4 +1,4 @@
-"""Checks where Triton kernels run, and a wrapper for PyTorch kernels that some builds or GPUs do not support."""
+"""Checks on which devices Triton kernels run, and wraps PyTorch kernels that some builds or GPUs do not support."""
 
 import logging
 import os

@@ -45,7 +45,7 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
     Args:
         activation: one of `sbeval.models.config.PLAIN_ACTIVATIONS`.
         gate: [..., F] in fp16, bf16 or fp32; rows need not be contiguous with each other.
-        up: [..., F], likewise.
+        up: [..., F]; dtype and strides as for `gate`.
         out_width: W, width of the output with zero padding; None means F.
 
     Returns:
@@ -67,7 +67,7 @@ def kernel_gated(activation: str, gate: Tensor, up: Tensor, *, out_width: int | 
 
 
 def _readable(x_NF: Tensor) -> int:
-    """Returns the elements from the start of a row that are safe to read, at least F.
+    """Returns how many elements from the start of a row are safe to read, at least F.
 
     They include the gap before the next row, so that loads of 16 bytes may read past F.
     """

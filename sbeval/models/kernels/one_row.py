@@ -150,14 +150,14 @@ def map_parameters(*, outputs: int, inputs: int, gated: bool) -> MapParameters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """Where the kernel writes the newest position's key and value, and its rotary angles.
+    """The cache entry into which the kernel writes a new key and value, and the rotary angles of its position.
 
     Attributes:
         k_GKD: cached keys of one text; the last dimension is contiguous.
-        v_GKD: cached values, likewise.
+        v_GKD: cached values of the text; the last dimension is contiguous.
         position_1: position of the new token, an integer on the device; the index in the cache is this modulo K.
         cos_F: cosines for the first 2 F channels of each query and key; None applies no rotation.
-        sin_F: sines, likewise.
+        sin_F: sines for the same channels.
     """
 
     k_GKD: Tensor
@@ -168,7 +168,7 @@ class Slot:
 
     @property
     def pairs(self) -> int:
-        """F, or 0 without rotation."""
+        """Number of rotated pairs of channels (F); 0 without rotation."""
         return 0 if self.cos_F is None else len(self.cos_F)
 
 

@@ -53,7 +53,7 @@ def kernel_rotate(x_BHLD: Tensor, cos_BLF: Tensor, sin_BLF: Tensor) -> Tensor:
     Args:
         x_BHLD: queries or keys in fp16, bf16 or fp32, in any memory layout.
         cos_BLF: cosines [B or 1, L, F], with F at most D / 2; rows need not be contiguous with each other.
-        sin_BLF: sines, likewise.
+        sin_BLF: sines, in the same shape.
 
     Returns:
         [B, H, L, D] in x's dtype and memory layout.

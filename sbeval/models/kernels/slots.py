@@ -1,8 +1,8 @@
 """Triton kernels for `SlotCache`: writing new keys and values, and softmax attention of a decode step.
 
-The keys of a text are split over several programs, and a second kernel merges their outputs. Queries that share a key
-head are rows of one tile, so that each key is read once. The lengths of the texts are read from device memory, so a
-CUDA graph can replay the same launch while texts grow.
+The keys of a text are split over several programs, and a second kernel merges their outputs. All queries that share a
+key head are rows of one tile, so that each key is read once for all of them. The lengths of the texts are read from
+device memory, so a CUDA graph can replay the same launch while texts grow.
 
 Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K capacity of a slot in keys, D head_dim.
 """
@@ -70,7 +70,8 @@ def _split_kernel(
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     keys = tl.load(length_ptr + batch).to(tl.int32)
-    # lengths are fixed for the whole decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -124,7 +125,8 @@ def _join_kernel(
     mine = tl.program_id(1)
     batch, group = pair // groups, pair % groups
     tiles = tl.cdiv(tl.load(length_ptr + batch).to(tl.int32), BLOCK_N)
-    # lengths are fixed for the whole decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()

@@ -8,19 +8,20 @@
 - `decode_slots`: the decode kernels for a KV cache with slots, whose lengths only the device knows
 - `splits`: the code that both decode kernels share (splits of the keys)
 - `sticks`: the weights of a tile's keys from the remaining stick, as products
-- `logarithms`: the same with logarithms, for the decode kernels
+- `logarithms`: the same weights with logarithms, for the decode kernels
 - `primitives`: loads, stores and key ranges that the forward and the backward kernel share
 - `launch`: launch parameters
 - `hardware`: properties of the device, and descriptors for its copy engine (TMA)
 
 Decisions, measured in benchmarks/results:
 
-- Sticks are products, not sums of logarithms (see `sticks`): one exponential for each key and one reciprocal for eight.
-- A stick below 2^-126 ends the walk over the keys, also without `skip_threshold`: smaller weights are not normal
-  numbers of fp32. So heads that look back only a few tokens cost little, and a benchmark of dense speed must use logits
-  that leave the stick whole.
-- A program checks its sticks when it expects them to be nearly spent. A check empties the software pipeline, and a late
-  check means tiles that were visited for nothing (walks.md compares rules).
+- Sticks (the weight that newer keys leave for older ones) are products, not sums of logarithms (see `sticks`): one
+  exponential for each key and one reciprocal for eight.
+- A stick below 2^-126 ends the loop over the keys, also without `skip_threshold`: smaller weights are not normal
+  numbers of fp32. So heads that look back only a few tokens cost little, and a benchmark without skipping must use
+  logits so low that the stick stays close to 1.
+- A program checks its sticks when it expects them to be nearly spent. A check empties the software pipeline; after a
+  late check, tiles have been visited for nothing (walks.md compares ways to choose the time).
 - Tiles are copied by TMA where the GPU has it. Descriptors save address registers, so four or five programs share a
   multiprocessor instead of two. Pointers are used where alignment or hardware rules TMA out, for short texts (making a
   descriptor takes the host about 15 microseconds), and in the forward pass with head_dim up to 32, whose tiles take

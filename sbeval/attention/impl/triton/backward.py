@@ -1,9 +1,10 @@
 """Backward kernel: each program visits the keys that its rows saw, oldest to newest (paper, equation 6).
 
-The logits are computed again. For each row the forward pass stored the stick that reaches one tile. The stick at the
-next newer tile is that one, divided by the share that the newer tile leaves, and so on. Oldest to newest, because the
-gradient that older keys contribute must be a sum of few numbers, not a small difference of large ones. A stick below
-fp32's range could not be divided; tiles that less than 2^-100 of the stick reaches have no weight.
+The logits are computed again. For each row (query) the forward pass stored the stick (the weight that newer keys leave)
+that reaches one tile. The stick at the next newer tile is the stored one divided by the share that the newer tile
+leaves, and so on. The order is oldest to newest, because the gradient that older keys contribute must be a sum of few
+numbers, not a small difference of large ones. A stick below fp32's range could not be divided; tiles that are reached
+by less than 2^-100 of the stick count as having no weight.
 
 Gradients of keys and values are added atomically in fp32, so their last bits may change from run to run.
 """
@@ -37,8 +38,8 @@ def tile_weights(z, block, stick, saved, saved_block, M: tl.constexpr, N: tl.con
     `saved_block` the tile that it reaches, [M, 2, 2] each.
 
     Returns:
-        The share that each key takes of the stick that reaches it, as four tensors (`in_groups`); the weights,
-        likewise; and the stick that reaches this tile.
+        The share that each key takes of the stick that reaches it, as four tensors (`in_groups`); the weights, also as
+        four tensors; and the stick that reaches this tile.
     """
     left, s0, s1, s2, s3, w0, w1, w2, w3 = take_one_by_one(tl.exp2(z), M, N, ASSEMBLY)
     newer, all_left = share_between_threads(left, (w0 + w1) + (w2 + w3), M, N // 16)
@@ -60,7 +61,8 @@ def logit_gradients(s0, s1, s2, s3, w0, w1, w2, w3, d_weight, older, M: tl.const
     g0, g1, g2, g3 = in_groups(d_weight, M, N)
     t0, t1, t2, t3 = w0 * g0, w1 * g1, w2 * g2, w3 * g3
     older0, older1, older2, older3, older = sums_of_older(t0, t1, t2, t3, older, M, N)
-    # dz = t - s * (t + older): a larger logit gives its own key more, and takes the share s from it and all older keys
+    # dz = t - s * (t + older): a larger logit gives its own key more weight, and takes the share s from this key and
+    # all older keys
     dz = in_columns(
         t0 - s0 * (t0 + older0), t1 - s1 * (t1 + older1), t2 - s2 * (t2 + older2), t3 - s3 * (t3 + older3), M, N
     )

@@ -1,13 +1,14 @@
 """Decode kernels for a few queries and many keys: programs share the keys (splits), a second kernel joins the splits.
 
-Each split computes (o, R), its output and the share of the stick that it leaves. A newer and an older split combine to
-(o1 + R1 o2, R1 R2), so splits are independent of each other. Split 0 holds the newest keys. The query heads that share
-a key head are rows of one tile, and each key is read once for all of them. At 64K keys, eight heads that share a key
-head cost what one head costs, within 3 % (benchmarks/results/decode_h200.md).
+A query's stick is the weight that newer keys leave for older ones. Each split computes (o, R): its output, and the
+share of the stick that it leaves. A newer and an older split combine to (o1 + R1 o2, R1 R2), so splits are independent
+of each other. Split 0 holds the newest keys. The query heads that share a key head are rows of one tile, and each key
+is read once for all of them. At 64K keys, eight heads that share a key head cost what one head costs, within 3 %
+(benchmarks/results/decode_h200.md).
 
 With a threshold, a split that ends publishes the share that it leaves of each row's stick. Older splits read it before
-they start and while they run, and stop when newer splits have left every row less than the threshold. The join ends its
-sum at the first split where that holds, so the result does not depend on which splits stopped early.
+they start and while they run, and stop when newer splits have left every row less than the threshold. The join kernel
+ends its sum at the first split with that property, so the result does not depend on which splits stopped early.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class DecodeParameters:
         block_rows: rows of a tile, the queries of the heads that share a key head.
         block_keys: keys of a tile.
         block_head_dim: head_dim padded to a power of two, at least 16.
-        chunk_tiles: tiles between two checks of the remaining stick; these are software-pipelined.
+        chunk_tiles: number of tiles between two checks of the remaining stick; these tiles are software-pipelined.
         splits: how many programs share the keys of a key head.
         first_splits: how many of these programs are launched first, so that the others can read what the newest keys
             leave of the sticks.
@@ -62,7 +63,7 @@ def tile_sizes(head_dim: int, element_bytes: int) -> tuple[int, int, int]:
 def decode_parameters(
     *, rows: int, keys: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool
 ) -> DecodeParameters:
-    """Returns parameters for `rows` queries a key head, `key_heads` (batch times key/value heads) and `keys` keys."""
+    """Returns parameters for `rows` queries per key head, `key_heads` (batch times key/value heads) and `keys` keys."""
     padded, row_bytes, block_keys = tile_sizes(head_dim, element_bytes)
     # about 48 KiB of keys and values in flight for a program, with several programs on a multiprocessor
     num_stages = max(2, min(6, 48 * 1024 // (2 * block_keys * row_bytes)))
@@ -184,8 +185,8 @@ def decode(
 
     q is [B, H, Q, D] with H / G * Q up to 64, k and v are [B, G, K, D] and may be views of a longer cache. Last
     dimensions are contiguous. Keys are not visited once the log2 of the stick is below `log2_threshold`. `skipping`
-    runs the newest splits first and lets older splits stop early. At the threshold that loses nothing
-    (`LOG2_NOTHING_LEFT`), it changes no bit of the output and costs one launch.
+    runs the newest splits first and lets older splits stop early. At the threshold `LOG2_NOTHING_LEFT`, at which
+    nothing is lost, `skipping` changes no bit of the output and costs one more launch.
 
     Returns:
         Output like q and remainder [B, H, Q] in fp32.

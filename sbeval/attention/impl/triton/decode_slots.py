@@ -2,8 +2,8 @@
 
 As in `decode`, programs share the keys of a text (splits) and a second kernel joins the splits. Here the host does not
 know the lengths, so a CUDA graph can replay the same launch while texts grow. Each program computes its range of keys
-from the length on the device and returns if the range is empty. A head whose sticks the newest splits have spent reads
-no older keys.
+from the length on the device and returns if the range is empty. A head reads no older keys if the newest splits have
+taken all weight of its queries (spent their sticks).
 
 Shape suffixes: B slots, H query heads, G key/value heads, Q newest positions, K keys that fit in a slot, D head_dim.
 """
@@ -57,14 +57,14 @@ def slot_parameters(
     *, rows: int, room: int, head_dim: int, element_bytes: int, key_heads: int, multiprocessors: int, skipping: bool,
     shared_memory_bytes: int = 0,
 ) -> SlotParameters:  # fmt: skip
-    """Returns parameters for `rows` queries a key head, `key_heads` (slots times key heads) and slots of `room` keys.
+    """Returns parameters for `rows` queries per key head, `key_heads` (slots times key heads) and slots of `room` keys.
 
-    Two programs share a multiprocessor's `shared_memory_bytes`; 0 means an H100's.
+    Two programs share the `shared_memory_bytes` of a multiprocessor; 0 means those of an H100.
     """
     padded, row_bytes, block_keys = tile_sizes(head_dim, element_bytes)
     tiles = -(-room // block_keys)
     fewest_tiles = max(1, 64 // block_keys)
-    # four programs a multiprocessor; twelve if most stop early because sticks are spent; up to sixteen for few splits
+    # four programs per multiprocessor; twelve if most stop early because sticks are spent; up to sixteen for few splits
     wanted = -(-(12 if skipping else 4) * multiprocessors // key_heads)
     wanted = max(wanted, min(32, 16 * multiprocessors // key_heads))
     splits = max(1, min(wanted, MOST_SPLITS, tiles // fewest_tiles))
@@ -107,7 +107,8 @@ def _split_kernel(
     pair = tl.program_id(0).to(tl.int64)
     batch, group = pair // groups, pair % groups
     seen, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-    # lengths do not change within a decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -176,7 +177,8 @@ def _join_kernel(
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64) // groups
     _, tiles, split_tiles = _tiles_of(length_ptr, batch, splits, FEWEST, BLOCK_N, ATTEND_CURRENT)
-    # lengths do not change within a decode step; all other inputs are written by the previous kernel
+    # lengths are fixed for the whole decode step and may be read before the previous kernel ends, which writes all
+    # other inputs
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -193,9 +195,9 @@ def decode_slots(
     """Computes stick-breaking attention of each slot's newest positions over the slot's keys, without gradients.
 
     Last dimensions are contiguous, and H / G * Q is at most 64. `length_B`, integers on the device, is the number of
-    keys of each slot, including the queries' own. Cache entries behind them may hold any finite values. Keys are not
-    visited once the log2 of the stick is below `log2_threshold`. `skipping` runs the newest keys in a separate first
-    launch, which pays off if they spend the sticks.
+    keys of each slot, including those at the queries' positions. Cache entries after these keys may hold any finite
+    values. Keys are not visited once the log2 of the stick is below `log2_threshold`. `skipping` runs the newest keys
+    in a separate first launch, which pays off if they spend the sticks.
 
     Returns:
         Output [B, H, Q, D] in q's dtype and remainder [B, H, Q] in fp32.

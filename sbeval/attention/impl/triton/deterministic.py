@@ -1,12 +1,12 @@
 """The backward pass without atomic additions: its results have the same bits in every run.
 
-Keys are visited in stripes of 32 blocks, oldest first. For each stripe, one kernel, a program for each block of rows,
-computes dq and stores every row's state before each block of keys. A second kernel, a program for each block of keys,
-sums dk and dv over the rows from these states. Only one stripe's states are stored, so memory is O(L). It is slower
-than the kernel with atomic additions: the logits of every tile are computed twice.
+Keys are visited in stripes of 32 blocks, oldest first. For each stripe, one kernel with a program for each block of
+rows computes dq, and stores the state that every row has before each block of keys. From these states, a second kernel
+with a program for each block of keys sums dk and dv over the rows. Only one stripe's states are stored, so memory is
+O(L). This backward pass is slower than the kernel with atomic additions: the logits of every tile are computed twice.
 
-A row's state before a block of keys is the stick that reaches the next older block, and the sum of weight times
-gradient over all older keys and the remainder.
+A row's state before a block of keys is the stick (the weight that newer keys leave) that reaches the next older block,
+and the sum of weight times gradient over all older keys and the remainder.
 """
 
 import torch

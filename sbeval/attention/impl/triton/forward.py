@@ -1,7 +1,8 @@
 """Forward kernel: each program visits the keys newest to oldest for one block of queries of one head.
 
-For the backward pass each row stores the oldest tile that at least FLOOR of its stick reaches, and the stick there. The
-backward pass computes the sticks at newer tiles by division; the weights of older tiles are negligible.
+A row is one query; its stick is the weight that newer keys leave for older ones, and starts at 1. For the backward pass
+each row stores the oldest tile that is reached by a stick of at least FLOOR, and that stick. The backward pass computes
+the sticks at newer tiles by division; the weights of older tiles are negligible.
 """
 
 import torch
@@ -52,7 +53,7 @@ def _tile(
     if SAVE:
         reached = stick >= FLOOR
         if MASKED:
-            # the backward pass need not visit tiles where a row sees no key
+            # for a row, the backward pass need not visit tiles of which the row sees no key
             reached &= (first_key < (block + 1) * BLOCK_N)[:, None, None]
         saved = tl.where(reached, stick, saved)
         saved_block = tl.where(reached, block, saved_block)
@@ -167,8 +168,9 @@ def _forward_kernel(
                 HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, True, EXACT, COPY, ASSEMBLY, SAVE,
             )  # fmt: skip
             left = _largest_stick(stick, newer, row < queries, first_key, block * BLOCK_N)
-    # if eight logits in a row add up to more than 126, their product overflows. Infinity times a factor of 0 is NaN,
-    # which the maximum drops but the stick shows. In both cases the block visits its keys again, one by one
+    # if eight adjacent logits (base 2) add up to more than 126, the product of their exponentials overflows. Infinity
+    # times a factor of 0 is NaN, which the maximum drops but the stick shows. In both cases the block visits its keys
+    # again, one by one
     lost = tl.max(tl.max(tl.max((stick != stick).to(tl.int32), 2), 1), 0) > 0
     broken = False if EXACT else (tl.max(tl.max(largest, 1), 0) > LARGEST_PRODUCT) | lost
     if broken:
@@ -191,7 +193,7 @@ def _forward_kernel(
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=row_inside)
     row_at = all_head.to(tl.int64) * queries + row
     remainder = of_rows(stick)
-    # below the smallest normal number the walk may have ended early, so such a remainder counts as 0
+    # below the smallest normal number the loop over keys may have ended early, so such a remainder counts as 0
     tl.store(rem_ptr + row_at, tl.where(remainder < SMALLEST, 0.0, remainder), mask=row < queries)
     if SAVE:
         tl.store(stick_ptr + row_at * 2, of_rows(saved), mask=row < queries)

@@ -2,7 +2,7 @@
 
 `sbeval::stickbreaking_forward` and `sbeval::stickbreaking_backward` have fake implementations, so tracing does not look
 inside them. They read nothing back from the device, so a CUDA graph can capture them. An operator costs the host tens
-of microseconds a call, longer than the kernel runs on a short text (benchmarks/results/host_time_h200.md). So the
+of microseconds per call, longer than the kernel runs on a short text (benchmarks/results/host_time_h200.md). So the
 kernels are launched without the operator if no gradient is needed and no trace, mode or transform watches the tensors.
 """
 
@@ -20,7 +20,7 @@ from sbeval.attention.impl.triton.forward import forward
 from sbeval.attention.impl.triton.hardware import on_device_of
 from sbeval.attention.packed import key_ranges, row_starts
 
-# log2 of fp32's smallest normal number: the rest of a stick below it changes no bit of an output
+# log2 of fp32's smallest normal number: a stick below it changes no bit of an output
 LOG2_NOTHING_LEFT = -126.0
 
 

@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 # addresses and strides must be multiples of this for the copy engine
 COPY_ALIGNMENT_BYTES = 16
-# the number of an H100, used when the tensor is not on a GPU
+# the number of an H100, used if the tensor is not on a GPU
 MULTIPROCESSORS = 132
 
 
@@ -34,7 +34,8 @@ def describe(tensor: Tensor, block_keys: int, block_columns: int) -> TensorDescr
     """Returns a descriptor of `tensor` [B, G, K, D] for tiles of `block_keys` keys in the order of `keys_of_columns`.
 
     The descriptor's shape is [B, G, J, K / J, D] with J = block_keys / 8, so that one copy loads keys in that order.
-    Elements outside are read as 0 and never written. If J does not divide K, this includes the last K % J keys.
+    Elements outside the descriptor are read as 0 and never written. If J does not divide K, the last K % J keys are
+    outside too.
     """
     batch, groups, keys, columns = tensor.shape
     aligned = COPY_ALIGNMENT_BYTES // tensor.element_size()

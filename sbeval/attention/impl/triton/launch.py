@@ -11,7 +11,7 @@ ROOMY_SHARED_MEMORY_BYTES = 227 * 1024
 # several waves of programs over all multiprocessors; with fewer, many would be idle while the last long rows run
 PROGRAMS_TOGETHER = 2048
 
-# L2 cache of an H200; an H100 has 50 MiB, and slower memory behind it
+# L2 cache of an H200; an H100 has 50 MiB, and slower memory
 ROOMY_CACHE_BYTES = 60 * 2**20
 
 
@@ -20,9 +20,13 @@ class LaunchParameters:
     """Compile-time and launch parameters of the forward or backward kernel.
 
     Attributes:
-        block_queries: queries of a program. block_keys: keys of a tile. block_head_dim: head_dim padded to a power of
-        two, at least 16. chunk_tiles: the largest number of tiles between two checks of the remaining stick; these are
-        software-pipelined. num_warps: warps of a program. num_stages: stages of the software pipeline.
+        block_queries: queries of a program.
+        block_keys: keys of a tile.
+        block_head_dim: head_dim padded to a power of two, at least 16.
+        chunk_tiles: the largest number of tiles between two checks of the remaining stick; these tiles are
+            software-pipelined.
+        num_warps: warps of a program.
+        num_stages: stages of the software pipeline.
         max_registers: limit of registers for a thread, None for the compiler's choice. Fewer registers let more
             programs share a multiprocessor.
         copy_engine: whether tiles are loaded by the copy engine (TMA), if the GPU has one.
@@ -39,7 +43,7 @@ class LaunchParameters:
 
 
 def training_block_keys(*, head_dim: int, element_bytes: int, shared_memory_bytes: int) -> int:
-    """Returns the keys of a tile in both passes of training: the backward pass reads sticks that are stored by tile."""
+    """Returns the number of keys of a tile in both passes: the backward pass reads sticks that are stored by tile."""
     padded = padded_to_tile(head_dim)
     if element_bytes == 4:
         return 16 if padded > 128 else 32
@@ -108,9 +112,9 @@ def backward_parameters(
 def backward_programs_together(*, num_warps: int, cache_bytes: int) -> int:
     """Returns how many programs are enough to fill the GPU in the backward pass, given the size of its L2 cache.
 
-    `heads_at_once` adds heads until there are so many programs. With more heads at once, an H100 waits for the
-    gradients of keys and values, which fall out of its L2 cache (benchmarks/results/attention_h100.md). A program of
-    eight warps has a multiprocessor to itself; two programs of four warps share one.
+    `heads_at_once` adds heads until there are so many programs. With more heads at once, the gradients of keys and
+    values no longer fit in the L2 cache of an H100, and programs wait for them (benchmarks/results/attention_h100.md).
+    A program of eight warps has a multiprocessor to itself; two programs of four warps share one.
     """
     return PROGRAMS_TOGETHER if cache_bytes >= ROOMY_CACHE_BYTES else 2 * PROGRAMS_TOGETHER // num_warps
 
@@ -122,14 +126,15 @@ def heads_at_once(
 
     At 64K tokens, 16 heads do not fit in the L2 cache of an H200. With all of them at once the backward pass takes 191
     ms at head_dim 64 and 255 ms at 128; with as many as fit, 100 and 184 ms (benchmarks/results/kernel_tuning_h200.md).
-    The heads are spread evenly over the rounds, since a last round of a few heads would leave the GPU half empty.
+    If heads run in several rounds, they are spread evenly over the rounds, since a last round of a few heads would
+    leave the GPU half empty.
 
     Args:
         heads: heads of the call, times the batch size.
         bytes_a_head: bytes that one head's keys, values and gradients take in the cache.
-        blocks: programs of a head.
+        blocks: number of programs of a head.
         cache_bytes: size of the L2 cache, 0 if there is none.
-        programs: programs that fill the GPU.
+        programs: number of programs that fill the GPU.
     """
     fitting = max(1, cache_bytes // (2 * max(bytes_a_head, 1)), -(-programs // max(blocks, 1)))
     rounds = max(1, round(heads / fitting))

@@ -12,8 +12,8 @@ import triton.language as tl
 def spent_by(z, EXACT: tl.constexpr):
     """Returns log2(1 + 2^z): minus the log2 of the share that a key with base-2 logit z leaves. NaN stays NaN.
 
-    log2(1 + x) for x = 2^-|z| is a polynomial on the FMA units, which saves a second special-function call a logit. Its
-    error is below 2.1e-4, its relative error below 9e-4 and falling to 0 with x, so sums of many small shares are
+    log2(1 + x) for x = 2^-|z| is a polynomial on the FMA units, which saves a second special-function call per logit.
+    The error is below 2.1e-4; the relative error is below 9e-4 and falls to 0 with x, so sums of many small shares are
     right. EXACT, for fp32 inputs, uses the logarithm and corrects the rounding of 1 + x.
     """
     # `* -1.0` compiles to a sign modifier of the instruction, `-x` to a subtraction from zero
@@ -50,7 +50,7 @@ def to_half(x, ASSEMBLY: tl.constexpr):
 def add_in_tile(total, spent, matrix, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Returns total + spent @ matrix: adds to each key the values spent by other keys of its tile, times a factor.
 
-    `matrix` [other key, key] holds the factors. One matmul on the tensor cores, accumulated onto `total`.
+    `matrix` [other key, key] holds the factors. This is one matmul on the tensor cores, accumulated onto `total`.
     """
     if EXACT:
         return tl.dot(spent, matrix, total, input_precision="ieee")

@@ -10,8 +10,8 @@ from sbeval.attention.impl.triton.sticks import keys_of_columns
 def place(blocks, all_heads, heads_at_once):
     """Returns the block of rows and the head (counted over the batch) of this program.
 
-    `heads_at_once` heads run at once, so that their keys and values stay in the L2 cache. Their longest rows start
-    first, so that short rows fill the GPU at the end.
+    `heads_at_once` heads run at once, so that their keys and values stay in the L2 cache. The rows with the most
+    visible keys start first, so that short rows fill the GPU at the end.
     """
     program = tl.program_id(0)
     first = program // (heads_at_once * blocks) * heads_at_once
@@ -105,7 +105,7 @@ def add_tile(
     tile, base, descriptor, batch, group, block, limit,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, REDUCE: tl.constexpr,
 ):  # fmt: skip
-    """Adds a tile [BLOCK_N, BLOCK_D] to memory atomically. REDUCE: by the copy engine (TMA reduce)."""
+    """Adds a tile [BLOCK_N, BLOCK_D] to memory atomically. REDUCE: the copy engine does it (TMA reduce)."""
     if REDUCE and not MASKED:
         descriptor.atomic_add([batch, group, 0, block * 8, 0], tile.reshape(1, 1, BLOCK_N // 8, 8, BLOCK_D))
     else:

@@ -1,4 +1,7 @@
-"""Code of both decode kernels: adding a tile of keys, testing for spent sticks, joining the splits of the keys."""
+"""Code of both decode kernels: adding a tile of keys, testing for spent sticks, joining the splits of the keys.
+
+A stick is the weight that newer keys leave for older ones; it is spent once it is below the threshold.
+"""
 
 import triton
 import triton.language as tl
@@ -52,7 +55,7 @@ def all_spent(stick, inside, log2_threshold, AXIS: tl.constexpr):
 
 @triton.jit
 def all_spent_by_newer(stick_ptr, split, inside, log2_threshold, ROWS: tl.constexpr, SPLITS: tl.constexpr):
-    """Whether newer splits have spent the stick of every row. A split that is still running counts as spending none."""
+    """Whether newer splits have spent the stick of every row. A split that still runs counts as spending nothing."""
     newer = tl.arange(0, SPLITS)
     row = tl.arange(0, ROWS)
     # volatile: another program may have written since the last load
@@ -71,7 +74,7 @@ def join(
 ):  # fmt: skip
     """Sums the first `used_splits` splits of one row, newest first, and writes the row's output and remainder.
 
-    GAPS: splits older than the first that found all sticks spent may not have been written, so they are not read.
+    GAPS: splits older than the first split that found all sticks spent may not have been written, so they are not read.
     """
     pair = tl.program_id(0).to(tl.int64)
     mine = tl.program_id(1)
@@ -91,7 +94,7 @@ def join(
         )
         through = tl.cumsum(known, 0) + left[None, :]
         before = through - known
-        # all rows stop at the split where the last of them falls below the threshold
+        # all rows stop at the split in which the last of them falls below the threshold
         if GAPS:
             ahead = all_spent(before, inside[None, :], log2_threshold, 1)
             used = (tl.cumsum(ahead.to(tl.int32), 0) == 0) & (at < used_splits)

@@ -1,21 +1,21 @@
-"""Weights of a tile's keys from each row's remaining stick: products and sums along the keys of a row.
+"""Weights of a tile's keys from the stick, the weight that newer keys leave: products and sums along a row's keys.
 
 With e = 2^z (z the logit times log2 e) a key takes the share e / (1 + e) of the stick and leaves 1 / (1 + e). So a tile
 of the forward pass needs one exponential for each key and one reciprocal for eight keys. The paper's log-space form
 needs two exponentials or more, a softplus and a matmul with a triangular matrix.
 
 Products along the keys stay within a thread, without shared memory or tensor cores, because of the order in which a
-tile holds its keys: column 8 j + u is key u J + j. The copy engine reads K as a grid of J by K / J keys and brings each
-tile transposed. Tensor cores give a thread two neighbours of every 8 columns of a row, so each of the four threads of a
-row holds 2 J consecutive keys, and only the four threads exchange values. The functions are correct in any layout and
-fast in this one.
+tile holds its keys: column 8 j + u is key u J + j. The copy engine reads K as a grid of J by K / J keys and delivers
+each tile transposed. Tensor cores give a thread two neighbours of every 8 columns of a row, so each of the four threads
+of a row holds 2 J consecutive keys, and only the four threads exchange values. The functions are correct in any layout
+and fast in this one.
 
 If the product of eight factors overflows fp32 or is NaN, the forward kernel visits the block again, key by key. 1 + e
 rounds a small e away, always in the same direction if all keys are alike, so products are stored minus one. In the
-worst case, a million keys with one logit, the stick is then correct to 0.2 percent (simulated).
+worst case, a million keys with the same logit, the stick is then correct to 0.2 percent (simulated).
 
-Shapes: M rows of a tile, N its keys, J = N / 8, G = J / 2 groups of four keys in a thread. Tensors [M, 4, G] are in
-key order, oldest first, one for each place in a group; tensors [M, 2, 2] belong to the four threads of a row.
+Shapes: M rows of a tile, N its keys, J = N / 8, G = J / 2 groups of four keys in a thread. Tensors [M, 4, G] are in key
+order, oldest first, one for each place in a group; tensors [M, 2, 2] belong to the four threads of a row.
 """
 
 import triton
@@ -87,7 +87,7 @@ def in_columns(first, second, third, fourth, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _all_groups(left, taken, M: tl.constexpr, G: tl.constexpr):
-    """Returns the shares of a stick of 1 that all groups of a thread together leave and take, both [M, 4]."""
+    """Returns the shares that all groups of a thread together leave and take of a stick of length 1, both [M, 4]."""
     if G == 1:
         return left.reshape(M, 4), taken.reshape(M, 4)
     else:
@@ -109,7 +109,7 @@ def before_groups(left, start, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def share_between_threads(left, taken, M: tl.constexpr, G: tl.constexpr):
-    """Returns shares of a stick of 1, both [M, 2, 2]: what reaches each thread of a row, and what all four leave."""
+    """Returns the shares of a stick of length 1 that reach each thread of a row, and that all four leave: [M, 2, 2]."""
     product, sum_taken = _all_groups(left, taken, M, G)
     # rounding takes a small share off the product at every key; one minus the sum is exact enough only for small sums
     left = tl.where(sum_taken < 0.5, 1.0 - sum_taken, product).reshape(M, 2, 2)
@@ -129,7 +129,7 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
         e: [M, N] 2^logit, column order.
         stick: [M, 2, 2] the stick that newer tiles leave.
         largest: [M, 4] largest product of eight keys so far. Above LARGEST_PRODUCT the weights are wrong. If an
-            infinite product met a factor of 0, they and the stick are NaN.
+            infinite product was multiplied by a factor of 0, the weights and the stick are NaN.
         M: rows.
         N: keys.
         ASSEMBLY: whether inline assembly runs.
@@ -177,11 +177,11 @@ def take_in_eights(e, stick, largest, M: tl.constexpr, N: tl.constexpr, ASSEMBLY
 
 @triton.jit
 def take_one_by_one(e, M: tl.constexpr, N: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Computes shares of a stick of 1 that reaches a group of keys, with one reciprocal for every key, for any e.
+    """Computes shares of a stick of length 1 that reaches a group of keys, for any e, with one reciprocal for each key.
 
     Returns:
         The share that each group leaves, [M, 4, G]; the share that each key takes of the stick that reaches the key, as
-        four [M, 4, G]; the share that it takes of the stick that reaches its group, likewise.
+        four [M, 4, G]; the share that each key takes of the stick that reaches its group, also as four [M, 4, G].
     """
     e = tl.minimum(e, LARGEST_PRODUCT, propagate_nan=tl.PropagateNan.ALL)
     left = reciprocal(1.0 + e, ASSEMBLY)
