@@ -1,4 +1,7 @@
-"""Scores of needle tasks by depth and context length: a heat map for each model, with the mean over depths on top."""
+"""The section of needle tasks: a heat map of scores by depth and context length for each model.
+
+Depth is the place of the needle in the context, in percent. Above each heat map stands the mean over depths.
+"""
 
 import itertools
 from collections import defaultdict
@@ -34,7 +37,7 @@ _TOOLTIP = {
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Needles by depth and length", one figure a task; None where no samples record depths."""
+    """Builds the section "Needles by depth and length", one figure for each task; None if no samples record depths."""
     cells = needle_cells(material.results[SAMPLE_SCORES])
     if cells.empty:
         return None
@@ -69,7 +72,7 @@ NEEDLES = Kind(section=_section, needs=SAMPLE_SCORES)
 def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
     """Returns one row for each heat map cell: mean score and its interval by model, task, context length and depth.
 
-    A cell counts the samples of all training seeds. The depth of a sample with several needles is their mean depth.
+    The mean is over the samples of all training seeds. The depth of a sample with several needles is their mean depth.
     """
     rows = []
     for (label, task), scores in samples.items():
@@ -119,7 +122,7 @@ def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
 
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one task: a heat map for each model, with the mean over depths on top."""
+    """Returns the Vega-Lite figure of one task: a heat map for each model, with the mean over depths above it."""
     x = length_bands(column_values(cells))
     panels = {}
     for label in models:
