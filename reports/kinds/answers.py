@@ -226,7 +226,7 @@ def _answer_tables(material: Material) -> Iterator[Table]:
 
 
 def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[list[Cell]]:
-    """Yields two table rows for each sample: its generated answers at the shortest and at the longest context length."""
+    """Yields two table rows for each sample: its generated answers at the shortest and the longest context length."""
     by_place = [{(each.sample, each.context_length_tokens or 0): each for each in answers} for answers in by_model]
     places = sorted({place for answers in by_place for place in answers})
     for sample, group in itertools.groupby(places, key=lambda place: place[0]):

@@ -30,7 +30,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 
 class Note(NamedTuple):
-    """A sentence on data that the report leaves out and why, and the file; `path` is None if it is not about one file."""
+    """A sentence on data that the report leaves out, and the file; `path` is None if it is not about a single file."""
 
     path: Path | None
     reason: str
@@ -55,8 +55,8 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
     """Returns the result files below `paths`, each once, in a stable order.
 
     lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` if the output path is a file. If a
-    path is a file, it is returned whatever its name. Folders that `sbeval sweep` moved aside are skipped. For samples
-    files without a results file a note is added.
+    path is a file, it is returned whatever its name. Folders that sbeval moved aside are skipped. For samples files
+    without a results file a note is added.
 
     Raises:
         UserError: a path does not exist, or no result file was found.
@@ -95,7 +95,7 @@ def samples_file(results_path: Path, task: str, notes: Notes) -> Path | None:
         if not candidate.is_file() and os.path.lexists(candidate):
             notes.add(candidate, "samples are left out: it is no regular file.")
         return candidate if candidate.is_file() else None
-    except (OSError, ValueError):  # a name no file system can hold
+    except (OSError, ValueError):  # the task's name is not valid in a file name
         return None
 
 

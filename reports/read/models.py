@@ -212,8 +212,9 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
 
 
 def with_one_set_of_targets(models: Sequence[EvaluatedModel], notes: Notes) -> tuple[EvaluatedModel, ...]:
-    """Keeps, for each model and identical-targets task, only runs that scored the same targets; drops others with a note.
+    """Keeps, for each model and identical-targets task, only runs that scored the same targets.
 
+    A note is added for each run that is dropped.
     If lengths were compared across runs with different targets, differences would come from the targets and not from
     the context.
     """
@@ -250,9 +251,9 @@ def _lengths(task: TaskResult) -> str:
 
 
 def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
-    """Returns the runs of one task whose targets were scored at the largest number of context lengths.
+    """Returns those runs of one task that scored the same targets: those scored at the most context lengths.
 
-    Targets with enough samples for an interval are preferred to targets with fewer.
+    Targets with enough samples for a confidence interval are preferred to targets with fewer samples.
     """
     lengths: dict[object, set[int]] = defaultdict(set)
     enough: dict[object, bool] = {}
@@ -266,8 +267,8 @@ def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
 def _targets(task: TaskResult) -> object:
     """Returns a key that identifies the targets that a run of a task scored.
 
-    It is the hash of the targets. Older versions recorded no hash, but chose targets by the longest length of the run:
-    the key is then that length.
+    It is the hash of the targets. Older versions recorded no hash. Their targets depended on the run's longest length,
+    number of targets in a window and number of samples, which are then the key.
     """
     record = task.record
     if record is None:
@@ -391,7 +392,7 @@ _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
 
 
 def describe_facts(model: EvaluatedModel) -> tuple[str, ...]:
-    """Returns the settings that can distinguish models with the same checkpoint name, except label and training seed."""
+    """Returns the settings that can distinguish models with one checkpoint name, except label and training seed."""
     newest = model.runs[0]
     return tuple(describe(newest) or "" for field, describe in _DISTINCTIONS.items() if field not in ("label", "seed"))
 

@@ -303,13 +303,13 @@ def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int |
         return None if parsed[0].endswith("_ci95") or parsed[0] in ("tokens", "clusters") else parsed
     if name.startswith("position_"):
         return None
-    if name.isascii() and name.isdigit() and len(name) < 30:  # in lm-eval's own RULER tasks a metric's name is the length
+    if name.isascii() and name.isdigit() and len(name) < 30:  # lm-eval's own RULER tasks use a length as metric name
         return "score", int(name)
     return name, None
 
 
 def interval_ends(value: Any) -> tuple[float, float]:
-    """Returns both ends of an interval from a results file; NaN if `value` is not a list of two numbers."""
+    """Returns both ends of an interval in a results file; NaN if `value` is not a list of two numbers."""
     if isinstance(value, list) and len(value) == 2:
         low, high = usable_number(value[0]), usable_number(value[1])
         if low is not None and high is not None:

@@ -36,7 +36,7 @@ class TaskResult:
         samples_used: number of samples that the task's numbers are computed from; None if the file does not say.
         limit_samples: number of samples after `--limit`; None if all samples were used.
         dataset: the task's `dataset_path` in lm-eval's configuration; None if it has none.
-        means: keys of those metrics that are means over samples.
+        means: the part of `metrics` that are means over samples.
     """
 
     name: str
