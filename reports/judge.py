@@ -1,14 +1,15 @@
 """Judges whether a candidate model is worse than a reference model: by one number, and by all numbers that both have.
 
 A rule states the largest change for the worse that it allows. It passes if the whole confidence interval of the change
-is within this limit, and fails if the whole interval is beyond it. Otherwise there is not enough data. `compare` applies
-the rule that comes with sbeval (`sbeval/fail_if_worse.yaml`) to every number; `gate` applies the rules of a policy.
+is within this limit, and fails if the whole interval is beyond it. Otherwise there is not enough data. The function
+`compare` applies the rule that comes with sbeval (`sbeval/fail_if_worse.yaml`) to every number; `gate` applies the
+rules of a policy, which is a file of rules.
 
-The limit must be above zero, since models differ measurably even if nothing is wrong: for checkpoints of one recipe with
-different training seeds, ten of twelve ordered pairs do. If NLL of the reference itself rises beyond its training
-length, the rule also allows a share of that rise. Differences form groups, such as all lengths of one text. Their
-intervals hold at once over all groups, so that equal models fail in 1 % of simulations, however many groups there are.
-If a model is worse at every length of one group, `--fail-if-worse` detects it in 4 to 14 % of cases if NLL is higher by
+The limit is above zero because models differ measurably even if nothing is wrong: of checkpoints that differ only in
+their training seed, ten of twelve ordered pairs do. If NLL of the reference itself rises beyond its training length,
+the rule also allows a share of that rise. Differences form groups, such as all lengths of one text. Their intervals
+hold at once over all groups, so that equal models fail in 1 % of simulations, however many groups there are. A model
+that is worse at every length of one group fails under `--fail-if-worse` in 4 to 14 % of cases if its NLL is higher by
 0.03 nats, in 58 to 85 % at 0.05, and always at 0.1.
 """
 
@@ -140,7 +141,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[Judged]:
-        """Every number with the verdict of the rule. An effective length fails if it is measurably shorter at all."""
+        """Every number with the verdict of the rule. An effective length fails if it is measurably shorter."""
         numbers = (*self.lengths, *self.effective, *self.scores)
         return [judge(self.rule, number.name or f"{number.group}, {_place(number)}", number) for number in numbers]
 

@@ -91,7 +91,7 @@ def write_tables(every_seed: Results, report: Report, folder: Path, *, title: st
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Sets the dtype of all columns, even of empty ones, so that Parquet files of several reports can be concatenated."""
+    """Sets the dtype of all columns, even of empty ones, so that Parquet files of several reports can be joined."""
     typed = table.copy()
     for column in typed.select_dtypes(include=["object", "string"]):
         typed[column] = typed[column].astype(_OTHER_TYPES.get(str(column), pd.StringDtype()))

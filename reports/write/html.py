@@ -1,7 +1,7 @@
 """Writes the page: one HTML file with style, scripts, figures and tables, which can be opened without a network.
 
-All HTML comes from jinja2 templates, and jinja2 escapes every text. Only values of type `Markup` (style, scripts, marker
-shapes) are not escaped.
+All HTML comes from jinja2 templates, and jinja2 escapes every text. Only values of type `Markup` (style, scripts and
+marker shapes) are not escaped.
 """
 
 import base64

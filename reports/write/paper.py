@@ -1,8 +1,9 @@
 """Writes a report for a paper: figures as PDF, one column or a page wide, and captions and tables as LaTeX.
 
 The figures are made from those of the page. Plots are widened until a figure, in pixels, is 1.75 times its width on
-paper in points, and the image is scaled down by that factor, so that letters have 7 points in every figure. In tables an
-interval is below its number: with seven lengths side by side and intervals beside numbers, letters would have 4 points.
+paper in points, and the image is scaled down by that factor, so that letters have 7 points in every figure. In tables
+an interval is below its number: with seven lengths side by side and intervals beside the numbers, letters would have 4
+points.
 """
 
 import dataclasses
@@ -92,7 +93,7 @@ def _without(text: str, digests: Sequence[str]) -> str:
 def _for_print(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Returns the specification of a figure for print, and whether the figure is as wide as a page (else a column).
 
-    The printed figure has no title, since LaTeX sets the caption. A legend below it replaces the names beside the lines.
+    The printed figure has no title, since LaTeX sets the caption. It has a legend below instead of names at the lines.
     """
     wide = len(spec.get("concat", ())) > 1 and spec["columns"] > 1
     legend = {"title": None, "orient": "bottom", "columns": 4 if wide else 2} | _LEGEND
@@ -116,7 +117,7 @@ def _names_lines(layer: Any) -> bool:
 
 
 def _caption(figure: Figure, metric: str, spec: Mapping[str, Any]) -> str:
-    """Returns the caption of a figure: its result, how to read it, kind of interval, and number of documents if known."""
+    """Returns the caption of a figure: result, how to read it, kind of interval, and number of documents if known."""
     caption = figure.caption
     finding = figure.findings.get(metric, caption.finding)
     sentences = [s for s in _SENTENCE.split(f"{finding} {caption.explanation}".strip()) if not s.startswith("No band")]
