@@ -82,7 +82,7 @@ NOT_MEASURED = Cell("not measured", missing=True, in_files="")
 
 
 class Row(NamedTuple):
-    """A row of a table; its first cell is the heading. A `page_only` row is missing in Markdown and LaTeX."""
+    """A row of a table; its first cell is the heading. A `page_only` row is left out in Markdown and LaTeX."""
 
     cells: tuple[Cell, ...]
     page_only: bool = False
@@ -258,7 +258,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The content of the page and of the files beside it.
+    """The content of the page and of the Markdown, LaTeX and CSV files in the page's folder.
 
     Attributes:
         overview: sentences that compare all models.
@@ -346,7 +346,7 @@ class Kind:
     Attributes:
         section: a function that builds the section, or returns None if there is nothing to show.
         readers: readers of data that is not in the tidy table (one row for each number).
-        needs: one of the readers, or None; if this reader found no data, `section` is not called.
+        needs: a reader of this or another kind, or None; if this reader found no data, `section` is not called.
     """
 
     section: Callable[[Material], Section | None]

@@ -1,4 +1,4 @@
-"""Statistics over the rows of a report, and the sentences that they support.
+"""Computes statistics from the rows of a report, and writes sentences on the results.
 
 - `statistics`: confidence intervals, and simultaneous bands for paired differences
 - `selection`: which models and tasks are shown, training seeds as one model, the baseline

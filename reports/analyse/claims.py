@@ -162,7 +162,7 @@ def length_claims(
     """Compares all context lengths on the documents whose scored tokens are the same at each length.
 
     Args:
-        sums: sums of NLL by document and length; None where samples were not logged.
+        sums: sums of NLL by document and length; None if samples were not logged.
         training_length_tokens: the model's training length; None if it is unknown.
         origin_length_tokens: for a context-extended model, the training length of the model that was extended. If it is
             given, the reference length is chosen by it and not by `training_length_tokens`.
@@ -214,7 +214,7 @@ def length_claims(
 
 
 def _sign(step: LengthDifference) -> int:
-    """Returns -1 for a measurable gain, 1 for a measurable loss, 0 where the interval holds zero."""
+    """Returns -1 if a step measurably lowers NLL, 1 if it measurably raises NLL, 0 if its interval includes zero."""
     if step.high < 0:
         return -1
     return 1 if step.low > 0 else 0

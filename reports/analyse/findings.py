@@ -18,7 +18,7 @@ DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
 
 class Headline(NamedTuple):
-    """A large number on a model's card, and its meaning in words."""
+    """A number that a model's card shows in large print, and its meaning in words."""
 
     value: str
     meaning: str
@@ -249,7 +249,7 @@ def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
 def _without_claim(claim: LengthClaims) -> str:
     """Returns a clause for a text on which no length can be named: the reason, and the change of NLL if few documents.
 
-    The change is shown only where the reason is that there are too few documents for an interval.
+    The change is shown only if the reason is that there are too few documents for an interval.
     """
     if claim.obstacle != TOO_FEW:
         return f"nothing can be said, because {claim.obstacle}"

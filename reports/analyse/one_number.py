@@ -194,7 +194,7 @@ class EffectiveNllLength:
 
 
 def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> EffectiveNllLength | None:
-    """Returns the effective length with its interval; None where the lengths could not be compared.
+    """Returns the effective length by NLL with its interval; None if the lengths could not be compared.
 
     Args:
         claim: the paired differences of NLL between lengths.
@@ -213,7 +213,7 @@ def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> Eff
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CurveNumber:
-    """One number for one curve of one model.
+    """The mean over octaves, and for NLL the effective length too, of one curve of one model.
 
     Attributes:
         setting: label of the model.
@@ -233,7 +233,7 @@ class CurveNumber:
 
 
 def curve_numbers(results: Results, claims: Claims, ruler: RulerScores) -> tuple[CurveNumber, ...]:
-    """Returns the numbers of all models: perplexity on identical targets first, then RULER, then recall tasks."""
+    """Returns the numbers for all curves of all models: NLL on identical targets first, then RULER, then recall."""
     order = {model.label: place for place, model in enumerate(results.models)}
     kinds = (_perplexity(results, claims), _ruler(results, ruler), _recall(results))
     return tuple(number for kind in kinds for number in sorted(kind, key=lambda number: order[number.setting]))

@@ -5,7 +5,7 @@ Each file reads the data, draws the figures and builds the section, or several s
 - `curves`: perplexity against context length, and over the steps of one training
 - `differences`: paired differences of NLL between context lengths, and between two conditions
 - `positions`: NLL by position in a window
-- `position_sums`: the data behind `positions`: bins of positions, sums by document, paired bands
+- `position_sums`: the data for `positions`: bins of positions, sums by document, paired differences with intervals
 - `needed`: the share of target tokens whose NLL is low only with a long context
 - `maps`: heat maps of NLL by position, by document and by checkpoint against context length
 - `needles`: scores of needle tasks by depth and context length

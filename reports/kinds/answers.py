@@ -127,7 +127,7 @@ ANSWERS = Reader(read=_read, pool=averaging(operator.itemgetter(0)))
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Samples"; None where no samples were logged that can be shown."""
+    """Builds the section "Samples"; None if no samples were logged that the section can show."""
     tables = [*_document_tables(material), *_answer_tables(material)]
     if not tables:
         return None

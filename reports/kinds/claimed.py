@@ -99,7 +99,7 @@ def _times(lengths: Sequence[int | None], trained_at: int | None) -> tuple[str, 
 
 
 class _Length(NamedTuple):
-    """One row of a model's table: a context length, and the rule that gave it."""
+    """One row of a model's table: a context length, and the rule by which it was determined."""
 
     name: str
     cell: Cell

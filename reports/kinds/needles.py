@@ -1,6 +1,7 @@
 """The section of needle tasks: a heat map of scores by depth and context length for each model.
 
-Depth is the place of the needle in the context, in percent. Above each heat map stands the mean over depths.
+A needle task hides sentences in a long text and asks for them. Depth is the position of such a sentence in the text, in
+percent. Above each heat map is a plot of the mean over depths.
 """
 
 import itertools
@@ -122,7 +123,7 @@ def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
 
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite figure of one task: a heat map for each model, with the mean over depths above it."""
+    """Returns the Vega-Lite specification for one task: for each model a heat map, and above it the mean over depths."""
     x = length_bands(column_values(cells))
     panels = {}
     for label in models:

@@ -99,7 +99,7 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     if column.shots is not None:
         rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
     numbers: dict[str, float] = {}
-    for number in records(rows):  # newest first, where a task was run with several values of max_length
+    for number in records(rows):  # newest first, if a task was run with several values of max_length
         numbers.setdefault(number["setting"], float(number["value"]) * column.scale)
     return numbers
 

@@ -52,7 +52,7 @@ class Notes(list[Note]):
 
 
 def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
-    """Returns the result files below `paths`, each once, in a stable order.
+    """Returns the result files below `paths` in a stable order, without duplicates.
 
     lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` if the output path is a file. If a
     path is a file, it is returned whatever its name. Folders that sbeval moved aside are skipped. For samples files

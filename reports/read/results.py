@@ -83,7 +83,7 @@ class Results:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of all tasks for which there is a number or data of a reader."""
+        """Names of all tasks that have a row in the tidy table or data of a reader."""
         names = self.measurements["task"].tolist()
         for data in self.by_reader.values():
             names += data["task"].tolist() if isinstance(data, pd.DataFrame) else [key[1] for key in data]

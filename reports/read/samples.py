@@ -98,7 +98,7 @@ def document_of(unit: str) -> str:
 def read_document_sums(
     path: Path, notes: Notes, task: TaskResult | None = None, *, by_stretch: bool = False
 ) -> SumsByDocument | None:
-    """Adds up the `ClusterSums` rows of every sample in a samples file.
+    """Adds up the sums by document (`ClusterSums` rows) of all samples in a samples file.
 
     Rows with a sum that is not finite are left out with a note. If the file holds all samples, a context length whose
     sums disagree with the numbers in the results file is left out with a note too.
