@@ -53,7 +53,7 @@ class Difference(Estimate):
         count: number of documents or samples compared.
         higher_is_better: whether a positive difference is an improvement.
         reference_rise: NLL of the reference at this length (or its mean over octaves) minus NLL of the reference at its
-            training length, or at the longest evaluated length below it; at least 0. It is 0 if there is no such length.
+            training length, or at the longest evaluated length below it; at least 0, and 0 if there is no such length.
         doubtful: whether documents are so uneven in size that the interval covers the true value in fewer cases than it
             claims.
     """

@@ -1,4 +1,7 @@
-"""Writes, from the measurements, each model's card for the summary: its facts, headline numbers and sentences."""
+"""Writes the "cards" of the summary from the measurements.
+
+A card is a box with the facts of one model, headline numbers, and sentences on its results.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +28,7 @@ class Headline(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The card of one model.
+    """The content of the card of one model.
 
     Attributes:
         label: the model's label.

@@ -265,7 +265,10 @@ def last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLeng
 def passing_length(
     scores: Mapping[int, float], threshold: float, ends: tuple[Scores, Scores] | None
 ) -> EffectiveLength:
-    """Returns `last_passing`, with an interval if the ends of all scores' intervals are known."""
+    """Returns `last_passing` of the scores, and its interval: `last_passing` of the lower and of the upper ends.
+
+    There is no interval if an end of the interval of some score is unknown.
+    """
     length = last_passing(scores, threshold)
     if ends is None or _unknown(ends):
         return length

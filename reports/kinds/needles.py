@@ -123,7 +123,7 @@ def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
 
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification for one task: for each model a heat map, and above it the mean over depths."""
+    """Returns the Vega-Lite specification of one task: for each model a heat map, and above it the mean over depths."""
     x = length_bands(column_values(cells))
     panels = {}
     for label in models:

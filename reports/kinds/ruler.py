@@ -29,8 +29,8 @@ from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, S
 def _section(material: Material) -> Section | None:
     """Builds the section "RULER"; None if no RULER task was run.
 
-    If no RULER task was run but another task counted how often a model's thinking was cut off, the section consists
-    of the table of these counts.
+    If no RULER task was run, but another task counted how often the thinking of a model was cut off at its token
+    budget, the section consists of the table of these counts.
     """
     scores = material.ruler.scores
     cut = analysis.ruler_scores(material.results.measurements, analysis.THINKING_CUT)
