@@ -143,7 +143,10 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
 
 
 def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
-    """Returns sentences on context lengths that were requested but skipped, and that no other run of the model has."""
+    """Returns texts such as "64K of TASK for MODEL" on context lengths that were requested but skipped.
+
+    A length is left out if another run of the model evaluated it.
+    """
     places: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for model in models:
         tasks = grouped((task.name, task.record) for _, task in model.task_runs() if task.record is not None)
@@ -170,7 +173,7 @@ def caveats(
         ruler_apart: model label to its tasks that do not count in RULER's averages (`ruler.apart`).
         ruler_filled: the code that generated RULER's prompts, to the labels of models run with them
             (`ruler.filled_by`).
-        dropped: the sentences of `dropped_lengths`.
+        dropped: the texts that `dropped_lengths` returns.
     """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []

@@ -352,10 +352,10 @@ class Alike(NamedTuple):
 
 
 def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
-    """Returns the averages over `tasks` that figures can show: one or two.
+    """Returns the averages over `tasks` that figures can show: at most two.
 
-    The first is over all of the tasks, for models that ran all of them. If some model did not run all, the second is
-    over the tasks that every model ran. Models that ran none of the tasks are ignored.
+    One is over all of the tasks, for models that ran all of them. If some model did not run all, there may be another
+    one over the tasks that every model ran. Models that ran none of the tasks are ignored.
     """
     chosen = scores[scores["ruler_task"].isin(tasks)]
     ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in chosen.groupby("setting", sort=False)}

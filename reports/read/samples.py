@@ -230,7 +230,8 @@ class SampleScores:
     Attributes:
         scores: (metric, filter) to (sample to score).
         depths_percent: context length in tokens to (sample to the mean depth of its needles in percent).
-        by_limit: bounds on the input length of a run to the scores of that run; `scores` are those of the first run.
+        by_limit: bounds on the input length to the scores from runs with these bounds; if several runs have a metric,
+            `scores` has it from the first run, whatever its bounds.
         seeds: if `scores` are means over several training seeds, the scores of every seed; else empty.
     """
 
@@ -240,7 +241,7 @@ class SampleScores:
     seeds: tuple["SampleScores", ...] = ()
 
     def within(self, limit: InputLimit) -> "SampleScores":
-        """Returns the scores of the run that had these bounds on the input length."""
+        """Returns the scores from only those runs that had these bounds on the input length."""
         return dataclasses.replace(self, scores=self.by_limit.get(limit, {}))
 
 
