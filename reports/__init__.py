@@ -1,19 +1,19 @@
-"""Builds a report from lm-eval's result files: an HTML page, figures and tables. Imports neither torch nor lm_eval.
+"""Builds a report from lm-eval's result files: an HTML page, figures and tables. It imports neither torch nor lm_eval.
 
 - `build`: builds a report: reads result files, assembles the sections, writes all files
 - `read`: reads result files and samples files into typed rows
-- `analyse`: statistics over these rows, and the sentences that they support
+- `analyse`: statistics over these rows, and sentences on their results
 - `figures`: builders of Vega-Lite figures and their image files
 - `section`: the parts of a report: tables of typed cells, figures, sections
 - `kinds`: one file for each kind of measurement, which builds its section
 - `write`: writes the page, Markdown, LaTeX and CSV files
 - `publish`: publishes results on the hub and in experiment trackers
 - `pairs`: paired differences between two models
-- `judge`: judges whether a model is worse than a reference
+- `judge`: judges whether a model is worse than a reference model
 - `gate`: judges a model by a policy, a file of rules over several tasks
 
-Imports run one way: build -> {write, kinds} -> {figures, analyse} -> read. Reports read only result files and samples
-files, so a report can be rebuilt years after its runs.
+Modules import only from modules further right: build -> {write, kinds} -> {figures, analyse} -> read. Reports read only
+result files and samples files, so a report can be rebuilt years after its runs.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Rule":
-        import sbeval.policy  # loads pydantic, which a page does without
+        import sbeval.policy  # imports pydantic, which building a page does not need
 
         return sbeval.policy.Rule
     raise AttributeError(f"module 'sbeval.reports' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Builds a report from result files: reads them, assembles the sections, and writes page, figures and tables.
 
-`load_results` reads, `assemble` builds the sections without writing a page, `build_report` does everything. A new kind
-of measurement is one line in `KINDS`.
+`load_results` reads the files, `assemble` builds the sections without writing a page, and `build_report` does all of
+this and writes the page. A new kind of measurement needs one line in `KINDS`.
 """
 
 import contextlib
@@ -83,9 +83,10 @@ def assemble(
     """Builds the summary and every section for which there are results.
 
     Args:
-        results: all results, training seeds already pooled.
-        baseline: label of the model that differences are taken against; None to choose one (`choose_baseline`).
-        publish: writes a figure's image files.
+        results: all results, with the training seeds of a recipe already merged into one model (`pool_seeds`).
+        baseline: label of the model whose numbers are subtracted from those of all others; None to choose one
+            (`choose_baseline`).
+        publish: a function that writes the image files of a figure.
         folder: folder of the page, for relative links to result files.
         within_nats: a context length suffices if its NLL is at most this much above that of the longest context.
     """
@@ -152,7 +153,7 @@ READERS = (SAMPLE_SCORES, DOCUMENT_SUMS, *(reader for kind in KINDS for reader i
 
 
 def load_results(paths: Place | Paths, *, labels: Labels = None) -> Results:
-    """Reads all runs below `paths`: the tidy table, and the data of all readers.
+    """Reads all runs below `paths` into the tidy table (one row for each number), and the data of all `Reader`s.
 
     Raises:
         UserError: a path does not exist, or no file holds usable results.
@@ -190,7 +191,7 @@ def build_report(
     figures: Iterable[str] = (),
     replace: bool = False,
 ) -> Path:
-    """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the page's path.
+    """Writes `index.html`, `figures/`, the tables and `summary.md`, and returns the path of the page.
 
     Prints how many results files were read and how many were left out.
 
@@ -201,20 +202,21 @@ def build_report(
         paths: result files, or folders that are searched for them.
         output_dir: folder to write to; created if missing.
         title: heading of the page.
-        labels: name of a model or text to the name shown in its place.
-        baseline: model that differences are taken against; if None, the first RoPE model.
+        labels: name of a model or text to the name shown instead.
+        baseline: model whose numbers are subtracted from those of all others; if None, the first RoPE model, or the
+            first model if there is none.
         only: names or patterns of models and tasks to show; all if empty.
-        image_formats: formats of the image files beside the page, of png, svg and pdf.
-        axis: length axis of the image files, and the one that the page starts with: "tokens" or a key of
+        image_formats: formats of the image files beside the page: png, svg or pdf.
+        axis: unit of the length axis in image files, and on the page until the reader switches it: "tokens" or a key of
             `lengths.UNITS`.
         within_nats: a context length suffices if its NLL is at most this much above that of the longest context.
-        paper: folder for figures and tables for a paper; None for none.
-        figures: patterns of file names of the paper's figures; all if empty.
-        replace: whether files in the way that no report wrote are moved aside.
+        paper: folder for figures and tables for a paper; None to write none.
+        figures: patterns of file names of the figures for the paper; all if empty.
+        replace: whether files that have the name of a new file and that no report wrote are moved aside.
 
     Raises:
-        UserError: there are no results, a name matches no model or task, a folder cannot be written to, or files in it
-            that no report wrote are in the way.
+        UserError: there are no results, a name matches no model or task, a folder cannot be written to, or a file in it
+            has the name of a new file and was not written by a report.
     """
     paper_folder = None if paper is None else local_path(paper).resolve()
     if paper_folder == local_path(output_dir).resolve():
@@ -252,15 +254,15 @@ def build_report(
 
 
 def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
-    """Draws the figure that opens a report of these results into an image file, and returns its path.
+    """Draws the first figure of a report of these results into an image file, and returns the path of the file.
 
     Args:
-        results: from `load_results`, or of an evaluation in memory.
+        results: the return value of `load_results`, or the results of an evaluation in memory.
         path: file to write; its extension is .svg, .png or .pdf.
         only: names or patterns of models and tasks to show; all if empty.
 
     Raises:
-        UserError: the extension is another one, there is nothing to draw, or the folder cannot be written to.
+        UserError: the extension is not one of these, there is nothing to draw, or the folder cannot be written to.
     """
     place = local_path(path)
     if (ending := place.suffix.removeprefix(".")) not in IMAGE_FORMATS:
@@ -281,9 +283,10 @@ def draw(results: Results, path: Place, *, only: Iterable[str] = ()) -> Path:
 
 @contextlib.contextmanager
 def _written(folder: Path, *, replace: bool, results: Iterable[Path]) -> Iterator[Path]:
-    """Yields a temporary folder. On exit its files replace those in `folder` all at once, under a lock.
+    """Yields a temporary folder. On exit, under a lock, its files replace those of an earlier report in `folder`.
 
-    Files in the way that no report wrote are refused, or moved aside with `replace`.
+    If a file of the same name was not written by a report, an error is raised, or, with `replace`, that file is moved
+    aside.
     """
     alone = alone_in(folder) if folder.is_dir() else contextlib.nullcontext()
     with alone, written_beside(folder, first=MANIFEST) as unfinished:
@@ -292,9 +295,9 @@ def _written(folder: Path, *, replace: bool, results: Iterable[Path]) -> Iterato
 
 
 def check_output_folder(folder: Place) -> None:
-    """Checks that a report in this folder would replace no file that no report wrote.
+    """Checks that a report in this folder would replace only files that an earlier report wrote.
 
     Raises:
-        UserError: such a file is in the way, or one that was changed after a report wrote it.
+        UserError: a file with the name of a new file was not written by a report, or was changed since.
     """
     refuse_others(local_path(folder), (*TABLE_FILES, PAGE))

@@ -1,13 +1,14 @@
-"""Judges a candidate model against a reference by a policy: a file of rules, each with a task and its largest change.
+"""Judges a candidate model against a reference model by a policy: a file of rules.
 
-There are three verdicts. A rule passes if the whole band of the change is within what it allows, and fails if the whole
-band is beyond that. Otherwise there is not enough data.
+A rule names a task and the largest change for the worse that it allows. There are three verdicts. A rule passes if the
+whole confidence interval of the change is within the allowed range, and fails if the whole interval is beyond it.
+Otherwise the verdict is that there is not enough data.
 
-The bands of all rules cover their true changes at once in 95 % of cases: rules of one task share a simultaneous band,
-and tasks are combined by Bonferroni's inequality. So the probability that any verdict of a file is wrong is at most 5
-%. With every change exactly at its limit, some rule fails in at most 1.2 % of simulations and some rule passes in 2.1 %
-(`research/interval_studies/gates.py`). This takes data: on forty documents, three rules that allow 0.05 nats more than
-the true change all pass in 90 % of cases, and rules for six tasks in 17 %.
+The intervals of all rules cover their true changes at once in 95 % of cases: they are simultaneous over the rules of
+one task, and tasks are combined by Bonferroni's inequality. The probability that any verdict of a policy is wrong is
+therefore at most 5 %. With every true change exactly at its limit, some rule fails in at most 1.2 % of simulations and
+some rule passes in 2.1 % (`research/interval_studies/gates.py`). Passing needs much data: on forty documents, three
+rules that allow 0.05 nats more than the true change all pass in 90 % of cases, and rules for six tasks in 17 %.
 """
 
 import math
@@ -40,7 +41,7 @@ _WORST_FIRST: tuple[Verdict, ...] = ("fail", "not comparable", "not enough data"
 
 
 class Gate(NamedTuple):
-    """The result of judging a candidate by a policy: labels of both models, and a verdict for each rule."""
+    """The result of judging a candidate model by a policy: names of both models, and a judged number for each rule."""
 
     reference: str
     candidate: str
@@ -48,12 +49,12 @@ class Gate(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of any rule: fail, then not comparable, then not enough data, then pass."""
+        """The worst verdict of any rule. From worst to best: fail, not comparable, not enough data, pass."""
         verdicts = [judged.verdict for judged in self.judged]
         return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "pass")
 
     def text(self) -> str:
-        """Returns the verdicts as lines for a terminal."""
+        """Returns the verdicts as lines of text for a terminal."""
         first = f"{self.candidate} against {self.reference}; above zero is worse; 95% intervals that hold at once"
         return "\n".join([first, *(judged.text for judged in self.judged), f"all rules: {self.verdict}"])
 
@@ -64,15 +65,15 @@ def gate(
     """Judges a candidate by the rules of a policy.
 
     Args:
-        rules: the rules.
-        reference: folder or file with the results of one model, or the name of a model in `paths`.
-        candidate: the same for the model to be judged.
-        paths: results in which names are looked up.
-        labels: name of a model or text to the name shown in its place.
+        rules: the rules of the policy.
+        reference: folder or file with the results of the reference model, or the name of a model in `paths`.
+        candidate: folder, file or name for the model to be judged.
+        paths: folders and files with results, in which models are looked up by name.
+        labels: name of a model or text to the name shown instead.
 
     Raises:
-        UserError: a name or folder does not stand for one model, or a rule lacks a metric or has one that its task does
-            not allow.
+        UserError: a name or folder does not identify exactly one model, or a rule has no metric, or one that cannot be
+            used with its task.
     """
     sides = pair_of_models(reference, candidate, paths=paths, labels=labels)
     distinct_rules = list(dict.fromkeys(rules))
@@ -145,10 +146,10 @@ def _judge_score(rule: "Rule", paired: PairedDifference | None, higher_is_better
 def _judge_scores(
     rules: Sequence["Rule"], reference: SampleScores, candidate: SampleScores, side: Side, confidence: float
 ) -> list[Judged]:
-    """Judges the rules of one task by scores.
+    """Judges the rules of one task by the scores of its samples.
 
-    Each rule's number is a weighted sum of metrics. All sums are compared together, so that one band holds for all
-    rules.
+    The number that a rule judges is a weighted sum of metrics. The sums of all rules are compared together, so that
+    their confidence intervals are simultaneous.
     """
     both = [metric for metric in reference.scores if metric in candidate.scores]
     summands = {rule: _summands(rule, _metric_name(rule, reference), both) for rule in rules}
@@ -170,11 +171,11 @@ def _judge_scores(
 
 
 def _summands(rule: "Rule", name: str, both: Iterable[MetricKey]) -> dict[MetricKey, float]:
-    """Returns the metrics whose weighted sum is a rule's number, with their weights; empty if a model lacks them.
+    """Returns metric to weight, for the weighted sum of metrics that a rule judges; empty if a model lacks a metric.
 
     Args:
         rule: the rule.
-        name: the metric, without context length and filter.
+        name: name of the metric, without context length and filter.
         both: the metrics that both models have.
     """
     filter_name = (rule.metric or "").partition(",")[2]
@@ -214,18 +215,19 @@ def judge_command(
 
     Args:
         pair: reference and candidate: folders, files, or names of models in `paths`.
-        paths: results in which names are looked up.
-        labels: name of a model or text to the name shown in its place.
-        fail_if_worse: whether a worse candidate gives exit code 1.
-        least_effect: largest change that does not count as worse, in each number's unit; None for the rule that ships.
+        paths: folders and files with results, in which models are looked up by name.
+        labels: name of a model or text to the name shown instead.
+        fail_if_worse: whether the exit code is 1 if the candidate is worse.
+        least_effect: largest change that does not count as worse, in the unit of the number; None for the value in the
+            rule that comes with sbeval.
         policy: file of rules; None to compare all numbers.
 
     Returns:
-        The exit code: 1 if a rule fails, or if the candidate is worse and `fail_if_worse`; 3 if no rule fails but some
-        rule has not enough data or its numbers cannot be compared; else 0.
+        The exit code: 1 if a rule fails, or if the candidate is worse and `fail_if_worse` is set; 3 if no rule fails
+        but for some rule there is not enough data or its numbers cannot be compared; else 0.
 
     Raises:
-        UserError: options contradict each other, or `compare` or `gate` raised it.
+        UserError: options contradict each other, or `compare` or `gate` raises the error.
     """
     if policy is not None:
         if fail_if_worse or least_effect is not None:

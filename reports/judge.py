@@ -1,14 +1,16 @@
-"""Judges whether a candidate model is worse than a reference: by one number, and by all numbers that both have.
+"""Judges whether a candidate model is worse than a reference model: by one number, and by all numbers that both have.
 
-A rule allows a largest change for the worse. It passes if the whole band of the change is within that, and fails if the
-whole band is beyond it. Otherwise there is not enough data. `compare` applies the rule that ships
-(`sbeval/fail_if_worse.yaml`) to every number; `gate` applies the rules of a policy.
+A rule states the largest change for the worse that it allows. It passes if the whole confidence interval of the change
+is within this limit, and fails if the whole interval is beyond it. Otherwise there is not enough data. The function
+`compare` applies the rule that comes with sbeval (`sbeval/fail_if_worse.yaml`) to every number; `gate` applies the
+rules of a policy, which is a file of rules.
 
-A rule needs a least effect, since models differ measurably even where nothing is wrong: training seeds of one recipe do
-in ten of twelve ordered pairs. Where the reference itself breaks beyond its training length, the rule allows a share of
-the reference's own loss there. The bands hold over all groups of numbers at once, so that equal models fail in 1 % of
-simulations, however many groups there are. Of models that are worse at every length of one group, `--fail-if-worse`
-fails 4 to 14 % if they are worse by 0.03 nats, 58 to 85 % at 0.05, and all at 0.1.
+The limit is above zero because models differ measurably even if nothing is wrong: of checkpoints that differ only in
+their training seed, ten of twelve ordered pairs do. If NLL of the reference itself rises beyond its training length,
+the rule also allows a share of that rise. Differences form groups, such as all lengths of one text. Their intervals
+hold at once over all groups, so that equal models fail in 1 % of simulations, however many groups there are. A model
+that is worse at every length of one group fails under `--fail-if-worse` in 4 to 14 % of cases if its NLL is higher by
+0.03 nats, in 58 to 85 % at 0.05, and always at 0.1.
 """
 
 import dataclasses
@@ -43,16 +45,16 @@ Verdict = Literal["pass", "fail", "not enough data", "not comparable"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """One number judged by a rule.
+    """One number of the candidate compared with that of the reference, and the rule that judges the difference.
 
     Attributes:
         rule: the rule.
-        name: the number's name.
-        change: how much worse the candidate is; positive for worse, NaN where unknown.
-        low: lower end of the change's band, which holds at once with those of all rules.
-        high: upper end of the band.
+        name: name of the number.
+        change: how much worse the candidate is: positive if it is worse; NaN if unknown.
+        low: lower end of the change's confidence interval, which is simultaneous with those of all other numbers.
+        high: upper end of this interval.
         allowed: largest change for the worse that the rule allows.
-        reason: why there is no band, or why it is doubtful; else empty.
+        reason: why there is no interval, or why it may cover less often than it claims; else empty.
         comparable: False if the models cannot be compared in this number, however much data there is.
     """
 
@@ -67,7 +69,10 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """The rule passes if the whole band is within what it allows, and fails if the whole band is beyond that."""
+        """Pass if the whole interval of the change is at most `allowed`, fail if the whole interval is above it.
+
+        Otherwise there is not enough data, or the models are not comparable.
+        """
         if not self.comparable:
             return "not comparable"
         if self.high <= self.allowed:
@@ -76,19 +81,19 @@ class Judged:
 
     @property
     def text(self) -> str:
-        """The verdict as text for a terminal, of one or two lines."""
+        """The verdict as one or two lines of text for a terminal."""
         change = "" if math.isnan(self.change) else f": {with_interval(self.change, self.low, self.high)}"
         reason = f"\n  {self.reason}" if self.reason else ""
         return f"{self.verdict}: {self.name}{change}, at most {self.allowed:+g} allowed{reason}"
 
 
 def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "", *, comparable: bool = True) -> Judged:
-    """Judges a number by a rule.
+    """Judges the difference between candidate and reference in one number by a rule.
 
     Args:
         rule: the rule.
-        name: the number's name.
-        number: the paired difference; None where there is none.
+        name: name of the number.
+        number: the paired difference; None if it could not be computed.
         reason: why there is no number.
         comparable: False if the models cannot be compared in this number, however much data there is.
     """
@@ -114,14 +119,15 @@ class Comparison:
     """All paired differences between two models, and the rule that judges them.
 
     Attributes:
-        reference: name of the reference to show.
-        candidate: name of the candidate to show.
+        reference: displayed name of the reference model.
+        candidate: displayed name of the candidate model.
         rule: the rule applied to every number.
-        lengths: NLL differences: one for each text, protocol and length, and one for each mean over octaves.
-        effective: differences of effective lengths: one for each text with identical targets.
-        scores: differences of scores: one for each length of RULER, and one for each ordinary task.
-        obstacles: sentences on what could not be compared, and why.
-        remarks: sentences on compared documents that a model was trained on.
+        lengths: differences in NLL: one for each text, protocol and context length, and one for each mean over octaves
+            of length.
+        effective: differences in effective length by NLL: one for each text with identical targets.
+        scores: differences in scores: one for each context length of RULER, and one for each ordinary lm-eval task.
+        obstacles: sentences on numbers that could not be compared, and why.
+        remarks: sentences on compared documents that one of the models was trained on.
     """
 
     reference: str
@@ -135,27 +141,30 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[Judged]:
-        """The rule's verdict on every number. For effective lengths any measurable loss fails."""
+        """Every number with the verdict of the rule. An effective length fails if it is measurably shorter."""
         numbers = (*self.lengths, *self.effective, *self.scores)
         return [judge(self.rule, number.name or f"{number.group}, {_place(number)}", number) for number in numbers]
 
     @property
     def groups(self) -> int:
-        """Number of groups; each has a band, and all of these hold at once."""
+        """Number of groups of differences, such as all lengths of one text.
+
+        Intervals are simultaneous within each group, and hold at once for all groups.
+        """
         return len({number.group for number in (*self.lengths, *self.effective, *self.scores)})
 
     @property
     def can_be_judged(self) -> bool:
-        """Whether any difference has a band. Without one no change can be judged."""
+        """Whether any difference has a confidence interval. Without one no change can be judged."""
         return not all(math.isnan(number.low) for number in (*self.lengths, *self.scores))
 
     @property
     def worse(self) -> bool:
-        """Whether the candidate is measurably worse in some number by more than the rule allows."""
+        """Whether, in some number, the candidate is measurably worse by more than the rule allows."""
         return any(judged.verdict == "fail" for judged in self.verdicts)
 
     def text(self) -> str:
-        """Returns the comparison as lines for a terminal."""
+        """Returns the comparison as lines of text for a terminal."""
         lines = [
             f"{self.candidate} minus {self.reference}, paired; 95% bands that hold for all numbers at once",
             f"(worse: the whole band is beyond {self.rule.largest_change:g}, and beyond {self.rule.share_of_rise:.0%} "
@@ -204,18 +213,19 @@ def _place(number: Difference) -> str:
 def compare(
     reference: Place, candidate: Place, *, paths: Paths = (), labels: Labels = None, least_effect: float | None = None
 ) -> Comparison:
-    """Compares two models; the bands hold at once over all texts, protocols, lengths and tasks.
+    """Compares two models; confidence intervals hold at once for all texts, protocols, lengths and tasks.
 
     Args:
-        reference: a folder or file with the results of one model, or the name of a model in `paths`.
-        candidate: the same for the model to be judged.
-        paths: results in which names are looked up.
-        labels: name of a model or text to the name shown in its place.
-        least_effect: a number counts as worse if its whole band is above this, in the number's unit; None for the rule
-            that ships.
+        reference: a folder or file with the results of the reference model, or the name of a model in `paths`.
+        candidate: folder, file or name for the model to be judged.
+        paths: folders and files with results, in which models are looked up by name.
+        labels: name of a model or text to the name shown instead.
+        least_effect: a number counts as worse if the whole interval of its change for the worse is above this, in the
+            unit of the number; None for the value in the rule that comes with sbeval.
 
     Raises:
-        UserError: a name or folder does not stand for one model, or the two share nothing that can be compared.
+        UserError: a name or folder does not identify exactly one model, or the two models have no number in common that
+            can be compared.
     """
     (rule,) = rules_of()
     if least_effect is not None:
@@ -224,16 +234,16 @@ def compare(
 
 
 def rules_of(policy: Path | None = None) -> Sequence["Rule"]:
-    """Reads the rules of a policy; of the one that ships if None."""
-    from sbeval.policy import FAIL_IF_WORSE, read_policy  # loads pydantic, which a page does without
+    """Reads the rules of a policy file; if `policy` is None, of the file that comes with sbeval."""
+    from sbeval.policy import FAIL_IF_WORSE, read_policy  # imports pydantic, which building a page does not need
 
     return read_policy(policy or FAIL_IF_WORSE)
 
 
 def pair_of_models(reference: Place, candidate: Place, *, paths: Paths, labels: Labels) -> tuple[Side, Side]:
-    """Finds reference and candidate of a comparison, and logs the notes on their results.
+    """Finds the results of reference and candidate, and logs the notes on data left out of them.
 
-    Arguments and errors are those of `compare`.
+    It has the arguments of `compare`, and raises `UserError` if a name or folder does not identify exactly one model.
     """
     searched = list(paths)
     shared = load_results(searched, labels=labels) if searched else None
@@ -268,12 +278,13 @@ def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int =
     """Compares two models by a rule.
 
     Args:
-        sides: reference and candidate.
+        sides: reference and candidate, with their results.
         rule: the rule applied to every number.
-        other_groups: number of further groups whose bands hold at once with these, such as other rules of a policy.
+        other_groups: number of other groups of differences whose intervals must hold at once with these, such as those
+            of other rules of a policy.
 
     Raises:
-        UserError: the models share nothing that can be compared.
+        UserError: the models have no number in common that can be compared.
     """
     texts = [side.texts() for side in sides]
     candidate_texts = {text.corpus_sha256 for text in texts[1]}

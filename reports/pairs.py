@@ -1,7 +1,8 @@
 """Paired differences between two models: NLL on the same targets, effective lengths, and scores on the same samples.
 
-Every difference is the candidate minus the reference. Differences form groups, such as all lengths of one text and
-protocol; the band of a group is simultaneous over its differences.
+Every difference is the number of the candidate, the model to be judged, minus that of the reference model. Differences
+form groups, such as all lengths of one text and perplexity protocol. Confidence intervals are simultaneous over the
+differences of a group. An effective length is the length up to which more context lowers NLL.
 """
 
 import dataclasses
@@ -29,26 +30,32 @@ OCTAVES = "octaves"
 ORDINARY = "ordinary tasks"
 OTHER_TOKENIZERS = "the tokenizers differ"
 _ROUNDING = 1e-9
-"""Relative tolerance for sizes in bytes: a run may record shares of a page's bytes, which are rounded."""
+"""Relative tolerance for sizes in bytes: a run may record fractions of the bytes of a page, which are rounded."""
 _BY_CHANCE = 0.5
-"""With two tokenizers and no recorded bytes, equal sizes in a smaller share of documents count as a coincidence."""
+"""If models with different tokenizers scored equal sizes in a smaller share of documents, this counts as coincidence.
+
+Used only if the runs do not record at which bytes targets begin and end.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Difference(Estimate):
-    """One number of the candidate minus that of the reference.
+    """One number of the candidate minus the same number of the reference, with its confidence interval.
 
     Attributes:
-        group: name of the group whose differences share a band: a text and protocol, RULER's mean, `ORDINARY`, or a
-            text's effective length.
-        name: task and metric of an ordinary task, or both effective lengths in words; else empty.
-        context_length_tokens: None for a number without a context length, and for the mean over octaves. For NLL that
-            mean is over lengths beyond the reference's training length, minus the difference at that length.
-        unit: `NATS`, `BITS` where the tokenizers differ, `SCORE`, or `OCTAVES` for effective lengths.
+        group: name of the group of differences whose intervals are simultaneous: a text and protocol, RULER's mean,
+            `ORDINARY`, or the effective length on a text.
+        name: task and metric of an ordinary lm-eval task, or both effective lengths in words; else empty.
+        context_length_tokens: None for a number without a context length, and for the mean over octaves of length. For
+            NLL that mean is over lengths beyond the training length of the reference, minus the difference at that
+            length.
+        unit: `NATS`; `BITS` if the tokenizers differ; `SCORE`; or `OCTAVES` for effective lengths.
         count: number of documents or samples compared.
         higher_is_better: whether a positive difference is an improvement.
-        reference_rise: rise of the reference's own NLL above its value at the training length, at least 0.
-        doubtful: whether documents are so uneven in size that the band covers less often than it says.
+        reference_rise: NLL of the reference at this length (or its mean over octaves) minus NLL of the reference at its
+            training length, or at the longest evaluated length below it; at least 0, and 0 if there is no such length.
+        doubtful: whether documents are so uneven in size that the interval covers the true value in fewer cases than it
+            claims.
     """
 
     group: str
@@ -62,25 +69,29 @@ class Difference(Estimate):
 
     @property
     def change(self) -> tuple[float, float, float]:
-        """How much worse the candidate is, and the ends of the band; a positive number is worse."""
+        """(How much worse the candidate is, lower end, upper end of the interval); positive numbers mean worse."""
         if self.higher_is_better:
             return -self.estimate, -self.high, -self.low
         return self.estimate, self.low, self.high
 
     @property
     def worse(self) -> bool:
-        """Whether the whole band is on the worse side of zero."""
+        """Whether the candidate is measurably worse: the whole interval is on the worse side of zero."""
         return self.change[1] > 0
 
     @property
     def better(self) -> bool:
-        """Whether the whole band is on the better side of zero."""
+        """Whether the candidate is measurably better: the whole interval is on the better side of zero."""
         return self.change[2] < 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One model's sums by document on a text and protocol, with the facts that must agree for a comparison."""
+    """The sums of NLL by document of one model on one text and protocol.
+
+    The other fields identify the text, the protocol and the tokenizer, which decide whether and how two models are
+    compared.
+    """
 
     corpus: str
     corpus_sha256: str | None
@@ -92,14 +103,14 @@ class Measured:
 
 
 class Side(NamedTuple):
-    """One of the two models of a comparison: its results, its label in these, and the name to show."""
+    """One of the two models of a comparison: the results it is in, its label there, and the name to show."""
 
     results: Results
     label: str
     shown: str
 
     def texts(self) -> list[Measured]:
-        """Returns the model's sums by document for every text and protocol."""
+        """Returns the model's sums of NLL by document for every text and protocol."""
         rows = self.results.measurements[self.results.measurements["setting"] == self.label]
         rows = rows[(rows["family"] == "perplexity") & (rows["protocol"] != "position")]
         return [
@@ -116,7 +127,7 @@ class Side(NamedTuple):
         ]
 
     def samples(self) -> dict[str, SampleScores]:
-        """Returns task to the scores of its samples."""
+        """Returns name of a task to the scores of the model's samples in it."""
         logged = self.results[SAMPLE_SCORES]
         return {task: scores for (label, task), scores in logged.items() if label == self.label}
 
@@ -128,13 +139,13 @@ def _text(value: object) -> str | None:
 def text_differences(
     reference: Iterable[Measured], candidate: Iterable[Measured], *, confidence: float
 ) -> tuple[list[Difference], list[str]]:
-    """Compares two models on all texts and protocols that they share.
+    """Compares the NLL of two models on all texts and protocols that both were run on.
 
     Returns:
-        The differences, and a sentence for each text that could not be compared, or only in part.
+        The differences, and a sentence for each text on which they could not be compared, or only on some documents.
     """
     known: dict[tuple[str, str], Measured] = {}
-    for measured in reference:  # texts are matched by hash, and by name only where no hash matches
+    for measured in reference:  # texts are matched by hash, and by name only if no hash is equal
         known[measured.corpus_sha256 or measured.corpus, measured.protocol] = measured
         known.setdefault((measured.corpus, measured.protocol), measured)
     differences: list[Difference] = []
@@ -153,7 +164,7 @@ def text_differences(
 
 
 def _text_differences(first: Measured, second: Measured, confidence: float) -> list[Difference] | str:
-    """Returns the differences at every shared length and their mean over octaves, or a clause that says why not."""
+    """Returns the differences at every shared length and in the mean over octaves, or a clause on why there is none."""
     if first.sums is None or second.sums is None:
         return NO_SAMPLES
     if first.corpus_sha256 != second.corpus_sha256:
@@ -184,7 +195,7 @@ def _text_differences(first: Measured, second: Measured, confidence: float) -> l
     if not same_C.any():
         return "no document has identical targets" if same_tokens else _other_tokenizers(second, len(documents))
     differences_CK = (second.sums.nll_nats[in_second] - first.sums.nll_nats[in_first])[same_C]
-    # the reference's NLL at each of its lengths, on the same documents
+    # NLL of the reference model at each of its lengths, on the same documents
     compared = in_first[0][same_C, 0]
     levels_K = first.sums.nll_nats[compared].sum(axis=0) / scale / sizes[0][compared].sum(axis=0)
     trained = [length for length in first.sums.lengths if length <= (first.training_length_tokens or 0)]
@@ -218,29 +229,32 @@ def _same_tokenizer(first: Measured, second: Measured) -> bool:
 
 
 def _known_bytes(first: Measured, second: Measured) -> set[str]:
-    """Returns the shared documents for which both runs record at which bytes their targets begin and end."""
+    """Returns the shared documents for which both runs record the bytes at which targets begin and end."""
     spans = [set(measured.sums.byte_blocks) if measured.sums is not None else set() for measured in (first, second)]
     return spans[0] & spans[1]
 
 
 def _same_bytes(first: Measured, second: Measured, document: str) -> bool:
-    """Whether a document's targets begin and end at the same bytes in both runs; True where a run records no bytes."""
+    """Whether targets in a document begin and end at the same bytes in both runs; True if a run records no bytes."""
     spans = [measured.sums.byte_blocks.get(document) for measured in (first, second) if measured.sums is not None]
     return None in spans or spans[0] == spans[1]
 
 
 def _other_tokenizers(second: Measured, documents: int) -> str:
-    """Returns why two models with different tokenizers cannot be compared on a text, and which protocol could."""
+    """Returns why two models with different tokenizers cannot be compared on a text, and a protocol that allows it."""
     among = "the one shared document" if documents == 1 else f"the {documents} shared documents"
     reason = f"{OTHER_TOKENIZERS} and cut the text at other places: in none of {among} are the targets the same text"
-    if second.protocol == "rolling":  # it scores every token of a document, so no protocol would do better
+    if second.protocol == "rolling":  # it scores every token of a document, so no other protocol would help
         return reason
     why = "a sample logs one sum over its targets, which cannot be divided where the other tokenizer cuts"
     return f"{reason}; {why}; more data does not help, and the protocol rolling compares the two in bits per byte"
 
 
 def _share_text(first: Measured, second: Measured) -> str:
-    """Returns on which share of documents two models with different tokenizers are compared; else an empty text."""
+    """Returns a text on the share of documents on which two models with different tokenizers are compared.
+
+    It is empty if their tokenizers are the same, or if the runs do not record at which bytes targets begin and end.
+    """
     known = _known_bytes(first, second)
     if _same_tokenizer(first, second) or not known:
         return ""
@@ -252,15 +266,17 @@ def _share_text(first: Measured, second: Measured) -> str:
 def effective_differences(
     reference: Iterable[Measured], candidate: Iterable[Measured], *, least_effect: float, confidence: float
 ) -> list[Difference]:
-    """Compares effective lengths on texts with identical targets; both models' intervals hold at once.
+    """Compares effective lengths by NLL on texts with identical targets; the intervals of both models hold at once.
 
-    A model without an effective length counts as one token, so that the difference in octaves is finite.
+    For a model whose NLL falls at no length, the effective length is set to one token, so that the difference in
+    octaves is finite.
 
     Args:
-        reference: the reference's sums.
-        candidate: the candidate's sums.
-        least_effect: in nats per token; for the candidate's interval, a step counts as a loss only above this.
-        confidence: how often both intervals cover their true lengths.
+        reference: sums of the reference.
+        candidate: sums of the candidate.
+        least_effect: in nats per token. For the candidate's interval, NLL counts as risen from one length to the next
+            only if the rise is measurably more than this.
+        confidence: probability that the intervals of both models cover their true effective lengths.
     """
     known = {(text.corpus_sha256 or text.corpus, text.protocol): text for text in reference}
     differences = []
@@ -269,9 +285,9 @@ def effective_differences(
         if first is None or second.protocol not in IDENTICAL_TARGETS:
             continue
         each = 1 - (1 - confidence) / 2
-        # effective lengths use only the band over steps: without a training length no other band is computed
+        # effective lengths use only differences between neighbouring lengths: passing no training length skips others
         claims = [length_claims(text.sums, None, confidence=each) for text in (first, second)]
-        # name the same effective length as a report, which uses 95%; only the interval is wider here
+        # show the same effective length as a report, which uses 95% intervals; here only the interval is wider
         named = [length_claims(text.sums, None).lowers_to_tokens for text in (first, second)]
         wide = [
             dataclasses.replace(claim, lowers_to_tokens=tokens) for claim, tokens in zip(claims, named, strict=True)
@@ -299,7 +315,7 @@ def effective_differences(
 
 
 def score_differences(reference: Side, candidate: Side, *, confidence: float) -> tuple[list[Difference], list[str]]:
-    """Compares RULER's mean and all ordinary tasks.
+    """Compares the scores of two models: RULER's mean and all ordinary lm-eval tasks.
 
     Returns:
         The differences, and a sentence for each task that could not be compared.
@@ -334,7 +350,7 @@ def score_differences(reference: Side, candidate: Side, *, confidence: float) ->
 
 
 def _shared_rows(reference: Side, candidate: Side) -> list[tuple[SuiteRow, SuiteRow]]:
-    """Returns (candidate's row, reference's row) for each ordinary task and metric that both have."""
+    """Returns (row of the candidate, row of the reference) for each ordinary task and metric that both models have."""
     divided = divided_tasks(reference.results) | divided_tasks(candidate.results)
     rows, base = (
         {
@@ -348,7 +364,7 @@ def _shared_rows(reference: Side, candidate: Side) -> list[tuple[SuiteRow, Suite
 
 
 def scored(paired: PairedDifference, **of: Any) -> Difference:
-    """Returns a difference of scores as a `Difference`; `of` are further fields, such as group, name and direction."""
+    """Converts a paired difference of scores to a `Difference`; `of` are its other fields, such as group and name."""
     band: dict[str, Any] = {"estimate": paired.estimate, "low": paired.low, "high": paired.high}
     return Difference(unit=SCORE, count=paired.samples, **band, **of)
 

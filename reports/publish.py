@@ -1,8 +1,9 @@
 """Publishes results: evaluation result files for the Hugging Face Hub, and curves in experiment trackers.
 
-The hub's format is https://huggingface.co/docs/hub/eval-results: `.eval_results/*.yaml` in a model's repository, a list
-of entries, each one number on a data set of the hub. In a tracker each model is a run, and each context length is a
-step. Both publish rows of the tidy table. Training seeds are not averaged, since each seed is a checkpoint of its own.
+The hub's format is described at https://huggingface.co/docs/hub/eval-results: files `.eval_results/*.yaml` in the
+repository of a model. Each is a list of entries, and an entry is one number on a data set of the hub. In a tracker, a
+model is a run, and the context length is the step. Numbers are rows of the tidy table. Training seeds are not averaged,
+since every seed is a separate checkpoint.
 
 The trackers wandb and trackio are optional packages, and nothing else in sbeval depends on them. Neither needs an
 account: wandb honours `WANDB_MODE=offline`, and trackio keeps runs on this machine.
@@ -32,7 +33,7 @@ STEP = "context_length_tokens"
 Tracker = Literal["wandb", "trackio"]
 _OFFLINE = {"wandb": " with WANDB_MODE=offline", "trackio": ""}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# metrics that follow from the NLL at a length
+# metrics that are computed from NLL at a context length
 _DERIVED = ("token_perplexity", "byte_perplexity", "word_perplexity", "nll_change")
 _UNITS = {"nll": "NLL in nats a token, lower is better", "bits_per_byte": "bits a byte, lower is better"}
 
@@ -48,17 +49,17 @@ def publish(
     only: Iterable[str] = (),
     replace: bool = False,
 ) -> None:
-    """Publishes results and prints what was written. Each training seed is published as its own model.
+    """Publishes results and prints which files and runs it wrote. Each training seed is published as a separate model.
 
     Args:
         paths: result files, or folders that are searched for them.
-        hub_results: folder for the hub's evaluation result files, None for none.
-        wandb: project of Weights & Biases, None for none.
-        trackio: project of trackio, None for none.
-        datasets: task to id of its data set on the hub, for tasks whose results name none.
-        labels: name of a model or text to the name shown in its place.
+        hub_results: folder for the hub's evaluation result files; None to write none.
+        wandb: name of a project of Weights & Biases; None to log nothing there.
+        trackio: name of a project of trackio; None to log nothing there.
+        datasets: task to id of its data set on the hub, for tasks whose results do not name a data set.
+        labels: name of a model or text to the name shown instead.
         only: names or patterns of models and tasks; all if empty.
-        replace: whether a folder in the way of `hub_results` is moved aside.
+        replace: whether the folder `hub_results` is moved aside if it is not empty.
 
     Raises:
         UserError: there is nothing to publish, a package is missing, or a file cannot be written.
@@ -79,7 +80,7 @@ def publish(
 
 
 class HubFiles(NamedTuple):
-    """The files written, one for each model and task, and the tasks left out since they name no data set of the hub."""
+    """The files written, one for each model and task, and the tasks left out because their hub data set is unknown."""
 
     files: tuple[Path, ...]
     without_dataset: tuple[str, ...]
@@ -88,12 +89,12 @@ class HubFiles(NamedTuple):
 def write_hub_results(
     results: Results, folder: Path, *, datasets: Mapping[str, str], replace: bool = False
 ) -> HubFiles:
-    """Writes `MODEL/.eval_results/TASK.yaml` below a folder. Users upload a model's folder to its repository.
+    """Writes `MODEL/.eval_results/TASK.yaml` below a folder. Users upload the folder of a model to its hub repository.
 
     Args:
         results: models and their numbers.
         folder: a folder that does not exist yet, or is empty.
-        datasets: task to id of its data set (owner/name), for tasks whose results name none.
+        datasets: task to id of its data set (owner/name), for tasks whose results do not name a data set.
         replace: whether a folder that is not empty is moved aside.
 
     Raises:
@@ -137,7 +138,7 @@ def write_hub_results(
 
 
 def dataset_of(task: TaskResult) -> str | None:
-    """Returns the id (owner/name) of the hub data set that a task reads; None where its results name none."""
+    """Returns the id (owner/name) of the hub data set that a task reads; None if its results do not name one."""
     named = _HUB_ID.match((task.dataset if task.record is None else task.record.corpus_detail) or "")
     return named[0] if named else None
 
@@ -170,15 +171,15 @@ def _notes(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _file_name(name: object) -> str:
-    """Returns a name that is valid for files and folders on every system."""
+    """Turns a name into one that is valid for files and folders on every operating system."""
     return re.sub(r"[^\w.-]+", "-", str(name)).strip("-.") or "model"
 
 
 def curves_of(results: Results) -> dict[str, dict[int, dict[str, float]]]:
     """Returns all numbers that have a context length: model to (length in tokens to (name to value)).
 
-    A number is named `TASK/METRIC`; the ends of its interval are `TASK/METRIC_ci95_low` and `..._high`. Missing values
-    are left out.
+    The name of a number is `TASK/METRIC`; the ends of its confidence interval are named `TASK/METRIC_ci95_low` and
+    `TASK/METRIC_ci95_high`. Missing values are left out.
     """
     curves: dict[str, dict[int, dict[str, float]]] = {}
     for row in records(results.measurements.dropna(subset=[STEP, "value"])):
@@ -192,7 +193,7 @@ def curves_of(results: Results) -> dict[str, dict[int, dict[str, float]]]:
 
 
 def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]:
-    """Logs the curves of each model as one run in the tracker's project; the step is the context length.
+    """Logs the curves of each model as one run in a project of a tracker; the step is the context length.
 
     Returns:
         The labels of the models logged.
@@ -213,7 +214,7 @@ def log_curves(results: Results, tracker: Tracker, *, project: str) -> list[str]
         facts = {name: fact for name, fact in results.model(model).record.to_json().items() if fact is not None}
         try:
             run = package.init(project=project, name=model, config=facts)
-            # wandb logs to the run it returns, trackio to the one it began
+            # `log` is a method of the run that wandb returns, but a function of the package trackio
             log_to = run if tracker == "wandb" else package
             try:
                 if tracker == "wandb":

@@ -1,12 +1,12 @@
-"""The parts of a report before any file is written: tables of typed cells, figures, facts, sections, and their data.
+"""Classes for the content of a report, independent of file formats: tables of typed cells, figures, facts, sections.
 
 A section builds each table once, from cells with a text, an interval, small print and a verdict. The page, Markdown and
-LaTeX each render these cells, so all three show the same tables. On the page a cell has several lines. Markdown and
-LaTeX write the interval in brackets and the small print in parentheses behind the text, unless `Cell.in_files` replaces
-it.
+LaTeX all render these cells, so they show the same tables. On the page a cell has several lines. Markdown and LaTeX
+write the interval in brackets and the small print in parentheses after the text, unless `Cell.in_files` holds another
+text for them.
 
-The page opens with figures of the first section that has some (`Report.opening`): a curve and its paired differences
-fit the first screen at 1400 by 900 and at 390 by 844 pixels. The cards with sentences on each model follow.
+At its top the page shows the first figures of a section (`Report.opening`): a curve and its paired differences fit the
+first screen at 1400 by 900 and at 390 by 844 pixels. The cards with sentences on each model are below.
 """
 
 import dataclasses
@@ -29,9 +29,12 @@ from sbeval.reports.read.files import Notes
 from sbeval.reports.read.results import Reader, Results
 
 _OPENING = ("curves", "ruler", "recall", "inputs", "positions")
-"""Sections whose figures may open the page, the most interesting first."""
+"""Identifiers of sections whose figures may be shown at the top of the page, the most interesting section first."""
 Publish = Callable[[Mapping[str, Any], str], tuple[str, tuple[str, ...]]]
-"""Writes a figure's image files. Takes a specification and a wanted file name; returns the name used and the links."""
+"""Function that writes the image files of a figure.
+
+It takes a Vega-Lite specification and a wanted file name; it returns the file name used and links to the files.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,11 +43,11 @@ class Cell:
 
     Attributes:
         text: the main text.
-        name: a name shown before the text, such as a model's; its writing direction is isolated from the text's.
-        interval: ends of the interval around a number, as texts.
-        small: further lines in small print.
-        verdict: whether a difference is measurably better or worse; None where it is neither.
-        bold: whether the text is bold, as the best number of a column.
+        name: a name shown before the text, such as that of a model. It may be in a script of another writing direction.
+        interval: lower and upper end of the confidence interval of a number, as texts.
+        small: additional lines in small print.
+        verdict: whether a difference is measurably "better" or "worse"; None if it is neither.
+        bold: whether the text is bold, as it is for the best number of a column.
         missing: whether the text says that there is no number.
         quiet: whether the text has a muted colour.
         in_files: text for Markdown and LaTeX; None for the same content as on the page.
@@ -71,7 +74,7 @@ class Cell:
 
 
 def cells_of(cells: Iterable[Cell | str]) -> tuple[Cell, ...]:
-    """Returns all items as cells: a text becomes a cell with that text."""
+    """Returns all items as cells; a string is converted to a cell with that text."""
     return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
 
 
@@ -79,7 +82,7 @@ NOT_MEASURED = Cell("not measured", missing=True, in_files="")
 
 
 class Row(NamedTuple):
-    """A row of a table; its first cell is the heading. A `page_only` row is missing in Markdown and LaTeX."""
+    """A row of a table; its first cell is the heading. A `page_only` row is left out in Markdown and LaTeX."""
 
     cells: tuple[Cell, ...]
     page_only: bool = False
@@ -90,15 +93,15 @@ class Table:
     """A table with a caption.
 
     Attributes:
-        stem: file name of its LaTeX file, without extension.
-        caption: what it shows.
+        stem: name of the table's LaTeX file, without extension.
+        caption: the caption.
         header: column headings.
-        rows: rows, each with a heading and one cell for each further column.
-        explanation: how to read it, shown below it on the page.
+        rows: rows, each with a heading and one cell for every other column.
+        explanation: how to read the table; shown below it on the page.
         interval: kind of the intervals, such as "95% interval"; Markdown and LaTeX append it to the caption.
-        folded: title under which the page shows the table only on request; empty to show it at once.
+        folded: title that the page shows instead of the table until the reader clicks it; empty to show the table.
         compact: whether each row is one line with the colour of its model.
-        prose: whether cells hold running text.
+        prose: whether cells hold sentences.
         on_page: False for a table that only Markdown and LaTeX show.
     """
 
@@ -115,7 +118,7 @@ class Table:
 
     @classmethod
     def of(cls, header: Iterable[Cell | str], rows: Iterable[Row | Iterable[Cell | str]], **fields: Any) -> Self:
-        """Builds a table from rows of cells or texts; `fields` are further fields of `Table`."""
+        """Builds a table from rows of cells or strings; `fields` are other fields of `Table`."""
         lines = (line if isinstance(line, Row) else Row(cells_of(line)) for line in rows)
         return cls(header=cells_of(header), rows=tuple(lines), **fields)
 
@@ -130,15 +133,15 @@ class Table:
         column_name: Callable[[int], str] = length_text,
         **fields: Any,
     ) -> Self:
-        """Builds a table with one column for each context length, or for each value of another count.
+        """Builds a table with one column for each context length, or for each value of another integer.
 
         Args:
-            rows: heading of each row, and its cells by length.
-            lengths: the columns, in order.
-            lacking: the cell of a length that a row does not have.
+            rows: for each row, its heading and (context length to cell).
+            lengths: the context lengths, one for each column, in order.
+            lacking: the cell shown if a row has no cell for a length.
             heading: heading of the first column.
-            column_name: returns the heading of a length's column.
-            fields: further fields of `Table`.
+            column_name: a function that returns the column heading for a length.
+            fields: other fields of `Table`.
         """
         lines = [(name, *(known.get(length, lacking) for length in lengths)) for name, known in rows]
         return cls.of([heading, *map(column_name, lengths)], lines, **fields)
@@ -156,12 +159,12 @@ class Table:
 
 
 def interval(low: float, high: float, number_format: str) -> tuple[str, str] | None:
-    """Returns the ends of an interval as texts, None where there is none."""
+    """Returns the ends of an interval as texts; None if there is no interval."""
     return None if math.isnan(low) else (format(low, number_format), format(high, number_format))
 
 
 def verdict(low: float, high: float, *, higher_is_better: bool = False) -> Literal["better", "worse"] | None:
-    """Returns whether a difference with this interval is better or worse; None where the interval holds zero."""
+    """Returns whether a difference with this interval is "better" or "worse"; None if the interval includes zero."""
     if low > 0 or high < 0:
         return "better" if (low > 0) == higher_is_better else "worse"
     return None
@@ -172,13 +175,13 @@ class Figure:
     """One figure of the page.
 
     Attributes:
-        caption: texts of the first variant.
-        variants: metric to its Vega-Lite specification; the page switches between them.
-        image: file name of the first variant's image, without extension, for print and for pages without scripts.
-        findings: metric to the finding of that variant, where it is not the first variant's.
-        downloads: image files beside the page, as relative links.
-        wide: whether the figure takes the page's whole width.
-        folded: whether the page shows it only on request.
+        caption: title and other texts of the first variant.
+        variants: metric to a Vega-Lite specification of the figure in this metric; the page can switch between them.
+        image: file name, without extension, of the image of the first variant, for print and for pages without scripts.
+        findings: metric to a sentence on the result in this metric, for variants whose sentence differs from the first.
+        downloads: links to the image files beside the page.
+        wide: whether the figure takes the whole width of the page.
+        folded: whether the page shows the figure only after a click.
     """
 
     caption: Caption
@@ -198,7 +201,7 @@ class Link(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """A text with an optional name and an optional link to the file that it is about."""
+    """A text with an optional name before it and an optional link to the file that the text is about."""
 
     name: str = ""
     text: str = ""
@@ -206,7 +209,7 @@ class Fact(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Facts that the page shows on request. Their heading is the name followed by the suffix."""
+    """Facts that the page shows after a click on their heading, which is the name followed by the suffix."""
 
     name: str
     suffix: str
@@ -222,11 +225,11 @@ class Section:
         title: heading.
         lead: text below the heading.
         figures: figures in order.
-        metrics: metric to its name, for a switch between the figures' variants; empty for no switch.
-        legend: models with a button that hides their lines, and how they are drawn in this section.
+        metrics: metric to the name of the metric, for the switch between variants of the figures; empty for no switch.
+        legend: label of a model to its colours and line style, for the buttons that hide the lines of a model.
         tables: tables in order.
-        folds: facts shown on request.
-        remarks: a list at the end.
+        folds: facts shown after a click.
+        remarks: sentences shown as a list at the end of the section.
     """
 
     identifier: str
@@ -241,33 +244,33 @@ class Section:
 
     @property
     def axes(self) -> dict[str, str]:
-        """Unit of a length axis to its name, for the section's switch; empty where all figures have only tokens."""
+        """Unit of the length axis to its name, for a switch; empty if all figures have only an axis in tokens."""
         units = {unit for figure in self.figures for spec in figure.variants.values() for unit in axes_of(spec)}
         names = {unit: f"\N{MULTIPLICATION SIGN} {name}" for unit, name in UNITS.items() if unit in units}
         return {"tokens": "Tokens", **names} if names else {}
 
     @property
     def first_row(self) -> tuple[Figure, ...]:
-        """The first figure or two, as many as fit side by side where they open the page."""
+        """The first figure or the first two: as many as fit side by side at the top of the page."""
         unfolded = [figure for figure in self.figures if not figure.folded]
         return tuple(unfolded[:1] if any(figure.wide for figure in unfolded[:2]) else unfolded[:2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The content of the page and of the files beside it.
+    """The content of the page and of the Markdown, LaTeX and CSV files in the page's folder.
 
     Attributes:
         overview: sentences that compare all models.
-        findings: sentences on each model.
-        caveats: remarks below the summary.
-        overview_table: the comparison as a table, None for fewer than two models.
+        findings: a card of headline numbers and sentences for each model.
+        caveats: warnings below the summary.
+        overview_table: the table that compares all models; None for fewer than two models.
         sections: sections in the order of the page.
-        looks: how each model is drawn.
+        looks: model label to the colours, marker shape and line style of the model.
         counts: number of models and runs, as text.
-        cards_folded: whether sentences on single models are shown only on request, since there are many models.
-        numbers: one row for each curve of each model.
-        notes: what was left out, and why.
+        cards_folded: whether the cards are shown only after a click, since there are many models.
+        numbers: a table of the numbers that sum up curves: one row for each number of each model.
+        notes: sentences on data that was left out, and why.
     """
 
     overview: tuple[str, ...]
@@ -283,7 +286,7 @@ class Report:
 
     @property
     def opening(self) -> Section | None:
-        """The section whose first figures open the page; None where no section of `_OPENING` has figures."""
+        """The section whose first figures are at the top of the page; None if no section of `_OPENING` has figures."""
         lines = {section.identifier: section for section in self.sections if section.first_row}
         return next((lines[name] for name in _OPENING if name in lines), None)
 
@@ -296,18 +299,18 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Material:
-    """The data that sections are built from. What several sections need is computed once and kept here.
+    """The data that sections are built from, including results that several sections use and that are computed once.
 
     Attributes:
         results: all results.
-        looks: how each model is drawn, by label.
-        training_lengths: model label to its training length in tokens, where known.
-        baseline: label of the model that differences are taken against.
-        claims: what paired differences between lengths show, by model, text and protocol.
+        looks: model label to the colours, marker shape and line style of the model.
+        training_lengths: model label to training length in tokens, for models whose training length is known.
+        baseline: label of the model whose numbers are subtracted from those of all others.
+        claims: (model, text, protocol) to the paired differences of NLL between lengths.
         ruler: RULER scores and effective lengths.
-        numbers: one number for each curve.
+        numbers: the numbers that sum up curves over context lengths.
         folder: folder of the page, for relative links to result files.
-        publish: writes a figure's image files.
+        publish: a function that writes the image files of a figure.
         within_nats: a context length suffices if its NLL is at most this much above that of the longest context.
     """
 
@@ -323,12 +326,15 @@ class Material:
     within_nats: float
 
     def looks_of(self, labels: Iterable[str]) -> dict[str, Look]:
-        """Returns the looks of models shown in one figure; a parent is dashed only beside its extension."""
+        """Returns model label to `Look` for the models in one figure.
+
+        The line of a model is dashed only if the figure also shows a model that was context-extended from it.
+        """
         parents = {model.label: model.parent for model in self.results.models if model.parent}
         return within(self.looks, list(dict.fromkeys(labels)), parents)
 
     def figure(self, variants: Mapping[str, Mapping[str, Any]], stem: str, caption: Caption, **fields: Any) -> Figure:
-        """Builds a figure and writes image files of its first variant; `fields` are further fields of `Figure`."""
+        """Builds a figure and writes image files of its first variant; `fields` are other fields of `Figure`."""
         image, downloads = self.publish(next(iter(variants.values())), stem)
         return Figure(caption=caption, variants=variants, image=image, downloads=downloads, **fields)
 
@@ -338,9 +344,9 @@ class Kind:
     """A kind of measurement or another part of the page.
 
     Attributes:
-        section: builds the section; None where there is nothing to show.
-        readers: readers of data that is not in the tidy table.
-        needs: a reader; if it read no data, `section` is not called.
+        section: a function that builds the section, or returns None if there is nothing to show.
+        readers: readers of data that is not in the tidy table (one row for each number).
+        needs: a reader of this or another kind, or None; if this reader found no data, `section` is not called.
     """
 
     section: Callable[[Material], Section | None]

@@ -1,14 +1,14 @@
-"""Statistics over the rows of a report, and the sentences that they support.
+"""Computes statistics from the rows of a report, and writes sentences on the results.
 
 - `statistics`: confidence intervals, and simultaneous bands for paired differences
 - `selection`: which models and tasks are shown, training seeds as one model, the baseline
-- `protocols`: which sentences the numbers of a perplexity protocol support
-- `panels`: which perplexity numbers share an axis
+- `protocols`: what a curve of each perplexity protocol shows, and what it does not show
+- `panels`: which perplexity results are drawn in one figure
 - `claims`: up to which length more context lowers NLL, and from which length it raises it
 - `findings`: sentences about one model
-- `one_number`: one number for a whole curve
-- `overview`: sentences that compare all models, and remarks below the summary
+- `one_number`: one number that sums up a curve over context lengths
+- `overview`: sentences and a table that compare all models, and warnings below the summary
 - `ruler`: RULER's averages and effective context lengths
-- `suite`: rows of ordinary lm-eval tasks for all models
+- `suite`: the table of ordinary lm-eval tasks: one row for each metric, one column for each model
 - `paired`: differences between two models on the same samples
 """

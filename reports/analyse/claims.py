@@ -1,20 +1,24 @@
-"""Claims about one model from paired differences of NLL between context lengths.
+"""Up to which context length more context lowers a model's NLL, and from which length on it raises NLL.
 
-Two rules, both on documents whose scored tokens are the same at every length:
+Two rules decide this. Both use paired differences of NLL between context lengths, on documents whose scored tokens are
+the same at every length. A "band" is a set of confidence intervals that cover all their true values at once in 95% of
+cases:
 
-- *More context lowers NLL up to L.* A step is a length's paired difference to the next shorter length. A step is a gain
-  if its whole band is below zero, and a loss if its whole band is above zero. L is the length of the last gain before
-  the first loss; without a gain there is no L. The band is simultaneous over all steps. The training length plays no
-  part.
-- *It raises NLL above its value at the training length from M on.* M is the shortest length beyond the training length
-  whose whole band is above zero. The band is simultaneous over the differences of all other lengths to the training
-  length (or to the longest length below it that was evaluated).
+- *More context lowers NLL up to L.* A "step" is the NLL at one length minus the NLL at the next shorter length. A step
+  is a "gain" if its whole interval is below zero, and a "loss" if its whole interval is above zero. L is the length of
+  the last gain before the first loss; without a gain there is no L. The band covers all steps at once. This rule does
+  not use the training length.
+- *More context raises NLL above its value at the training length from M on.* M is the shortest length beyond the
+  training length at which the difference to the training length has its whole interval above zero. If the training
+  length was not evaluated, the longest evaluated length below it is used. The band covers the differences of all other
+  lengths at once.
 
-Why the first rule looks at steps: a band against the training length alone would call a curve that stops falling at 4K
-a gain up to 64K. In simulations such a rule names a length that adds nothing in up to 80 % of draws, and rules over all
-pairs of lengths do so in up to 8 %. Skewed differences miss on one side of a band only, so each end gets the width that
-its own side needs. On a flat curve a length is then named in at most 3 % of draws with even noise and 4 % with skewed
-noise (20 to 100 documents); one width for both sides names one in 7 % (`research/interval_studies/lengths_rule.py`,
+Why the first rule compares neighbouring lengths: compared with the training length only, a curve that stops falling at
+4K would count as a gain up to 64K. In simulations such a rule names a length that does not lower NLL in up to 80 % of
+draws, and rules that compare all pairs of lengths do so in up to 8 %. Intervals of skewed differences miss the true
+value on one side only, so the distance to each end is computed for its side. On a flat curve the rule then names a
+length in at most 3 % of draws with symmetric noise and 4 % with skewed noise (20 to 100 documents). With the same
+distance on both sides it names a length in 7 % (`research/interval_studies/lengths_rule.py`,
 `benchmarks/results/intervals.md`).
 """
 
@@ -38,32 +42,35 @@ TOO_FEW = "there are too few documents for an interval"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LengthDifference(Estimate):
-    """NLL at a context length minus NLL at a shorter or reference length, in nats per token, on the same targets."""
+    """NLL at one context length minus NLL at another one, in nats per token, on the same target tokens."""
 
     context_length_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LengthClaims:
-    """What paired differences show about one model's use of context, on one text under one protocol.
+    """The paired differences of NLL of one model on one text and perplexity protocol, and the lengths of both rules.
 
     Attributes:
         lengths: context lengths compared, in tokens, ascending.
-        training_length_tokens: None where not recorded.
-        origin_length_tokens: an extended model's parent's training length, else the training length.
-        reference_tokens: the length compared with: `origin_length_tokens`, or the longest evaluated length below it.
-        lowers_to_tokens: length L of the first rule: more context lowers NLL up to here; None without a gain.
-        raises_from_tokens: length M of the second rule: shortest length beyond the reference with a measurably higher
-            NLL than there; None without one.
-        differences: differences to the reference, one for each other length, with a simultaneous band; the band is NaN
-            where there are too few documents.
-        steps: differences to the next shorter length, one for each length but the shortest, with a simultaneous band.
+        training_length_tokens: the model's training length; None if it is not recorded.
+        origin_length_tokens: for a context-extended model, the training length of the model that was extended; for any
+            other model, the training length.
+        reference_tokens: the reference length, whose NLL is subtracted in `differences`: the longest evaluated length
+            of at most `origin_length_tokens`, or, if no such length was evaluated, of at most the training length.
+        lowers_to_tokens: length L of the first rule: more context lowers NLL up to here; None if no step is a gain.
+        raises_from_tokens: length M of the second rule: the shortest length beyond the reference length at which NLL is
+            measurably higher than at the reference length; None if there is no such length.
+        differences: NLL at every other length minus NLL at the reference length, with simultaneous intervals. These are
+            NaN if there are too few documents.
+        steps: for every length but the shortest, its NLL minus NLL at the next shorter length, with simultaneous
+            intervals.
         clusters: number of documents compared.
-        doubtful: whether documents are so uneven in size that intervals cover less often than they say; known from the
-            samples, or without them from the run's record.
-        by_document: where documents are too few for a band, each document's NLL at the longest length minus that at
-            the reference, ascending.
-        obstacle: why nothing can be claimed, as a clause; empty where something can.
+        doubtful: whether documents are so uneven in size that the intervals cover the true value in fewer cases than
+            they claim. Computed from the samples; if samples were not logged, taken from the run's record.
+        by_document: if there are too few documents for intervals, the NLL of every document at the longest length minus
+            its NLL at the reference length, ascending.
+        obstacle: a clause that says why the rules cannot be applied; empty if they can.
     """
 
     lengths: tuple[int, ...] = ()
@@ -81,23 +88,26 @@ class LengthClaims:
 
     @property
     def ruled_out_nats(self) -> float:
-        """The largest rise of NLL beyond the reference that the band allows, in nats per token; at least 0."""
+        """The highest upper end of the differences beyond the reference length, in nats per token, at least 0.
+
+        The band rules out that NLL rises by more than this.
+        """
         longer = [item.high for item in self.differences if item.context_length_tokens > (self.reference_tokens or 0)]
         return max(0.0, *longer)
 
     @property
     def beyond_reference(self) -> bool:
-        """Whether a longer length than the reference was compared with it."""
+        """Whether some context length longer than the reference length was evaluated."""
         return self.reference_tokens is not None and max(self.lengths) > self.reference_tokens
 
     @property
     def first_loss(self) -> LengthDifference | None:
-        """The first step that measurably raises NLL; None without one."""
+        """The first step whose whole interval is above zero; None if there is none."""
         return next((step for step in self.steps if step.low > 0), None)
 
     @property
     def gains_after_loss(self) -> bool:
-        """Whether a step after the first loss is a gain. The rule does not count such a gain."""
+        """Whether NLL measurably falls again after the first step that measurably raised it. L ignores such a gain."""
         loss = self.first_loss
         return loss is not None and any(
             step.high < 0 and step.context_length_tokens > loss.context_length_tokens for step in self.steps
@@ -105,7 +115,7 @@ class LengthClaims:
 
     @property
     def last_gain(self) -> LengthDifference | None:
-        """The step that ends at `lowers_to_tokens`; None without one."""
+        """The step from the next shorter length to `lowers_to_tokens`; None if no step is a gain."""
         return next((step for step in self.steps if step.context_length_tokens == self.lowers_to_tokens), None)
 
 
@@ -113,7 +123,7 @@ Claims = Mapping[ClaimKey, LengthClaims]
 
 
 def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
-    """Returns the claims for every model, text and protocol; protocols with identical targets come first."""
+    """Returns `LengthClaims` for every model, text and protocol; protocols with identical targets come first."""
     claims: dict[ClaimKey, LengthClaims] = {}
     table = results.measurements
     rows = table[(table["family"] == "perplexity") & (table["protocol"] != "position")]
@@ -131,7 +141,10 @@ def all_claims(results: Results) -> dict[ClaimKey, LengthClaims]:
 
 
 def not_compared(lengths: Sequence[int], trained_at: int | None) -> str:
-    """Returns why no longer length was compared with the training length, for a table cell; empty where one was."""
+    """Returns the reason, for a table cell, why no length beyond the training length was compared with it.
+
+    The text is empty if some longer length was compared.
+    """
     if trained_at is None:
         return "training length not recorded"
     if min(lengths) > trained_at:
@@ -149,11 +162,12 @@ def length_claims(
     """Compares all context lengths on the documents whose scored tokens are the same at each length.
 
     Args:
-        sums: sums of NLL by document and length; None where samples were not logged.
-        training_length_tokens: the model's training length, None where unknown.
-        origin_length_tokens: an extended model's parent's training length; it is preferred as the reference.
-        confidence: how often the band over all steps covers all true steps, and likewise the band over all differences
-            to the reference.
+        sums: sums of NLL by document and length; None if samples were not logged.
+        training_length_tokens: the model's training length; None if it is unknown.
+        origin_length_tokens: for a context-extended model, the training length of the model that was extended. If it is
+            given, the reference length is chosen by it and not by `training_length_tokens`.
+        confidence: probability that all intervals of the steps cover their true values at once, and likewise all
+            intervals of the differences to the reference length.
     """
     if sums is None:
         return LengthClaims(obstacle=f"{NO_SAMPLES}, so lengths cannot be compared in pairs")
@@ -200,14 +214,14 @@ def length_claims(
 
 
 def _sign(step: LengthDifference) -> int:
-    """Returns -1 for a measurable gain, 1 for a measurable loss, 0 where the interval holds zero."""
+    """Returns -1 if a step measurably lowers NLL, 1 if it measurably raises NLL, 0 if its interval includes zero."""
     if step.high < 0:
         return -1
     return 1 if step.low > 0 else 0
 
 
 def longest_shown(signs: Sequence[int]) -> int:
-    """Returns how many steps lead up to the last gain before the first loss; 0 without such a gain.
+    """Returns the number of steps up to and including the last gain before the first loss; 0 if there is none.
 
     Args:
         signs: for each step, -1 for a gain, 1 for a loss, 0 for neither.
@@ -224,7 +238,7 @@ def _reference(lengths: Sequence[int], training_length_tokens: int | None) -> in
 def _differences(
     nll: Floats, tokens: Floats, lengths: Sequence[int], pairs: Sequence[tuple[int, int]], confidence: float
 ) -> tuple[LengthDifference, ...]:
-    """Subtracts the first of each pair of columns from the second; the band is simultaneous over all pairs."""
+    """For each pair of columns, subtracts the first from the second; intervals are simultaneous over all pairs."""
     differences_CK = np.stack([nll[:, later] - nll[:, earlier] for earlier, later in pairs], axis=1)
     band = simultaneous_band(differences_CK, tokens, confidence=confidence, each_side=True)
     return tuple(

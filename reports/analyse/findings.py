@@ -1,4 +1,7 @@
-"""Computed sentences about each model, for the summary on the page and in Markdown."""
+"""Writes the "cards" of the summary from the measurements.
+
+A card is a box with the facts of one model, headline numbers, and sentences on its results.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,20 +21,20 @@ DOUBTFUL_WORDS = "doubtful intervals, since these documents differ much in size"
 
 
 class Headline(NamedTuple):
-    """A large number on a model's card, and its meaning in words."""
+    """A number that a model's card shows in large print, and its meaning in words."""
 
     value: str
     meaning: str
 
 
 class Finding(NamedTuple):
-    """The card of one model.
+    """The content of the card of one model.
 
     Attributes:
         label: the model's label.
-        facts: scheme, size and training length in one line.
+        facts: position scheme, number of parameters and training length in one line.
         headlines: the numbers that readers look for first.
-        sentences: what the measurements show.
+        sentences: sentences on the results of the model.
     """
 
     label: str
@@ -41,7 +44,7 @@ class Finding(NamedTuple):
 
 
 def model_facts(model: EvaluatedModel) -> str:
-    """Returns scheme, size, training length and parent of a model in one line."""
+    """Returns position scheme, parameter count, training length and parent (the model it was made from) in one line."""
     record = model.record
     trained = record.training_length_tokens
     parent = ""
@@ -73,11 +76,11 @@ def parameters_text(parameters: int) -> str:
 def find(
     models: Sequence[EvaluatedModel], claims: Claims, effective_lengths: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
-    """Returns the findings of all models.
+    """Returns a card for each model.
 
     Args:
         models: the models, in the order shown.
-        claims: what paired differences between lengths show.
+        claims: each model's paired differences of NLL between context lengths.
         effective_lengths: model label to its sentences on RULER's effective lengths.
     """
     findings = []
@@ -112,7 +115,7 @@ def _nothing_claimed(model: EvaluatedModel) -> str:
 
 
 def _few(claim: LengthClaims) -> bool:
-    """Whether differences were measured, on too few documents for an interval."""
+    """Whether differences were computed, but on too few documents for a confidence interval."""
     return claim.obstacle == TOO_FEW and claim.beyond_reference
 
 
@@ -134,7 +137,7 @@ def _headlines(claim: LengthClaims) -> tuple[Headline, ...]:
 
 
 def _lowers_headline(claim: LengthClaims, longest: str) -> Headline:
-    """Returns the headline on how far more context lowers NLL; it names the two lengths that were compared."""
+    """Returns the headline with the length up to which more context lowers NLL; it names the two lengths compared."""
     if (step := claim.last_gain) is None and claim.gains_after_loss:
         return Headline(value="none", meaning=f"more context raises NLL first ({_loss(claim)})")
     if step is None:
@@ -176,9 +179,10 @@ def _context_sentence(text: str, claim: LengthClaims) -> str:
 
 
 def _not_worse(claim: LengthClaims) -> str:
-    """Returns a clause for a model without a measurable rise of NLL.
+    """Returns a clause for a model whose NLL does not rise measurably beyond its training length.
 
-    That no band is above zero does not show that nothing rises, so the clause says which rise the band rules out.
+    An interval that includes zero does not show that NLL does not rise. The clause therefore says which rise of NLL the
+    intervals rule out.
     """
     above = f" of more than {math.ceil(1000 * claim.ruled_out_nats) / 1000:.3f} nats" if claim.ruled_out_nats else ""
     return (
@@ -188,19 +192,25 @@ def _not_worse(claim: LengthClaims) -> str:
 
 
 def _stated(claim: LengthClaims) -> str:
-    """Returns a clause for a model that is worse already within its training length after extension, else nothing."""
+    """Returns a clause if NLL of a context-extended model rises within its new training length; else an empty text."""
     stated = claim.training_length_tokens or 0
     return f", within its stated {length_text(stated)}" if stated >= (claim.raises_from_tokens or 0) else ""
 
 
 def _step(claim: LengthClaims) -> str:
-    """Returns the last step that lowers NLL, with its band, in parentheses."""
+    """Returns, in parentheses, the fall of NLL from the next shorter length to `lowers_to_tokens`, with its interval.
+
+    The text is empty if NLL falls measurably at no length.
+    """
     step = claim.last_gain
     return "" if step is None else f" (from {_earlier(step, claim)}: {step.text})"
 
 
 def _loss(claim: LengthClaims) -> str:
-    """Returns the first step that raises NLL, with its band; the rule names no length after it."""
+    """Returns the first measurable rise of NLL between neighbouring lengths, with its interval.
+
+    `lowers_to_tokens` is never longer than the length before this rise.
+    """
     step = claim.first_loss
     if step is None:
         return ""
@@ -208,7 +218,7 @@ def _loss(claim: LengthClaims) -> str:
 
 
 def _earlier(step: LengthDifference, claim: LengthClaims) -> str:
-    """Returns the shorter length of a step, in words."""
+    """Returns, in words, the shorter of the two neighbouring lengths that a step compares."""
     return length_text(claim.lengths[claim.lengths.index(step.context_length_tokens) - 1])
 
 
@@ -223,12 +233,12 @@ def _no_reference(claim: LengthClaims) -> str:
 
 
 def _none_beyond(claim: LengthClaims) -> str:
-    """Returns a clause for a model without a comparison beyond its training length.
+    """Returns a clause for a model with no compared length beyond its training length.
 
-    It speaks of the lengths compared: a longer one may have been evaluated and left out.
+    The clause says "compared" and not "evaluated", since a longer length may have been evaluated and left out.
     """
     lengths = (claim.origin_length_tokens, claim.training_length_tokens)
-    # an extended model has two training lengths: name the one that no compared length exceeds
+    # an extended model has two training lengths, its own and its parent's: name one that no compared length exceeds
     trained = next((length for length in lengths if length is not None and length >= max(claim.lengths)), 0)
     return f"none of the lengths compared is beyond the training length of {length_text(trained)}"
 
@@ -240,7 +250,10 @@ def _minus(difference: LengthDifference, claim: LengthClaims) -> str:
 
 
 def _without_claim(claim: LengthClaims) -> str:
-    """Returns a clause for a text without a claim: the reason, and with too few documents what these show."""
+    """Returns a clause for a text on which no length can be named: the reason, and the change of NLL if few documents.
+
+    The change is shown only if the reason is that there are too few documents for an interval.
+    """
     if claim.obstacle != TOO_FEW:
         return f"nothing can be said, because {claim.obstacle}"
     is_single = claim.clusters == 1
@@ -274,11 +287,12 @@ def _recovery(claim: LengthClaims) -> str:
 
 
 def _stream_sentences(claims: Mapping[tuple[str, str], LengthClaims], judged: Collection[str]) -> list[str]:
-    """Returns sentences on protocols without identical targets.
+    """Returns sentences on protocols that score other target tokens at each context length.
 
     Args:
-        claims: (text, protocol) to its claims.
-        judged: texts on which identical targets were scored too, so that use of context is judged there.
+        claims: (text, protocol) to one model's paired differences.
+        judged: texts on which another protocol scored identical targets at every length. That protocol shows whether
+            the model uses its context.
     """
     sentences = []
     for (corpus, protocol), claim in claims.items():

@@ -1,18 +1,20 @@
-"""One number for a whole curve: the mean over octaves, and the effective length by NLL.
+"""Sums up a curve over context lengths as one number: the mean over octaves, or the effective length by NLL.
 
-The mean over octaves is the area under the curve over log length, divided by its width. For NLL it is the mean change
-beyond the training length, on identical targets: for each document, the mean from the training length to the longest
-length, minus NLL at the training length. NLL at the training length is subtracted since a model that is worse
-everywhere by the same amount has not broken. For scores it is the mean score from the shortest to the longest length.
+The mean over octaves is the area under the curve over log2 of the context length, divided by the width of the range of
+lengths. For NLL it is the mean change beyond the training length, on identical targets: for each document, the mean NLL
+from the training length to the longest length, minus NLL at the training length. NLL at the training length is
+subtracted because a model that is worse by the same amount at every length has not failed beyond its training length.
+For scores it is the mean score from the shortest to the longest length.
 
-Both are weighted means over lengths. Each document's NLL is weighted over lengths before documents are resampled, so
-the number has the interval of any ratio. It can share a simultaneous band with the single lengths at almost no extra
-width.
+Both are weighted means over lengths. The weighted mean is computed for each document before documents are resampled, so
+its confidence interval is computed like that of NLL at one length. It can also be included in a simultaneous confidence
+band over the single lengths; the band becomes hardly wider.
 
-The effective length is `LengthClaims.lowers_to_tokens`, the one that the summary names. The true effective length is
-the last length whose step truly lowers NLL, before any step that truly raises it. The band covers all true steps at
-once in 95 % of cases. In these cases the true length lies between two ends, since a step whose band holds zero may be a
-loss or a gain: counted as losses, such steps give the lower end; counted as gains, the upper end.
+The effective length by NLL is `LengthClaims.lowers_to_tokens`, which the summary shows too. It depends on steps: the
+NLL at each length minus the NLL at the next shorter length. The true effective length is the last length whose true
+step lowers NLL, before any true step that raises NLL. The simultaneous intervals cover all true steps at once in 95 %
+of cases. The interval of the effective length follows from them: a step whose interval includes zero may truly raise or
+lower NLL. The lower end is the effective length if all such steps raise NLL; the upper end, if all such steps lower it.
 
 Shape suffixes: K lengths, C documents or samples.
 """
@@ -66,10 +68,11 @@ class Area(Estimate):
     """A mean over octaves of context length: a change of NLL in nats per token, or a score.
 
     Attributes:
-        from_tokens: shortest length of the mean; for NLL, the reference.
+        from_tokens: shortest length of the mean; for NLL this is the reference length, whose NLL is subtracted.
         to_tokens: longest length of the mean.
-        units: number of documents or samples behind it; None where samples were not logged.
-        doubtful: whether documents are so uneven in size that the interval covers less often than it says.
+        units: number of documents or samples that the mean is computed from; None if samples were not logged.
+        doubtful: whether documents are so uneven in size that the interval covers the true value in fewer cases than it
+            claims.
     """
 
     from_tokens: int
@@ -83,10 +86,11 @@ def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:
 
     Args:
         sums: sums of NLL by document and length.
-        reference_tokens: the training length, or the longest length below it that was evaluated; None where unknown.
+        reference_tokens: the training length, or the longest length below it that was evaluated; None if it is unknown.
 
     Returns:
-        None where no length is beyond the reference, or no document has the same targets at all lengths.
+        The mean with its interval; None if no length is beyond the reference length, or if no document has the same
+        targets at all lengths.
     """
     weights_K = change_weights(sums.lengths, reference_tokens)
     same_C = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
@@ -106,15 +110,15 @@ def nll_area(sums: SumsByDocument, reference_tokens: int | None) -> Area | None:
 
 
 def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = ()) -> Area | None:
-    """Returns the mean score over octaves; each task has the same weight.
+    """Returns the mean score over octaves of context length; each task has the same weight.
 
     Args:
         means: context length to the mean score over all tasks.
         samples: for each task, context length to (sample to its score). The interval is computed from samples that have
-            a score at every length of `means`; it is NaN where a task has fewer than two such samples.
+            a score at every length of `means`; it is NaN if some task has fewer than two such samples.
 
     Returns:
-        None for fewer than two lengths.
+        The mean with its interval; None for fewer than two lengths.
     """
     lengths = sorted(means)
     if len(lengths) < 2:
@@ -126,7 +130,7 @@ def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = (
     low = math.nan
     high = math.nan
     count = 0
-    # give an interval only if the logged samples have the mean of the results file: some may not have been logged
+    # only if the logged samples have the mean of the results file: else some were not logged, and there is no interval
     if len(known) == len(tasks) > 0 and abs(estimate - np.mean([task[0] for task in known])) < 1e-6:
         low, high = mean_interval(*zip(*(task[:3] for task in known), strict=True))
         count = sum(task[3] for task in known)
@@ -137,7 +141,10 @@ def score_area(means: Mapping[int, float], samples: Sequence[ScoresByLength] = (
 def _task_area(
     scores: ScoresByLength, lengths: Sequence[int], weights_K: Floats
 ) -> tuple[float, float, float, int] | None:
-    """Returns (mean over octaves, its interval's ends, number of samples), over samples that have all lengths."""
+    """Returns (mean over octaves, lower end, upper end of its interval, number of samples) of one task.
+
+    Only samples with a score at every length count. None if there are fewer than two.
+    """
     shared = set.intersection(*(set(scores.get(length, {})) for length in lengths))
     if len(shared) < 2:
         return None
@@ -153,9 +160,10 @@ class EffectiveNllLength:
     """The length up to which more context lowers NLL, in tokens, with its 95% interval.
 
     Attributes:
-        tokens: length of the last measurable gain before the first measurable loss; None without a gain.
-        low: lower end of the interval; None for no length.
-        high: upper end of the interval; None for no length.
+        tokens: the last length at which NLL is measurably lower than at the next shorter length, before any length at
+            which it is measurably higher; None if there is no such length.
+        low: lower end of the interval; None if it is not certain that more context lowers NLL at any length.
+        high: upper end of the interval; None if NLL rises measurably already from the shortest length to the next.
         longest: the longest length compared. It is shown as "≥", since nothing is known about longer ones.
     """
 
@@ -171,7 +179,7 @@ class EffectiveNllLength:
 
     @property
     def shown_interval(self) -> tuple[str, str]:
-        """The ends of its interval as texts."""
+        """The lower and upper end of the effective length's interval, as texts."""
         return self._shown(self.low), self._shown(self.high)
 
     @property
@@ -186,11 +194,12 @@ class EffectiveNllLength:
 
 
 def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> EffectiveNllLength | None:
-    """Returns the effective length with its interval; None where the lengths could not be compared.
+    """Returns the effective length by NLL with its interval; None if the lengths could not be compared.
 
     Args:
-        claim: what paired differences between lengths show.
-        least_loss: in nats per token; a step counts as a loss, for the interval, if its whole band is above this.
+        claim: the paired differences of NLL between lengths.
+        least_loss: in nats per token. For the interval, NLL counts as risen at a length only if the whole interval of
+            its difference to the next shorter length is above this value.
     """
     if claim.obstacle or not claim.steps:
         return None
@@ -204,15 +213,15 @@ def effective_nll_length(claim: LengthClaims, *, least_loss: float = 0.0) -> Eff
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CurveNumber:
-    """One number for one curve of one model.
+    """The mean over octaves, and for NLL the effective length too, of one curve of one model.
 
     Attributes:
         setting: label of the model.
         task: the task, or "RULER, mean of N tasks".
         metric: `NLL_CHANGE` or `SCORE`.
         area: the mean over octaves.
-        text: name of the text and protocol, for `NLL_CHANGE`.
-        effective: the effective length, for `NLL_CHANGE`; None where the lengths could not be compared.
+        text: name of the text and of the perplexity protocol, if the metric is `NLL_CHANGE`.
+        effective: the effective length by NLL, if the metric is `NLL_CHANGE`; None if lengths could not be compared.
     """
 
     setting: str
@@ -224,7 +233,7 @@ class CurveNumber:
 
 
 def curve_numbers(results: Results, claims: Claims, ruler: RulerScores) -> tuple[CurveNumber, ...]:
-    """Returns the numbers of all models: perplexity on identical targets first, then RULER, then recall tasks."""
+    """Returns the numbers for all curves of all models: NLL on identical targets first, then RULER, then recall."""
     order = {model.label: place for place, model in enumerate(results.models)}
     kinds = (_perplexity(results, claims), _ruler(results, ruler), _recall(results))
     return tuple(number for kind in kinds for number in sorted(kind, key=lambda number: order[number.setting]))

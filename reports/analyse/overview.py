@@ -1,4 +1,4 @@
-"""Sentences and a table that compare all models, and the remarks below the summary."""
+"""Writes the sentences and the table that compare all models, and the warnings below the summary."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_L
 from sbeval.results.records import IDENTICAL_TARGETS
 
 DOUBTFUL = "\N{DAGGER}"
-"""Marks an interval that covers the true value less often than it says."""
+"""A dagger: marks a 95% interval that covers the true value in fewer than 95% of cases."""
 _named = functools.partial(name_list, at_most=4)
 _all_named = functools.partial(name_list, at_most=5)
 Lists = Mapping[str, Sequence[str]]
@@ -34,7 +34,8 @@ _COMPARED_WITH = ", compared with "
 def headings(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the column headings of a comparison table.
 
-    They are `HEADER`, or speak of "the length compared with" where some model's reference is not its training length.
+    They are `HEADER` if all models are compared with their training length. If some model was not evaluated at its
+    training length, the headings say "the length compared with" in place of "the training length".
     """
     has_other_reference = any(_COMPARED_WITH in cell for row in rows for cell in row[1:2])
     return [
@@ -46,11 +47,11 @@ def headings(rows: Sequence[Sequence[str]]) -> list[str]:
 def side_by_side(
     models: Sequence[EvaluatedModel], claims: Claims, numbers: Sequence[CurveNumber] = ()
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Compares all models.
+    """Compares all models on each text.
 
     Returns:
-        A sentence for each text, on identical targets where these were scored; and rows with the columns of `HEADER`
-        for texts with identical targets and at least two models.
+        The sentences, one for each text: on a protocol with identical targets if one was run. And the rows of a table
+        with the columns of `HEADER`, for texts on which at least two models were scored on identical targets.
     """
     areas = {(number.setting, *number.text): number.area for number in numbers if number.metric == NLL_CHANGE}
     usable = {key: claim for key, claim in claims.items() if not claim.obstacle}
@@ -105,7 +106,10 @@ def _verdict(where: str, protocol: str, of_models: Sequence[tuple[str, LengthCla
 
 
 def _rises(last: Mapping[str, LengthDifference]) -> str:
-    """Returns models' names, and the range of their rises of NLL from the training length to the longest context."""
+    """Returns the models' names, and by how much their NLL rises from the training length to the longest context.
+
+    The rises of several models are given as a range.
+    """
     rises = sorted({change.estimate: signed(change.estimate) for change in last.values()}.items())
     span = " to ".join(dict.fromkeys((rises[0][1], rises[-1][1])))
     lengths = {length_text(change.context_length_tokens) for change in last.values()}
@@ -139,7 +143,10 @@ def _row(label: str, claim: LengthClaims, area: Area | None) -> tuple[str, ...]:
 
 
 def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
-    """Returns texts on requested context lengths that runs left out, and that no other run of the model evaluated."""
+    """Returns texts such as "64K of TASK for MODEL" on context lengths that were requested but skipped.
+
+    A length is left out if another run of the model evaluated it.
+    """
     places: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for model in models:
         tasks = grouped((task.name, task.record) for _, task in model.task_runs() if task.record is not None)
@@ -158,14 +165,15 @@ def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
 def caveats(
     claims: Claims, ruler_missing: Lists, ruler_apart: Lists, ruler_filled: Lists, dropped: Sequence[str] = ()
 ) -> list[str]:
-    """Returns the remarks below the summary.
+    """Returns the warnings below the summary.
 
     Args:
-        claims: what paired differences between lengths show.
-        ruler_missing: model label to the RULER tasks that it did not run, for models that ran some.
-        ruler_apart: model label to its tasks that are kept apart from RULER's averages (`ruler.apart`).
-        ruler_filled: origin of RULER's prompts to the labels of models run with them (`ruler.filled_by`).
-        dropped: texts of `dropped_lengths`.
+        claims: the paired differences of NLL between lengths.
+        ruler_missing: model label to the RULER tasks that it did not run, for models that ran at least one.
+        ruler_apart: model label to its tasks that do not count in RULER's averages (`ruler.apart`).
+        ruler_filled: the code that generated RULER's prompts, to the labels of models run with them
+            (`ruler.filled_by`).
+        dropped: the texts that `dropped_lengths` returns.
     """
     usable = {key for key, claim in claims.items() if not claim.obstacle}
     remarks = []
@@ -219,7 +227,7 @@ def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
 
 
 def _lacking(claims: Claims) -> str:
-    """Returns what models need for a claim on identical targets and do not have, joined by "and"."""
+    """Returns which requirements models lack for comparing lengths on identical targets, joined by "and"."""
     needs = {}
     for label, corpus, _ in claims:
         keys = [key for protocol in IDENTICAL_TARGETS if (key := (label, corpus, protocol)) in claims]

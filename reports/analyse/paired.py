@@ -11,14 +11,17 @@ from sbeval.reports.analyse.statistics import CONFIDENCE, Estimate, Floats
 from sbeval.reports.read.fields import context_metric
 from sbeval.reports.read.samples import MetricKey, SampleKey, SampleScores
 
-# differences of graded scores, such as the share of five answers found, take few values; those of log-likelihoods many
+# scores such as the share of five answers found have few distinct differences; log-likelihoods have more than this
 _MOST_GRADES = 21
 Metrics = Sequence[MetricKey]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PairedDifference(Estimate):
-    """One model's score minus another's on the samples that both have; without an interval (NaN) below 20 samples."""
+    """One model's score minus another model's, on the samples that both have.
+
+    With fewer than 20 samples there is no interval: its ends are NaN.
+    """
 
     samples: int
 
@@ -26,7 +29,7 @@ class PairedDifference(Estimate):
 def task_difference(
     candidate: SampleScores, base: SampleScores, metric: MetricKey, *, confidence: float = CONFIDENCE
 ) -> PairedDifference | None:
-    """Returns the candidate's score minus the base's in one metric; None where the two share no sample."""
+    """Returns the candidate model's score minus the base model's in one metric; None if they share no sample."""
     return next(iter(metric_differences(candidate, base, [metric], confidence=confidence)), None)
 
 
@@ -38,18 +41,18 @@ def metric_differences(
     confidence: float,
     weights_MK: Floats | None = None,
 ) -> list[PairedDifference]:
-    """Compares metrics of one task on the samples that have all of them, with one simultaneous band.
+    """Compares two models in metrics of one task, on samples that have all metrics, with simultaneous intervals.
 
     Args:
-        candidate: scores of the model that the base is subtracted from.
-        base: scores of the other model.
+        candidate: scores of the model from whose scores the base's are subtracted.
+        base: scores of the model whose scores are subtracted.
         metrics: the M metrics to compare.
-        confidence: how often the whole band covers all true differences.
-        weights_MK: float64 [M, K]; if given, K weighted sums of metrics, such as the mean over octaves, are compared in
-            place of the metrics.
+        confidence: probability that the intervals cover all true differences at once.
+        weights_MK: float64 [M, K]; if given, K weighted sums of metrics, such as the mean over octaves of context
+            length, are compared instead of the metrics.
 
     Returns:
-        One difference for each metric or sum; empty where the two share no sample.
+        One difference for each metric or weighted sum; empty if the two models share no sample.
     """
     if not all(metric in side.scores for side in (candidate, base) for metric in metrics):
         return []
@@ -67,18 +70,20 @@ def metric_differences(
 def ruler_differences(
     candidate: Mapping[str, SampleScores], base: Mapping[str, SampleScores], *, confidence: float = CONFIDENCE
 ) -> tuple[dict[int | None, PairedDifference], tuple[str, ...]]:
-    """Compares RULER's average over the tasks that two models share, with a band simultaneous over the lengths.
+    """Compares two models in RULER's average over the tasks that both ran, with intervals simultaneous over lengths.
 
-    Every task has the same weight, whatever its number of samples. A length counts if every shared task has it. Samples
-    of all tasks are resampled together, so the variance between tasks makes the band wider than necessary.
+    Every task has the same weight, whatever its number of samples. Only lengths that every shared task has are
+    compared. Samples of all tasks are resampled together, so the variance between tasks makes intervals wider than
+    necessary.
 
     Args:
-        candidate: task to the scores of the model that the base is subtracted from.
-        base: task to the scores of the other model.
-        confidence: how often the whole band covers all true differences.
+        candidate: task to its scores, of the model from whose scores the base's are subtracted.
+        base: task to its scores, of the model whose scores are subtracted.
+        confidence: probability that the intervals cover all true differences at once.
 
     Returns:
-        Context length to difference, with the mean over octaves under None, and the tasks compared.
+        Context length to difference (the key None has the difference of means over octaves of length), and the tasks
+        compared.
     """
     tasks = [task for task in candidate if short_name(task) in TASKS and task in base]
     lengths = [set(scores_by_length(candidate[task])) & set(scores_by_length(base[task])) for task in tasks]
@@ -108,7 +113,7 @@ def ruler_differences(
 
 
 def scores_by_length(scores: SampleScores, wanted: str = "score") -> dict[int, Mapping[SampleKey, float]]:
-    """Returns context length to the scores of the samples in the metric `wanted`."""
+    """Returns context length to (sample to its score) for the metric `wanted`."""
     parsed = ((context_metric(metric), values) for (metric, _), values in scores.scores.items())
     return {place[1]: values for place, values in parsed if place is not None and place[0] == wanted}
 

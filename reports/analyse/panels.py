@@ -1,4 +1,7 @@
-"""Groups perplexity results into panels: one for each text and protocol, split where models differ in several ways."""
+"""Groups perplexity results into panels: the results that one figure of curves shows.
+
+There is one panel for each text and perplexity protocol. It is split if its models differ in several properties.
+"""
 
 import dataclasses
 from collections import Counter
@@ -24,23 +27,23 @@ CORPUS_WORDS = {
 
 
 def text_name(corpus: str, protocol: str = "") -> str:
-    """Returns a text's name; with the protocol for identical targets of a protocol other than `fixed_target`."""
+    """Returns a text's name, followed by the protocol if that scores identical targets and is not `fixed_target`."""
     name = CORPUS_WORDS.get(corpus, corpus)
     return f"{name}, {protocol}" if protocol in IDENTICAL_TARGETS[1:] else name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """Perplexity results that share an axis: one figure of curves.
+    """The perplexity results that one figure of curves shows.
 
     Attributes:
         corpus: name of the text.
-        corpus_sha256: hash of the text, None where not recorded.
+        corpus_sha256: hash of the text; None if it is not recorded.
         protocol: perplexity protocol.
-        aspect: what the models of this part of a split panel differ in; empty for a panel that is not split.
+        aspect: if a panel was split, the property in which the models of this part differ; else empty.
         tables: metric to its rows; only metrics in which these models can be compared.
-        labels: models shown, in order.
-        remarks: sentences that a reader of the figure must know.
+        labels: labels of the models shown, in order.
+        remarks: warnings for the reader of the figure.
     """
 
     corpus: str
@@ -53,19 +56,19 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """Text, protocol and aspect as a heading."""
+        """The heading: name of the text, protocol, and the property in which the models differ if there is one."""
         name = CORPUS_WORDS.get(self.corpus, self.corpus)
         return f"{name}, {self.protocol.replace('_', ' ')}" + (f": by {self.aspect}" if self.aspect else "")
 
     @property
     def stem(self) -> str:
-        """File name without extension; only letters, digits, `_` and `-`."""
+        """The figure's file name without extension; it has only letters, digits, `_` and `-`."""
         names = [self.corpus, self.protocol, self.aspect, (self.corpus_sha256 or "")[:6]]
         return "-".join(safe_stem(name) for name in names if name)
 
 
 def safe_stem(value: str) -> str:
-    """Returns a text as part of a file name: only ASCII letters, digits, `_` and `-`, at most 60 characters."""
+    """Turns a string into part of a file name: only ASCII letters, digits, `_` and `-`, at most 60 characters."""
     harmless = (letter if letter.isascii() and (letter.isalnum() or letter in "_-") else " " for letter in value)
     return "_".join("".join(harmless).split())[:60] or "unnamed"
 
@@ -73,9 +76,9 @@ def safe_stem(value: str) -> str:
 def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedModel]) -> list[Panel]:
     """Groups perplexity results into panels.
 
-    Models with different tokenizers are compared only in bits per byte. A panel of four models or more that differ in
-    several of position scheme, training length and attention window is split: each part shows models that differ in one
-    of these and share the others.
+    Models with different tokenizers are compared only in bits per byte. A panel of four models or more is split if they
+    differ in at least two of these properties: position scheme, training length and attention window. Each part then
+    shows models that differ in one of the properties and share the others.
     """
     rows = measurements[(measurements["family"] == "perplexity") & measurements["context_length_tokens"].notna()]
     rows = rows[rows["protocol"] != "position"]
@@ -114,7 +117,7 @@ def perplexity_panels(measurements: pd.DataFrame, models: Sequence[EvaluatedMode
 
 
 def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
-    """Returns a remark if a model was trained on documents of the text that it was scored on, else nothing."""
+    """Returns a warning if the model was trained on documents of the text that it was scored on; else an empty list."""
     records = [task.record for _, task in model.task_runs() if task.record is not None]
     seen = {name for r in records if r.corpus_sha256 == corpus_sha256 for name in r.seen_documents or ()}
     if not seen:

@@ -1,8 +1,9 @@
-"""Sentences about perplexity protocols: how to read curves and differences, which depends on the protocol.
+"""Sentences that tell a reader what curves and differences of NLL show under each perplexity protocol.
 
-A difference between two context lengths shows that a model uses the longer context only if the targets are identical
-and nothing but the context before them differs (protocols `IDENTICAL_TARGETS`). Every sentence that needs this passes
-through `on_identical_targets`, which raises an error for any other protocol.
+A protocol decides which tokens are scored at each context length. A difference of NLL between two context lengths shows
+that a model uses the longer context only if the same tokens are scored at both lengths and only the context before them
+differs (protocols `IDENTICAL_TARGETS`). Every sentence that is true only then passes through `on_identical_targets`,
+which raises an error for any other protocol.
 """
 
 from typing import NamedTuple
@@ -21,11 +22,11 @@ _CURVES = {
 
 
 class DifferenceWords(NamedTuple):
-    """Sentences on how to read NLL at a length minus NLL at the reference length.
+    """Sentences on what NLL at a context length minus NLL at the reference length (the training length) shows.
 
     Attributes:
-        longer: for lengths longer than the reference.
-        shorter: for shorter lengths; may be empty.
+        longer: the sentence on lengths longer than the reference length.
+        shorter: the sentence on shorter lengths; may be empty.
         brief: a short version, for the subtitle of an image.
     """
 
@@ -46,12 +47,15 @@ def on_identical_targets(protocol: str, sentence: str) -> str:
 
 
 def curve_words(protocol: str) -> str:
-    """Returns how to read a curve over context lengths; empty for an unknown protocol."""
+    """Returns a sentence on what a curve of NLL over context lengths shows; empty for an unknown protocol."""
     return _CURVES.get(protocol, "")
 
 
 def difference_words(protocol: str) -> DifferenceWords:
-    """Returns how to read differences between lengths; for an unknown protocol, without a claim on use of context."""
+    """Returns sentences on what differences of NLL between lengths show.
+
+    For an unknown protocol they do not say whether a model uses its context.
+    """
     if protocol in IDENTICAL_TARGETS:
         return DifferenceWords(
             longer=on_identical_targets(protocol, "Below zero at a longer length, the longer context helps."),
@@ -70,5 +74,5 @@ def difference_words(protocol: str) -> DifferenceWords:
 
 
 def windows_words(protocol: str) -> str:
-    """Returns the beginning of a sentence about a protocol without identical targets, such as "In stream windows"."""
+    """Returns the first words of a sentence about a protocol without identical targets, such as "In stream windows"."""
     return f"In {protocol.replace('_', ' ')} windows"

@@ -1,7 +1,7 @@
 """RULER's averages over tasks, its weighted averages over lengths, and effective context lengths.
 
-Lines on one axis must be means over the same tasks. `averaged_alike` therefore decides which models and tasks share an
-average.
+All lines of one figure must be means over the same tasks. `averaged_alike` therefore decides over which tasks, and for
+which models, scores are averaged.
 """
 
 import math
@@ -26,7 +26,7 @@ NIAH_TASKS = (
 )
 TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", "qa_squad", "qa_hotpot")
 THINKING_CUT = "thinking_cut"
-"""Metric: share of answers before which the model's thinking was cut at its token budget."""
+"""Name of a metric: the share of answers for which the model's thinking was cut off at its token budget."""
 ALIAS_SHARES = ("ruler_qa_squad", "ruler_qa_hotpot")
 """lm-eval's own QA tasks. They score the share of an answer's aliases that is found; RULER accepts any alias."""
 ALIAS_WORDS = "lm-eval's ruler_qa tasks score the share of an answer's aliases found, RULER any of them"
@@ -44,10 +44,11 @@ class EffectiveLength(NamedTuple):
     """An effective context length.
 
     Attributes:
-        text: "<4K" if the shortest length already fails, "16K", ">64K" if the longest length passes, or "n/a".
-        reason: why it is "n/a"; else empty.
-        interval: the same rule applied to the lower and to the upper ends of the scores' 95% intervals; None without
-            these.
+        text: a length such as "16K"; "<4K" if the score at 4K, the shortest length run, is too low; ">64K" if the score
+            at 64K, the longest length run, is high enough; or "n/a".
+        reason: why `text` is "n/a"; else empty.
+        interval: the effective lengths computed from the lower and from the upper ends of the scores' 95% intervals;
+            None if the scores have no intervals.
     """
 
     text: str
@@ -66,27 +67,29 @@ class EffectiveLength(NamedTuple):
 
 
 def at_least(text: str) -> str:
-    """Replaces RULER's ">" by "≥": its tables write ">64K" for a model that passes at 64K, the longest length run."""
+    """Replaces ">" by "≥": RULER writes ">64K" if the score at 64K, the longest length run, is high enough."""
     return text.replace(">", "\N{GREATER-THAN OR EQUAL TO} ")
 
 
 def short_name(task: str) -> str:
-    """Returns RULER's name of a task: `sb_ruler_vt`, `ruler_vt` and `vt` are all `vt`.
+    """Returns the name that RULER gives a task: `sb_ruler_vt`, `ruler_vt` and `vt` are all `vt`.
 
-    `ALIAS_SHARES` keep their names, since their scores do not count in RULER's averages and effective lengths.
+    The tasks `ALIAS_SHARES` keep their names, since they do not count in RULER's averages and effective lengths.
     """
     return task if task in ALIAS_SHARES else task.removeprefix("sb_").removeprefix("ruler_")
 
 
 def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
-    """Returns the tidy table's rows with RULER scores, with a column `ruler_task` and intervals where missing.
+    """Returns the rows with RULER scores from the tidy table (one row for each measured number).
 
-    lm-eval's own RULER tasks count where sbeval's were not run. Rows of `ALIAS_SHARES` are included under their own
-    names, but averages use only `TASKS`. For a metric other than "score", rows of all tasks are returned.
+    A column `ruler_task` is added, and confidence intervals are computed for rows without one. If a model was not run
+    on sbeval's version of a task, the score of lm-eval's own RULER task is used. Rows of `ALIAS_SHARES` are included
+    under their own names, but averages use only `TASKS`. For a metric other than "score", rows of all tasks are
+    returned.
     """
     rows = measurements[(measurements["metric"] == metric) & measurements["context_length_tokens"].notna()].copy()
     rows["ruler_task"] = rows["task"].map(short_name)
-    # lm-eval's own tasks record the number of samples over all lengths together, which is of no use at one length
+    # lm-eval's own tasks record the number of samples of all lengths together; the number at one length is unknown
     rows["samples"] = rows["samples"].where(rows["family"].notna())
     lows, highs = share_interval(rows)
     rows["ci95_low"] = rows["ci95_low"].fillna(lows)
@@ -99,7 +102,7 @@ def ruler_scores(measurements: pd.DataFrame, metric: str = "score") -> pd.DataFr
 
 
 def filled_by(models: Sequence[EvaluatedModel]) -> dict[str, tuple[str, ...]]:
-    """Returns the code that fills RULER's prompts (`TaskRecord.scripts`, else "sbeval") to the models run with it."""
+    """Returns the code that generated RULER's prompts (`TaskRecord.scripts` or "sbeval") to the models run with it."""
     labels_by_rule: dict[str, dict[str, None]] = {}
     for model in models:
         for record in (task.record for run in model.runs for task in run.tasks):
@@ -115,17 +118,18 @@ def missing_tasks(scores: pd.DataFrame, model: str) -> tuple[str, ...]:
 
 
 def apart(scores: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """Returns each model's tasks that are kept apart from RULER's averages (`ALIAS_SHARES`)."""
+    """Returns model label to those of its tasks that do not count in RULER's averages (`ALIAS_SHARES`)."""
     rows = scores[scores["ruler_task"].isin(ALIAS_SHARES)].groupby("setting", sort=False)["ruler_task"]
     return {str(model): tuple(dict.fromkeys(tasks)) for model, tasks in rows}
 
 
 def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
-    """Averages the scores of each model over those of `tasks` that it ran, at lengths where it has all of them.
+    """Averages each model's scores over those of `tasks` that it ran, at lengths at which it has a score for all these.
 
     Returns:
-        Columns setting, context_length_tokens, value, ci95_low, ci95_high, and tasks (their number). The interval
-        assumes independent tasks; it is NaN where a task has none.
+        A table with columns setting (the model's label), context_length_tokens, value, ci95_low, ci95_high, and tasks
+        (number of tasks averaged). The interval assumes independent tasks; it is NaN if the score of some task has no
+        interval.
     """
     rows = []
     chosen = scores[scores["ruler_task"].isin(tasks)]
@@ -140,7 +144,7 @@ def average(scores: pd.DataFrame, tasks: Sequence[str]) -> pd.DataFrame:
 
 
 def without_mean(scores: pd.DataFrame, tasks: Sequence[str]) -> str:
-    """Returns a sentence on lengths without an `average`, where some task of a model has no score; else nothing."""
+    """Returns a sentence on lengths that have no `average`, since a model lacks the score of some task; else empty."""
     chosen = scores[scores["ruler_task"].isin(tasks)]
     places: dict[tuple[str, int], list[str]] = {}
     for model, of_model in chosen.groupby("setting", sort=False):
@@ -161,10 +165,10 @@ def by_length(
     """Returns one model's values by context length (or by another column), in ascending order.
 
     Args:
-        table: a table with a column `setting`.
+        table: a table whose column `setting` holds model labels.
         model: label of the model.
-        column: the column of the keys, integers.
-        numbers: the column of the values.
+        column: name of the column with the integers that become keys.
+        numbers: name of the column with the values.
     """
     rows = (table["setting"] == model).to_numpy()
     lengths, values = table[column].to_numpy()[rows], table[numbers].to_numpy()[rows]
@@ -178,13 +182,14 @@ def absolute_effective_length(
     missing: Sequence[str] = (),
     ends: tuple[Scores, Scores] | None = None,
 ) -> EffectiveLength:
-    """Computes the effective length by RULER's rule: the longest length such that all lengths up to it pass.
+    """Computes RULER's effective length: the longest length such that it and all shorter ones reach a threshold score.
 
     Args:
         scores: context length to the mean score over all 13 tasks.
-        threshold: a length passes if its score is at least this.
-        missing: tasks that were not run; the threshold is set for all 13, so with fewer the length is "n/a".
-        ends: the lower and the upper ends of the scores' intervals.
+        threshold: the lowest sufficient score.
+        missing: tasks that were not run. The threshold is meant for the mean over all 13 tasks, so the effective length
+            is "n/a" if any is missing.
+        ends: the lower and the upper ends of the scores' confidence intervals, each by context length.
     """
     if missing:
         count = "one was" if len(missing) == 1 else f"{len(missing)} were"
@@ -197,16 +202,17 @@ def absolute_effective_length(
 def relative_effective_length(
     scores: Mapping[int, float], training_length_tokens: int | None, ends: tuple[Scores, Scores] | None = None
 ) -> EffectiveLength:
-    """Computes the effective length relative to the model's own score in short contexts.
+    """Computes the effective length relative to the same model's score in short contexts.
 
-    The base is the model's score at the longest length of at most half its training length. A longer length passes if
-    it keeps 85% of the base. The interval's lower end uses the lower ends of the scores and the upper end of the base;
-    its upper end uses the opposite ends.
+    The base score is the model's score at the longest length of at most half its training length. The effective length
+    is the longest length such that it and all shorter ones beyond the base keep 85% of the base score. The lower end of
+    its interval is computed from the lower ends of the scores and the upper end of the base score; the upper end from
+    the opposite ends.
 
     Args:
         scores: context length to score.
-        training_length_tokens: None where not recorded.
-        ends: the lower and the upper ends of the scores' intervals.
+        training_length_tokens: the model's training length; None if it is not recorded.
+        ends: the lower and the upper ends of the scores' confidence intervals, each by context length.
     """
     if training_length_tokens is None:
         return EffectiveLength(text="n/a", reason="the training length is not recorded")
@@ -221,7 +227,7 @@ def relative_effective_length(
 
     def passing(of_lengths: Mapping[int, float], base_score: float) -> EffectiveLength:
         longer = {length: score for length, score in of_lengths.items() if length > max(short)}
-        # the base length itself always passes
+        # the length of the base score always reaches the threshold
         return last_passing({max(short): math.inf, **longer}, RELATIVE_THRESHOLD * base_score)
 
     length = passing(scores, base)
@@ -232,9 +238,9 @@ def relative_effective_length(
 
 
 def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None:
-    """Returns RULER's averages over 4K to 128K, with weights that increase and that decrease with length.
+    """Returns RULER's two weighted averages over 4K to 128K: weights that increase, and that decrease, with length.
 
-    None unless all six lengths were run.
+    Returns None unless all six lengths were run.
     """
     if any(length not in scores for length in WEIGHTED_LENGTHS):
         return None
@@ -246,7 +252,7 @@ def weighted_averages(scores: Mapping[int, float]) -> tuple[float, float] | None
 
 
 def last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLength:
-    """Returns the longest length such that it and all shorter lengths score at least the threshold."""
+    """Returns the longest length such that the scores at it and at all shorter lengths are at least the threshold."""
     passing = None
     for length in sorted(scores):
         if scores[length] < threshold:
@@ -259,7 +265,10 @@ def last_passing(scores: Mapping[int, float], threshold: float) -> EffectiveLeng
 def passing_length(
     scores: Mapping[int, float], threshold: float, ends: tuple[Scores, Scores] | None
 ) -> EffectiveLength:
-    """Returns `last_passing`, with an interval if the ends of all scores' intervals are known."""
+    """Returns `last_passing` of the scores, and its interval: `last_passing` of the lower and of the upper ends.
+
+    There is no interval if an end of the interval of some score is unknown.
+    """
     length = last_passing(scores, threshold)
     if ends is None or _unknown(ends):
         return length
@@ -276,9 +285,9 @@ class RulerScores(NamedTuple):
 
     Attributes:
         scores: the rows of `ruler_scores`.
-        overall: the mean over the tasks that each model ran (`average`).
+        overall: each model's mean over the tasks that it ran, as `average` returns it.
         effective: model label to (effective length by RULER's threshold over all 13 tasks, effective length relative to
-            its own short-context score over the tasks that it ran).
+            the model's score in short contexts over the tasks that it ran).
     """
 
     scores: pd.DataFrame
@@ -290,8 +299,8 @@ def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) 
     """Computes RULER scores and effective lengths of all models.
 
     Args:
-        measurements: the tidy table.
-        training_lengths: model label to training length in tokens, where known.
+        measurements: the tidy table: one row for each measured number.
+        training_lengths: model label to training length in tokens, for models whose training length is known.
     """
     scores = ruler_scores(measurements)
     overall = average(scores, TASKS)
@@ -307,7 +316,7 @@ def rate_ruler(measurements: pd.DataFrame, training_lengths: Mapping[str, int]) 
 
 
 def effective_sentences(ruler: RulerScores) -> dict[str, list[str]]:
-    """Returns each model's sentence in the summary on its effective lengths."""
+    """Returns model label to the sentences that the summary shows on the model's effective lengths."""
     sentences = {}
     for label, (absolute, relative) in ruler.effective.items():
         count = len(TASKS) - len(missing_tasks(ruler.scores, label))
@@ -327,13 +336,13 @@ def _length_words(length: EffectiveLength) -> str:
 
 
 class Alike(NamedTuple):
-    """An average over the same tasks for all its models.
+    """Tasks to average over, and the scores of the models that ran all of them.
 
     Attributes:
-        tasks: the tasks averaged.
-        scores: rows of the models that ran all of these tasks.
-        name: name of the average where it is not over all requested tasks; else empty.
-        explanation: which tasks and models it is over, and which models are left out.
+        tasks: the tasks to average over.
+        scores: the table rows of the models that ran all of these tasks.
+        name: name of the average if it leaves out some of the requested tasks; else empty.
+        explanation: a sentence on which tasks are averaged for which models, and which models are left out.
     """
 
     tasks: tuple[str, ...]
@@ -343,10 +352,10 @@ class Alike(NamedTuple):
 
 
 def averaged_alike(scores: pd.DataFrame, tasks: Sequence[str]) -> list[Alike]:
-    """Returns the averages that can be drawn for some tasks.
+    """Returns the averages over `tasks` that figures can show: at most two.
 
-    One is over all of the tasks, for models that ran them all. Where some model did not, a second one is over the tasks
-    that every model ran. Models that ran none of the tasks are ignored.
+    One is over all of the tasks, for models that ran all of them. If some model did not run all, there may be another
+    one over the tasks that every model ran. Models that ran none of the tasks are ignored.
     """
     chosen = scores[scores["ruler_task"].isin(tasks)]
     ran = {str(model): frozenset(rows["ruler_task"]) for model, rows in chosen.groupby("setting", sort=False)}

@@ -1,9 +1,10 @@
 """Selects the models and tasks that a report shows, chooses the baseline, and merges training seeds into one model.
 
-Checkpoints that differ only in their training seed are shown as one line: the mean over seeds, with the lowest and
-highest seed. The ends of its interval over documents are the means of the seeds' ends: all seeds are scored on the same
-documents, so averaging seeds does not narrow it. A task's mean is over the seeds that ran it. A length that one of
-these lacks is left out with a note.
+The baseline is the model whose numbers are subtracted from those of all others. Checkpoints that differ only in their
+training seed are shown as one model: the mean over seeds, with the lowest and the highest value of a seed. Its
+confidence interval is over documents. The lower end is the mean of the lower ends that the seeds have, and the upper
+end likewise: all seeds are scored on the same documents, so averaging seeds does not narrow the interval. For each task
+the mean is over the seeds that ran it. A context length that one of these seeds lacks is left out, with a note.
 """
 
 import dataclasses
@@ -28,9 +29,9 @@ _IDENTITY = [*NUMBER_KEYS, "family", "corpus", "tokenizer_sha256", "targets_sha2
 
 
 def restrict(results: Results, only: Iterable[str]) -> Results:
-    """Restricts results to models and tasks whose names match patterns such as `demo-*`.
+    """Keeps only the models and tasks whose names match patterns such as `demo-*`.
 
-    Patterns that match models restrict the models, and patterns that match tasks restrict the tasks.
+    Patterns that match model names restrict the models, and patterns that match task names restrict the tasks.
 
     Raises:
         UserError: a pattern matches neither a model nor a task.
@@ -70,7 +71,7 @@ def _names(model: EvaluatedModel) -> tuple[str, ...]:
 
 
 def choose_baseline(models: Iterable[EvaluatedModel], requested: str | None) -> str:
-    """Returns the label of the model that differences are taken against.
+    """Returns the label of the baseline: the model whose numbers are subtracted from those of the others.
 
     It is the requested model if a name is given, else the first RoPE model, else the first model.
 
@@ -87,7 +88,7 @@ def choose_baseline(models: Iterable[EvaluatedModel], requested: str | None) -> 
 
 
 def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Keeps the rows of models with the baseline's tokenizer, or with an unrecorded one."""
+    """Keeps the rows of models that have the same tokenizer as the baseline or whose tokenizer is not recorded."""
     if table.empty:
         return table
     tokenizers = table.groupby("setting", sort=False)["tokenizer_sha256"].first()
@@ -97,13 +98,13 @@ def comparable(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
 
 def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Results:
-    """Merges training seeds: returns results with one model for each group of seeds.
+    """Merges training seeds: returns results in which checkpoints that differ only in their seed are one model.
 
-    The tidy table then has the columns `SEED_COLUMNS` too.
+    The columns `SEED_COLUMNS` are added to the table of measurements.
 
     Args:
-        results: results with each seed as its own model.
-        labels: name of a group to the name shown in its place.
+        results: results in which every seed is a model.
+        labels: name of a group of seeds to the name that the report shows instead.
     """
     groups = seed_groups(results.models)
     notes = results.notes
@@ -140,10 +141,10 @@ def pool_seeds(results: Results, labels: Mapping[str, str] | None = None) -> Res
 
 
 def seed_groups(models: Sequence[EvaluatedModel]) -> dict[str, list[EvaluatedModel]]:
-    """Returns groups of two or more models that differ only in their training seed, by the group's name.
+    """Returns name of a group to its models: two or more that differ only in their training seed.
 
-    Recipe and seed are read from the model records. Where a record has none, they are read from a name such as
-    `model-seed1`.
+    Training recipe and seed are read from the model records. If a record has none, they are read from a model name such
+    as `model-seed1`.
     """
     by_recipe: dict[tuple[object, ...], list[tuple[object, EvaluatedModel]]] = defaultdict(list)
     for model in models:
@@ -171,7 +172,7 @@ def _measurements(
     inside = rows["setting"].isin(pooled_label.keys())
     seed_rows = rows[inside].copy()
     seed_rows["setting"] = seed_rows["setting"].map(pooled_label)
-    # seeds of other protocols are averaged even where their targets differ
+    # under protocols without identical targets, seeds are averaged even if they were scored on different targets
     seed_rows.loc[~seed_rows["protocol"].isin(IDENTICAL_TARGETS), "targets_sha256"] = None
     geometric = seed_rows["metric"].str.contains("perplexity")
     values = ["value", "ci95_low", "ci95_high"]

@@ -1,14 +1,18 @@
-"""Confidence intervals of scores, and simultaneous bands for paired differences, resampled over documents ("clusters").
+"""Confidence intervals of scores, and simultaneous bands for paired differences, by bootstrap over documents.
 
-Several differences are judged together, one for each context length. With separate 95% intervals, some interval would
-miss its true value in more than 5% of cases. The max-t band covers all of them at once: documents are resampled, each
-difference is divided by its standard error in that resample, and the band's half width, in standard errors, is the 95%
-quantile of the largest absolute value (Westfall & Young 1993; Efron & Tibshirani 1993 for the studentised bootstrap).
-It is never less than that of a single normal interval. This half width is the same on both sides. Skewed differences,
-however, miss on one side only. For claims that rest on one end of a band (`each_side`), each side is therefore at least
-as wide as the 97.5% quantile of the largest difference on that side.
+Documents are called "clusters": the tokens of one document are not independent. A "band" is a set of confidence
+intervals, one for each difference, that cover all true values at once in 95% of cases.
 
-Legend: C clusters, K differences, B resamples, W weights a cluster: 1, or one for each difference.
+A report judges several differences together, one for each context length. With separate 95% intervals, some interval
+would miss its true value in more than 5% of cases. A max-t band covers all true values at once: documents are
+resampled, and the deviation of each difference is divided by its standard error in that resample. The half width of the
+band, in standard errors, is the 95% quantile of the largest absolute value (Westfall & Young 1993; Efron & Tibshirani
+1993 for the studentised bootstrap). It is never less than the half width of a single normal interval. This half width
+is the same on both sides. Intervals of skewed differences, however, miss the true value on one side only. If a claim
+uses only one end of a band (`each_side`), each side is therefore at least as wide as the 97.5% quantile of the largest
+value on that side.
+
+Shape suffixes: C clusters, K differences, B resamples, W weights for each cluster: 1, or one for each difference.
 """
 
 import dataclasses
@@ -29,7 +33,7 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A number with the ends of its interval or band; they are NaN where there is none."""
+    """A number and the two ends of its confidence interval; the ends are NaN if there is no interval."""
 
     estimate: float
     low: float
@@ -37,20 +41,21 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """The change with its interval, such as "+0.120 [+0.100, +0.140]"."""
+        """The number as a signed change with its interval, such as "+0.120 [+0.100, +0.140]"."""
         return with_interval(self.estimate, self.low, self.high).replace("-", "\N{MINUS SIGN}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """K differences with one simultaneous band.
+    """K differences with confidence intervals that cover all true differences at once.
 
     Attributes:
-        estimates: float64 [K].
-        lows: float64 [K]; NaN where there is no interval.
-        highs: float64 [K]; NaN where there is no interval.
-        clusters: number of clusters the band rests on.
-        doubtful: whether the clusters' sizes are so uneven that the band covers less often than it says.
+        estimates: the differences, float64 [K].
+        lows: lower ends of the intervals, float64 [K]; NaN if there is no interval.
+        highs: upper ends of the intervals, float64 [K]; NaN if there is no interval.
+        clusters: number of clusters that the intervals are computed from.
+        doubtful: whether clusters are so uneven in size that the intervals cover the true values in fewer cases than
+            they claim.
     """
 
     estimates: Floats
@@ -79,14 +84,14 @@ def simultaneous_band(
     Args:
         differences_CK: float64 [C, K]; for each cluster, the difference of two sums over the same targets, such as NLL
             in nats.
-        weights: the divisor of both sums, such as tokens: [C], above zero; or [C, K], zero where a cluster does not
-            contribute to a difference.
+        weights: the divisor of both sums, such as the number of tokens: [C], above zero; or [C, K], zero for a cluster
+            that does not contribute to a difference.
         seed: seed of the resampling.
-        confidence: how often the whole band covers all true differences.
+        confidence: probability that the band covers all true differences at once.
         resamples: number B of resamples.
-        least_errors_K: lower bounds of the standard errors (`graded_errors`); None for none.
-        each_side: whether each side of the band gets the width that it needs itself; for claims that rest on one end
-            of a band, where differences may be skewed.
+        least_errors_K: lower bounds of the standard errors, such as `graded_errors`; None for no bounds.
+        each_side: whether the half width is computed separately for the lower and the upper side. Needed if a claim
+            uses only one end of an interval and differences may be skewed.
     """
     clusters, count = differences_CK.shape
     empty = np.full(count, np.nan)
@@ -103,7 +108,7 @@ def simultaneous_band(
 
     def furthest(counts_BC: Floats) -> Floats:
         shifts_BK, spreads_BK = linearised_errors(counts_BC, residuals_CK, weights_CW)
-        # with right-or-wrong answers few clusters differ; a resample without any of them has a standard error of 0
+        # two models may give different answers in few clusters; a resample without these has a standard error of 0
         resampled_errors_BK = np.where(spreads_BK > _NO_SPREAD * errors_K, spreads_BK, errors_K)
         t_BK = np.where(varying_K, shifts_BK / np.where(varying_K, resampled_errors_BK, 1.0), 0.0)
         return np.stack([np.max(t_BK, axis=1), np.max(-t_BK, axis=1)], axis=1)
@@ -123,17 +128,18 @@ def simultaneous_band(
 
 
 def graded_errors(differences_CK: Floats, weights_C: Floats) -> Floats:
-    """Returns standard errors of mean differences of scores such as right or wrong, after adding two observations.
+    """Returns standard errors of mean differences of scores such as 0 or 1 (wrong or right).
 
-    One added difference is +1 and one is -1 (Bonett & Price 2012). Without them, 30 samples on which two models agree
-    would give a standard error of 0 and look certain. Unequal weights count as fewer samples.
+    Two observations are added first: a difference of +1 and one of -1 (Bonett & Price 2012). Without them, 30 samples
+    on which two models have equal scores would give a standard error of 0, as if the models were certainly equal. If
+    weights are unequal, the number of samples is replaced by a smaller, effective one.
 
     Args:
         differences_CK: float64 [C, K], between -1 and 1.
         weights_C: float64 [C], weights of the samples.
 
     Returns:
-        float64 [K].
+        The standard errors, float64 [K].
     """
     total = weights_C.sum()
     count = total**2 / (weights_C**2).sum()
@@ -144,11 +150,13 @@ def graded_errors(differences_CK: Floats, weights_C: Floats) -> Floats:
 
 
 def wilson_interval(share: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
-    """Returns the ends of Wilson's 95% interval of proportions. It lies within 0 and 1, and is not empty at 0 or 1.
+    """Returns the lower and upper ends of Wilson's 95% intervals of proportions.
+
+    These intervals lie within 0 and 1, and their width is above 0 for a proportion of 0 or 1 too.
 
     Args:
         share: successes divided by trials.
-        trials: number of trials, not necessarily an integer. The ends are NaN where it is not above 0.
+        trials: number of trials, not necessarily an integer. If it is not above 0, the ends are NaN.
     """
     shares, counts = np.asarray(share, np.float64), np.asarray(trials, np.float64)
     counts = np.where(counts > 0, counts, np.nan)
@@ -158,18 +166,19 @@ def wilson_interval(share: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats
 
 
 def score_interval(means: ArrayLike, stderrs: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
-    """Returns the ends of 95% intervals of mean scores between 0 and 1; NaN where unknown.
+    """Returns the lower and upper ends of 95% intervals of mean scores between 0 and 1; NaN if they are unknown.
 
-    It is Wilson's interval with an effective number of trials: the number of right-or-wrong answers that would give the
-    same variance of the mean. Scores such as the share of four answers found vary less than right-or-wrong ones, so
-    each counts as more than one trial. The variance is computed after adding one score of 0 and one of 1; otherwise a
-    few equal scores would look certain. For right-or-wrong answers the result is Wilson's interval
+    They are Wilson's intervals with an effective number of trials: the number of scores of 0 or 1 that would give the
+    same variance of the mean. Scores such as the share of four answers found vary less than scores of 0 or 1, so each
+    counts as more than one trial. The variance is computed after adding one score of 0 and one of 1; otherwise a few
+    equal scores would give an interval of width 0. For scores of 0 or 1 the result is Wilson's interval
     (`research/interval_studies/score_intervals.py` measures its coverage).
 
     Args:
         means: mean score of the samples.
         stderrs: standard error of the mean: standard deviation divided by the square root of the number of samples.
-        samples: number of samples; where NaN, the number of right-or-wrong answers that gives this standard error.
+        samples: number of samples. If it is NaN, the number of scores of 0 or 1 that would give this standard error is
+            used.
     """
     mean, stderr, count = (np.asarray(values, np.float64) for values in (means, stderrs, samples))
     mean = np.where((mean >= 0) & (mean <= 1), mean, np.nan)
@@ -183,17 +192,18 @@ def score_interval(means: ArrayLike, stderrs: ArrayLike, samples: ArrayLike) -> 
 
 
 def share_interval(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Returns the ends of `score_interval` for the rows of a table with columns value, stderr and samples."""
+    """Returns lower and upper ends of `score_interval` for the rows of a table with columns value, stderr, samples."""
     columns = (rows[name].to_numpy(dtype=float, na_value=np.nan) for name in ("value", "stderr", "samples"))
     lows, highs = score_interval(*columns)
     return pd.Series(lows, index=rows.index), pd.Series(highs, index=rows.index)
 
 
 def mean_interval(values: ArrayLike, lows: ArrayLike, highs: ArrayLike) -> tuple[float, float]:
-    """Returns the ends of the interval of a mean of independent estimates, computed from the estimates' intervals.
+    """Returns the lower and upper end of the interval of a mean of independent estimates, from their intervals.
 
-    Distances to the lower ends are added in squares for the lower end, and those to the upper ends for the upper end
-    (Zou & Donner 2008). Asymmetric intervals thus give an asymmetric interval. NaN where an interval is unknown.
+    The distances between estimates and lower ends are squared and added for the lower end, and the distances to the
+    upper ends for the upper end (Zou & Donner 2008). Asymmetric intervals thus give an asymmetric interval. Both ends
+    are NaN if any interval is unknown.
     """
     value, low, high = (np.asarray(numbers, np.float64) for numbers in (values, lows, highs))
     below, above = (np.sqrt(((value - end) ** 2).sum()) / len(value) for end in (low, high))
@@ -201,7 +211,7 @@ def mean_interval(values: ArrayLike, lows: ArrayLike, highs: ArrayLike) -> tuple
 
 
 def octave_weights(lengths: Sequence[int]) -> Floats:
-    """Returns the weight [K] of each length in the mean over octaves: trapezoids over log2 of the length, summing to 1.
+    """Returns the weights [K] of lengths in the mean over octaves: the trapezoidal rule over log2 length; sum 1.
 
     Args:
         lengths: two or more context lengths in tokens, ascending.
@@ -213,9 +223,10 @@ def octave_weights(lengths: Sequence[int]) -> Floats:
 
 
 def change_weights(lengths: Sequence[int], reference_tokens: int | None) -> Floats | None:
-    """Returns the weights [K] of the mean change beyond a reference length; None where no length is beyond it.
+    """Returns the weights [K] of the mean change beyond a reference length; None if no length is beyond it.
 
-    They are `octave_weights` from the reference on, minus 1 at the reference, so they sum to 0.
+    They are `octave_weights` of the reference length and all longer ones, minus 1 at the reference length, so their sum
+    is 0. Shorter lengths have the weight 0.
     """
     if reference_tokens is None or reference_tokens not in lengths[:-1]:
         return None

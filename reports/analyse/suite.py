@@ -1,4 +1,7 @@
-"""Ordinary lm-eval tasks, whose metrics name no context length: one row for each metric, with all models' numbers."""
+"""The table of ordinary lm-eval tasks: one row for each metric, with the numbers of all models.
+
+A task is "ordinary" if its metrics are not measured at several context lengths.
+"""
 
 import dataclasses
 import math
@@ -17,7 +20,7 @@ _LOWER_IS_BETTER = ("perplexity", "nll", "bits_per_byte")
 
 
 class SuiteCell(NamedTuple):
-    """One model's number, with its standard error and number of samples; NaN where unknown."""
+    """One model's number, with its standard error and number of samples; these are NaN if they are unknown."""
 
     value: float
     stderr: float
@@ -32,11 +35,11 @@ class SuiteRow:
         name: task, metric, filter, number of examples and bounds on the input length, as a heading.
         task: the task's name.
         metric: the metric's name.
-        filter_name: lm-eval's filter, "none" for none.
-        higher_is_better: None where unknown.
-        limit: bounds on the input length, where some model was run with several.
-        cells: model label to its number; models without one are absent.
-        samples: model label to the scores of the task's samples, where they were logged.
+        filter_name: name of lm-eval's filter; "none" if the task has no filter.
+        higher_is_better: whether a higher number is better; None if it is unknown.
+        limit: bounds on the input length; set only if some model was run on the task with several bounds.
+        cells: model label to its number; models without a number are absent.
+        samples: model label to the scores of the task's samples, for models whose samples were logged.
     """
 
     name: str
@@ -50,7 +53,7 @@ class SuiteRow:
 
     @property
     def best(self) -> frozenset[str]:
-        """Models with the best number; empty if it is unknown which direction is better, or for a single model."""
+        """Labels of the models with the best number; empty for a single model or if the better direction is unknown."""
         if self.higher_is_better is None or len(self.cells) < 2:
             return frozenset()
         chosen = max if self.higher_is_better else min
@@ -58,10 +61,11 @@ class SuiteRow:
         return frozenset(label for label, cell in self.cells.items() if cell.value == top)
 
     def difference(self, label: str, baseline: str) -> PairedDifference | None:
-        """Returns the difference to the baseline with its 95% interval; None where it cannot be computed.
+        """Returns a model's number minus the baseline's, with its 95% interval; None if it cannot be computed.
 
-        It is paired by sample if both runs logged samples whose mean is the task's number. Otherwise the interval is
-        computed from the two standard errors as if the questions were different, which is wider, and `samples` is 0.
+        The difference is paired by sample if both runs logged samples whose mean is the task's number. Otherwise the
+        interval is computed from the two standard errors as if the two models had answered different questions. That
+        interval is wider, and `samples` is then 0.
         """
         if label == baseline or label not in self.cells or baseline not in self.cells:
             return None
@@ -79,9 +83,9 @@ class SuiteRow:
 
 
 def divided_tasks(results: Results) -> set[tuple[str, str]]:
-    """Returns (task, field of `InputLimit`) wherever some model ran a task with several values of that field.
+    """Returns the pairs (task, field of `InputLimit`) for which some model ran the task with several of its values.
 
-    `max_length_tokens` counts only if it varies on texts of the same length, since longer texts need a larger one.
+    `max_length_tokens` counts only if it varies on texts of the same length, since longer texts need a larger value.
     """
     rows = _ordinary(results)
     divided = set()
@@ -97,11 +101,14 @@ def _ordinary(results: Results) -> pd.DataFrame:
 
 
 def suite_rows(results: Results, divided: Collection[tuple[str, str]] | None = None) -> list[SuiteRow]:
-    """Returns the rows of all ordinary tasks, without members of a group that has a number itself.
+    """Returns the rows of all ordinary tasks.
+
+    Tasks of an lm-eval group are left out if the group has a number itself.
 
     Args:
         results: all results.
-        divided: (task, field of `InputLimit`) for which each value gets its own row; None for `divided_tasks(results)`.
+        divided: pairs (task, field of `InputLimit`); every value of the field gets a separate row. None means
+            `divided_tasks(results)`.
     """
     divided = divided_tasks(results) if divided is None else divided
     rows = _ordinary(results)
@@ -157,7 +164,7 @@ def _known(value: Any) -> Any:
 
 
 def usual_direction(metric: str) -> bool | None:
-    """Whether a higher value of a metric is better, judged by its name; None where the name does not say."""
+    """Whether a higher value of a metric is better, judged by the metric's name; None if the name does not tell."""
     if any(word in metric for word in _LOWER_IS_BETTER):
         return False
     return True if metric.startswith(("acc", "exact_match", "f1", "score")) else None

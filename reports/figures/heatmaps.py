@@ -1,4 +1,4 @@
-"""Heat maps over context length: one grid for each model, all with the same axes and colour scale."""
+"""Heat maps over context length: one grid of cells for each model, all grids with the same axes and colour scale."""
 
 import dataclasses
 import math
@@ -11,15 +11,15 @@ from sbeval.reports.read.fields import length_text
 _WIDTH_PIXELS = 380
 _CELL_HEIGHT_PIXELS = 22
 NUMBERED_AT_MOST = 4
-"""A figure with more grids than this shows no numbers in its cells."""
+"""If a figure has more grids than this, its cells show no numbers."""
 _FEWEST_ROWS = 3
 _MOST_NUMBERED_ROWS = 24
 TITLE_LETTER_PIXELS = 7.0
-"""Width of a letter in an axis title: an upper estimate, so that titles never overlap."""
+"""Width in pixels that is assumed for a letter in an axis title: an upper bound, so that titles never overlap."""
 _LIGHT_TEXT_BELOW = 0.55
-"""Numbers are white in cells below this share of the cividis scale, whose low end is dark."""
+"""In cells below this share of the cividis colour scale, whose low end is dark, numbers are white."""
 _LIGHT_TEXT_BEYOND = 0.6
-"""Numbers are white in cells beyond this share of a side of the blue-orange scale, whose ends are dark."""
+"""In cells beyond this share of either half of the blue-orange colour scale, whose ends are dark, numbers are white."""
 _LETTERS = {"condition": {"test": "datum.dark", "value": "#ffffff"}, "value": "#101418"}
 
 
@@ -30,10 +30,10 @@ class Shades:
     Attributes:
         title: title of the legend.
         scale: Vega-Lite's `scale` of the colour channel.
-        is_dark: whether the cell of a value is so dark that its number is written in white.
+        is_dark: a function that tells whether the colour for a value is so dark that the number must be white.
         number_format: d3 format of the numbers in the legend.
         digits: Python format of the numbers in the cells.
-        values: the values named in the legend; None lets Vega choose.
+        values: the values shown in the legend; if None, Vega chooses them.
     """
 
     title: str
@@ -54,7 +54,7 @@ SCORES = Shades(
 
 
 def nll_shades(values: Sequence[float]) -> Shades:
-    """Returns the colour scale for NLL. A low NLL is light, as a high score is, so that light means good in both."""
+    """Returns the colour scale for NLL: a low NLL is light. A high score is light too, so light always means good."""
     low, high = min(values), max(values)
     return Shades(
         title="NLL (nats per token)",
@@ -79,7 +79,7 @@ def difference_shades(values: Sequence[float], title: str) -> Shades:
 
 
 def length_bands(lengths: Sequence[int]) -> dict[str, Any]:
-    """Returns Vega-Lite's x channel with one band for each context length; it reads the field `length` of each row."""
+    """Returns Vega-Lite's x channel with one column for each context length; data rows need the field `length`."""
     order = list(map(length_text, lengths))
     band = {"type": "band", "domain": order, "paddingInner": 0.04, "paddingOuter": 0}
     return {"field": "length", "type": "ordinal", "sort": order, "scale": band}
@@ -98,15 +98,15 @@ def grid(
     """Returns the Vega-Lite specification of one grid.
 
     Args:
-        cells: dictionaries with `length` and `row` (the cell's place), `value` (its colour), `text` (shown in the cell)
-            and the tooltip's fields.
-        x: the channel of `length_bands`.
-        rows: values of `row` from the top down. Without numbers in the cells only the first, middle and last row are
+        cells: dictionaries with `length` and `row` (column and row of the cell), `value` (determines its colour),
+            `text` (shown in the cell) and the tooltip's fields.
+        x: the x channel that `length_bands` returns.
+        rows: values of `row` from the top down. If cells show no numbers, only the first, middle and last row are
             labelled.
         y_title: title of the y axis.
         shades: the colour scale.
-        tooltip: field of a cell to its name in the tooltip.
-        numbers: whether cells show their text; grids with many rows never do.
+        tooltip: field of a cell to the name of the field in the tooltip.
+        numbers: whether cells show their text; in grids with many rows they never do.
     """
     numbers = numbers and len(rows) <= _MOST_NUMBERED_ROWS
     named = rows if numbers else [rows[0], rows[len(rows) // 2], rows[-1]]
@@ -117,7 +117,7 @@ def grid(
         "type": "ordinal",
         "sort": list(rows),
         "scale": {"paddingInner": 0.06, "paddingOuter": 0},
-        # the axis is repeated in every grid: its ends and middle are enough, and each label takes time to draw
+        # every grid has this axis: labels at its ends and middle are enough, and every label takes time to draw
         "axis": {**axis, "values": list(named)},
     }
     legend: dict[str, Any] = {"title": shades.title, "orient": "bottom", "direction": "horizontal"}
@@ -147,7 +147,8 @@ def grid(
 def _fit_axis_title(title: str, height: int) -> tuple[str | list[str], int]:
     """Returns the title of the y axis and the grid's height in pixels, chosen so that the title fits beside the grid.
 
-    A title longer than the grid's height is broken before its parenthesis. If it still does not fit, the grid grows.
+    A title longer than the grid's height is broken before its parenthesis. If it still does not fit, the grid is made
+    higher.
     """
     lines = title.replace(" (", "\n(").split("\n") if len(title) * TITLE_LETTER_PIXELS > height else [title]
     least = math.ceil(TITLE_LETTER_PIXELS * max(map(len, lines)))
@@ -155,12 +156,12 @@ def _fit_axis_title(title: str, height: int) -> tuple[str | list[str], int]:
 
 
 def above(panel: dict[str, Any], plot_on_top: dict[str, Any]) -> dict[str, Any]:
-    """Returns a grid with another plot above it that has the same x axis."""
+    """Returns the specification of a grid with another plot above it; both share the x axis."""
     return {"spacing": 8, "vconcat": [{"width": _WIDTH_PIXELS, **plot_on_top}, panel]}
 
 
 def heatmaps(panels: Mapping[str, dict[str, Any]], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of a figure of several grids, each titled with its model's label."""
+    """Returns the Vega-Lite specification of a figure of several grids; the title of each is the label of a model."""
     drawn = []
     for label, panel in panels.items():
         heading = {"text": label, "fontSize": 12.5, "offset": 8, "anchor": "start", "frame": "group"}

@@ -1,17 +1,16 @@
 """A worker process that renders Vega-Lite specifications to image files.
 
-It is started with the path of this file and not as a module, so that it starts without importing the rest of the
-package.
+The parent process starts this file by its path and not as a module, so that the rest of the package is not imported.
 
 Each line on standard input is one job, a JSON object with these keys:
 
 - `spec`: path of a file with the Vega-Lite specification
 - `config`, `version`: the configuration and the version of Vega-Lite
 - `svg`: path of the SVG file to write
-- `images`: paths of further files to write, .png or .pdf
+- `images`: paths of other files to write, .png or .pdf
 - `fit`: None, or, for an image in print, the width of the whole figure in pixels and its width on paper in points
 
-The process answers each job with one line on standard output: a JSON string that is empty on success, or the error.
+For each job the process writes one line to standard output: a JSON string with the error, empty if there is none.
 """
 
 import ctypes
@@ -44,7 +43,7 @@ def draw(job: Mapping[str, Any]) -> None:
     spec = json.loads(text)
     svg = str(vl_convert.vegalite_to_svg(spec, vl_version=job["version"], config=job["config"]))
     if fit := job.get("fit"):
-        # axes and labels keep their width, so the plots of one row share the missing width
+        # only plots can be widened, not axes and labels: the missing width is divided among the plots of a row
         room = (fit[0] - _size(svg)[0]) / min(len(spec.get("concat", [spec])), spec.get("columns", 1))
         for plot in _plots(spec):
             plot["width"] = max(_NARROWEST_PLOT, plot["width"] + room)
@@ -66,7 +65,7 @@ def draw(job: Mapping[str, Any]) -> None:
 def _in_16_bits(text: str) -> tuple[str, dict[int, str]]:
     """Replaces characters beyond 16 bits, such as emoji, by characters from Unicode's private-use area.
 
-    Vega truncates wide labels by UTF-16 code units. It fails on a label that it cut in the middle of an emoji.
+    Vega truncates wide labels by UTF-16 code units. It raises an error if it truncates a label within an emoji.
 
     Returns:
         The text with replacements, and the table for `str.translate` that restores the characters.
@@ -74,14 +73,14 @@ def _in_16_bits(text: str) -> tuple[str, dict[int, str]]:
     used = {*text}
     beyond = sorted(letter for letter in used if ord(letter) > 0xFFFF)
     free = [letter for letter in map(chr, _PRIVATE_USE) if letter not in used]
-    # no real text has more such characters than the private-use area has room; the rest becomes U+FFFD
+    # if there are more such characters than the private-use area has code points, the rest is replaced by U+FFFD
     known = dict(zip(beyond, free, strict=False))
     back = {ord(private): letter for letter, private in known.items()}
     return text.translate({ord(letter): known.get(letter, "\N{REPLACEMENT CHARACTER}") for letter in beyond}), back
 
 
 def pixel_scale(svg: str) -> float:
-    """Returns pixels for each SVG unit: two, or fewer where the image would be too large to open."""
+    """Returns the number of pixels for each SVG unit: two, or fewer if the image would be too large to open."""
     width, height = _size(svg)
     area = width * height
     return 2.0 if area * 4 <= _MOST_PIXELS else max(0.5, math.sqrt(_MOST_PIXELS / area))
@@ -93,7 +92,7 @@ def _size(svg: str) -> tuple[float, float]:
 
 
 def _plots(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the sub-specifications that have a `width`: the single plots of a figure."""
+    """Returns the single plots of a figure: the sub-specifications that have a `width`."""
     return [piece for image in spec.get("concat", [spec]) for piece in image.get("vconcat", [image])]
 
 

@@ -1,7 +1,7 @@
 """Renders figures to SVG, PNG and PDF files without a browser or a network, in worker processes.
 
-While the workers draw, the main process goes on with the page. The module also bundles the script that draws the live
-figures on the page.
+While the worker processes draw, the main process builds the page. The module also bundles the script that draws
+interactive figures on the page.
 """
 
 import contextlib
@@ -25,11 +25,14 @@ from sbeval.reports.read.fields import unique_name
 VEGA_LITE = "6.4"
 _MOST_PROCESSES = 4
 _WORTH_A_PROCESS = 8
-"""Another worker process starts only when each has this many figures: starting one takes longer than drawing one."""
+"""Another worker process is started only if every worker has this many figures to draw.
+
+Starting a process takes longer than drawing a figure.
+"""
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _END = "\n//end\n"
 _PANIC = "Failed to "
-"""A panic of the drawing library begins with these words. A library out of memory prints something else, or nothing."""
+"""First words of the drawing library's message for a panic. If memory runs out, it prints another message or none."""
 IMAGE_FONT = "Liberation Sans, Arial, sans-serif"
 
 
@@ -38,7 +41,7 @@ class ImageWriter:
 
     Args:
         folder: folder for the image files; it must exist.
-        formats: extensions of the files to write. An SVG text is rendered for every figure even without "svg".
+        formats: extensions of the files to write. The SVG text of every figure is rendered even if "svg" is absent.
     """
 
     def __init__(self, folder: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
@@ -50,7 +53,7 @@ class ImageWriter:
         self._sent_jobs: list[int] = []
 
     def __enter__(self) -> Self:
-        """Returns the writer; worker processes start with the first figures."""
+        """Returns the writer. No worker process is started before the first figure."""
         return self
 
     def publish(
@@ -60,7 +63,7 @@ class ImageWriter:
 
         Args:
             spec: Vega-Lite specification.
-            stem: wanted file name without extension; a number is appended where it is taken.
+            stem: wanted file name without extension; if another figure has it, a number is appended.
             fit: for an image in print, the width of the whole figure in pixels and its width on paper in points.
 
         Returns:
@@ -86,7 +89,7 @@ class ImageWriter:
         self._sent_jobs[chosen] += 1
         pipe = self._processes[chosen].stdin
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # `svgs` reports a worker that died
+        with contextlib.suppress(BrokenPipeError):  # if the worker died, `svgs` raises an error
             pipe.write(json.dumps(job) + "\n")
             pipe.flush()
         return name, tuple(f"{self._folder.name}/{file}" for file in files)
@@ -97,7 +100,7 @@ class ImageWriter:
                 [sys.executable, "-P", image_process.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=stderr,  # out of memory, the drawing library prints pages: keep them off the terminal
+                stderr=stderr,  # if memory runs out, the drawing library prints pages
                 text=True,
                 encoding="utf-8",
                 process_group=0,  # Ctrl-C reaches only the main process, which ends the workers
@@ -106,11 +109,11 @@ class ImageWriter:
         self._sent_jobs.append(0)
 
     def svgs(self) -> dict[str, str]:
-        """Waits for all images and returns their SVG texts by stem.
+        """Waits for all images; returns file name without extension to SVG text.
 
         Raises:
             UserError: a worker process was killed by a signal, probably because memory ran out.
-            RuntimeError: an image could not be drawn; the message holds the drawing library's error.
+            RuntimeError: an image could not be drawn; the message contains the error of the drawing library.
         """
         for process, sent_jobs in zip(self._processes, self._sent_jobs, strict=True):
             answers = process.communicate()[0].splitlines()
@@ -146,7 +149,7 @@ def _most_processes() -> int:
 
 
 def _without_interaction(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes what only serves the mouse pointer: invisible hover targets, tooltips and the enlarged hovered point."""
+    """Removes the parts that only react to the mouse: invisible hover targets, tooltips and the enlarged point."""
     still = dict(spec)
     for parts in ("concat", "vconcat", "layer"):
         if parts in spec:
@@ -165,7 +168,7 @@ def javascript() -> str:
 
     Bundling takes seconds, so the bundle is cached in the user's cache folder.
     """
-    import vl_convert  # slow to import, and needed only where the cache holds no bundle
+    import vl_convert  # slow to import, and needed only if no bundle is cached
 
     name = f"vega-{VEGA_LITE}-vl-convert-{version('vl-convert-python')}.js"
     cache = _cache_folder() / "sbeval" / name
@@ -186,7 +189,7 @@ def _cache_folder() -> Path:
 
 
 def script_json(value: object) -> str:
-    """Returns a value as JSON that is safe inside a `<script>` element, whatever text the value holds."""
+    """Returns a value as JSON that is safe inside a `<script>` element, whatever strings the value contains."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

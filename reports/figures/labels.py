@@ -1,4 +1,4 @@
-"""Texts in a figure: caption, tooltip, reference lines, and names at the ends of lines, moved so that none overlap."""
+"""Texts in a figure: caption, tooltip, labels of reference lines, and names at the ends of lines, without overlap."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ class Caption:
         title: title, without a full stop.
         finding: the figure's result in one sentence; it is also the alternative text for screen readers.
         explanation: how to read the figure; shown on the page.
-        subtitle: how to read the figure; shown in the image files. None for the explanation.
+        subtitle: how to read the figure; shown in the image files. If None, these show the explanation.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Caption:
 
 
 def tooltip_fields(fields: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns Vega-Lite's tooltip channel. `fields` maps a row's field to its name in the tooltip."""
+    """Returns Vega-Lite's tooltip channel. `fields` maps a field of data rows to the name shown in the tooltip."""
     return [{"field": field, "type": "nominal", "title": title} for field, title in fields.items()]
 
 
@@ -58,18 +58,19 @@ def end_labels(
     y_domain: tuple[float, float] | None,
     units: Sequence[str] = (),
 ) -> list[Row]:
-    """Returns the last measured point of every line, with the place of the line's name.
+    """Returns the last measured point of every line, with the position of the line's name.
 
-    The added field `shift` says how many pixels the name moves down. `label_x` is the name's place along the x axis:
-    the end of its line, or, in a figure of more than six lines, one column at the end of the longest line.
+    Two fields are added. `shift` is the number of pixels by which the name is moved down from the point. `label_x` is
+    the position of the name along the x axis: the end of its line, or, in a figure with more than six lines, the end of
+    the longest line.
 
     Args:
-        rows: points with `setting`, `x`, `y`, and optionally the ends of bands.
+        rows: points with `setting`, `x`, `y`, and optionally the ends of their intervals.
         order: labels of the lines to name.
         y_scale: "linear", "log" or "symlog".
         height_pixels: height of the plot.
-        y_domain: fixed ends of the y axis; None where Vega chooses them.
-        units: further x axes (`lengths.UNITS`), for which `label_x_UNIT` is added.
+        y_domain: fixed ends of the y axis; if None, Vega chooses them.
+        units: units of other x axes (keys of `lengths.UNITS`); for each a field `label_x_UNIT` is added too.
     """
     measured = [row for row in rows if row["y"] is not None and (y_scale != "log" or row["y"] > 0)]
     if not measured:
@@ -103,9 +104,9 @@ def symlog(value: float) -> float:
 
 
 def nice_domain(low: float, high: float, y_scale: str) -> tuple[float, float]:
-    """Returns the ends that Vega's `nice` gives an axis over these values.
+    """Returns the ends that Vega's option `nice` gives an axis for values from `low` to `high`.
 
-    They are multiples of a step of 1, 2 or 5 times a power of ten; on a log scale, powers of ten.
+    The ends are multiples of 1, 2 or 5 times a power of ten; on a log scale they are powers of ten.
     """
     if y_scale == "log":
         return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
@@ -113,15 +114,15 @@ def nice_domain(low: float, high: float, y_scale: str) -> tuple[float, float]:
     if step <= 0:
         return low, high
     power = 10.0 ** math.floor(math.log10(step))
-    # d3 takes 10, 5 or 2 from the square roots of 50, 10 and 2 on
+    # as in d3: the factor is 10, 5 or 2 if the ratio is at least the square root of 50, 10 or 2, else 1
     step = power * next((factor for factor, least in _STEPS if step / power >= math.sqrt(least)), 1)
     return math.floor(low / step) * step, math.ceil(high / step) * step
 
 
 def within_plot(heights: Mapping[str, float], height_pixels: float) -> dict[str, float]:
-    """Moves names up that would overlap the x axis below the plot, and then any name that these would cover.
+    """Moves names up that would overlap the x axis below the plot, and then names that the moved ones would cover.
 
-    Heights are pixels from the top of the plot.
+    Heights, in the argument and in the returned dictionary, are pixels from the top of the plot.
     """
     placed: dict[str, float] = {}
     lowest = height_pixels - _LABEL_HEIGHT_PIXELS / 3
@@ -134,7 +135,8 @@ def within_plot(heights: Mapping[str, float], height_pixels: float) -> dict[str,
 def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIXELS) -> dict[str, float]:
     """Moves names apart until they are at least `label_height` pixels from each other.
 
-    Names that collide form a group, which is centred on the mean of their heights (pixels from the top).
+    Names that are too close form a group, which is centred on the mean of their heights. Heights are pixels from the
+    top of the plot.
     """
     groups: list[tuple[list[str], float]] = []
     for label in sorted(heights, key=lambda label: heights[label]):
@@ -154,16 +156,16 @@ def spread(heights: Mapping[str, float], label_height: float = _LABEL_HEIGHT_PIX
 
 
 def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, worded: bool) -> list[Row]:
-    """Returns layers with a dotted vertical line at each training length, and its label above the plot.
+    """Returns layers with a dotted vertical line at every training length, and its label above the plot.
 
-    Labels stand in three rows, so that neighbours do not touch. On an axis in multiples of each model's length all
-    lines stand at one, and only the first has a label.
+    Labels are in three rows, so that neighbours do not touch. On an axis in multiples of the training or declared
+    length, all lines are at one, and only the first has a label.
 
     Args:
         lengths: training lengths in tokens.
         x: Vega-Lite's x channel.
-        units: further x axes (`lengths.UNITS`).
-        worded: False for lines without labels.
+        units: units of other x axes (keys of `lengths.UNITS`).
+        worded: whether the lines have labels.
     """
     if not lengths:
         return []
@@ -173,7 +175,7 @@ def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, word
     rows = [{"x": length, "text": text, "row": row % 3, "first": length == first} for row, (length, text) in places]
     for row, unit in itertools.product(rows, units):
         row |= {f"x_{unit}": 1, f"text_{unit}": UNITS[unit] if worded and row is rows[0] else ""}
-    # a centred label at the start of the x axis would cover the topmost label of the y axis
+    # centred at the start of the x axis, a label would cover the topmost label of the y axis
     align = {"expr": "datum.first ? 'left' : 'center'"}
     text = {"type": "text", "style": "mark-text", "align": align, "baseline": "bottom"}
     return [
@@ -187,10 +189,10 @@ def vertical_marks(lengths: Sequence[int], x: Row, units: Sequence[str], *, word
 
 
 def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
-    """Returns layers with a horizontal line at each level, and its label where the level has one."""
+    """Returns layers with a horizontal line at each y value in `levels`, and its label unless that is empty."""
     if not levels:
         return []
-    # the highest line's label goes below it to stay in the plot; others go above, away from the x axis' labels
+    # the label of the highest line is below it, to stay in the plot; others are above, away from the x axis' labels
     rows = [{"y": value, "text": text, "above": value < max(levels)} for value, text in levels.items()]
     baseline, dy = {"expr": "datum.above ? 'bottom' : 'top'"}, {"expr": "datum.above ? -4 : 4"}
     text = {"type": "text", "style": "mark-text", "align": "left", "baseline": baseline, "dx": 4, "dy": dy}
@@ -203,8 +205,8 @@ def level_lines(levels: Mapping[float, str], y: Row) -> list[Row]:
 def line_names(ends: Sequence[Row], x: Row, y: Row, color: Row) -> list[Row]:
     """Returns layers with the models' names beside the ends of their lines, and a thin line from each end to its name.
 
-    The layers read the data set `ends` of the specification. The page replaces it when lines are hidden or the plot is
-    resized.
+    The layers read the data set `ends` of the specification. The page's script replaces this data set when lines are
+    hidden or the plot is resized.
     """
     if not ends:
         return []

@@ -1,8 +1,8 @@
 """The length axis of a figure: in tokens, or in multiples of each model's training length or declared length.
 
-Each row of a figure holds its place on every axis, in fields such as `x`, `x_training` and `x_declared`.
-`usermeta.axes` of the specification holds the axes themselves. The page (`onAxis` of its script) and the image files
-(`on_axis`) change the axis in the same way.
+Every data row of a figure has its position on each of these axes, in fields such as `x` (tokens), `x_training` and
+`x_declared`. `usermeta.axes` of the specification holds the definitions of the axes. `onAxis` in the page's script and,
+for image files, `on_axis` switch a figure to another axis in the same way.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from sbeval.reports.figures.theme import Look
 
 UNITS = {"training": "training length", "declared": "declared length"}
-"""Units of the length axis besides tokens: key in specifications to its name on the page."""
+"""Units of the length axis besides tokens: key in specifications to the unit's name on the page."""
 _IN_TOKENS = (
     "datum.value >= 1048576 ? datum.value / 1048576 + 'M' : "
     "datum.value >= 1024 ? datum.value / 1024 + 'K' : datum.value"
@@ -31,7 +31,7 @@ def length_channel(
     Args:
         title: title of the axis; "(tokens," in it is replaced for an axis in multiples of a length.
         domain: ends of the axis.
-        octaves: octaves from one label to the next; None for one, or for two on a long axis.
+        octaves: octaves between neighbouring labels; if None, one, or two on a long axis.
         unit: a key of `UNITS`; empty for tokens.
     """
     low, high = domain
@@ -51,9 +51,9 @@ def length_channel(
 
 
 def units_shown(looks: Mapping[str, Look]) -> list[str]:
-    """Returns the units (keys of `UNITS`) that the length axis of these models can have besides tokens.
+    """Returns the units (keys of `UNITS`) that the length axis of a figure with these models offers besides tokens.
 
-    "declared" is among them only where some model's declared length differs from its training length.
+    "declared" is among them only if some model's declared length differs from its training length.
     """
     training, declared = ({label: look.units.get(unit) for label, look in looks.items()} for unit in UNITS)
     units = []
@@ -65,14 +65,17 @@ def units_shown(looks: Mapping[str, Look]) -> list[str]:
 
 
 def places(look: Look, tokens: float, units: Sequence[str], name: str = "x") -> dict[str, float | None]:
-    """Returns a length's place on each further axis, as fields `NAME_UNIT`; None where the model's unit is unknown."""
+    """Returns the position of a length on the axes in other units: `NAME_UNIT` to a multiple of the model's length.
+
+    The position is None if the model's training or declared length is unknown.
+    """
     return {f"{name}_{unit}": tokens / length if (length := look.units.get(unit)) else None for unit in units}
 
 
 def unit_channels(
     rows: Sequence[Mapping[str, Any]], title: str | None, octaves: int | None, units: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the x channel of each further axis, by unit; its domain holds one and the places of all rows."""
+    """Returns unit to the x channel of the axis in that unit; its domain includes one and the positions of all rows."""
     channels = {}
     for unit in units:
         if known := [row[f"x_{unit}"] for row in rows if row[f"x_{unit}"]]:
@@ -82,13 +85,13 @@ def unit_channels(
 
 
 def axes_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the x channels of a figure's further axes, by unit."""
+    """Returns unit to the x channel of the axis in that unit, as stored in a figure's specification."""
     axes: dict[str, dict[str, Any]] = spec.get("usermeta", {}).get("axes", {})
     return axes
 
 
 def on_axis(spec: Mapping[str, Any], unit: str) -> Mapping[str, Any]:
-    """Returns the specification with its length axis in another unit, or unchanged where it has no such axis."""
+    """Returns the specification with its length axis in another unit; unchanged if it has no axis in that unit."""
     channel = axes_of(spec).get(unit)
     if channel is None:
         return spec

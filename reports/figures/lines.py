@@ -1,4 +1,4 @@
-"""Line plots over a logarithmic x axis, most of them against context length; single or as small multiples."""
+"""Line plots with a logarithmic x axis, which mostly shows context length; as single plots or small multiples."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ WIDTH_PIXELS = 620
 DIRECT_LABELS_AT_MOST = 20
 METRIC_WORDS = {"nll": "NLL", "token_perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 COUNTED = {"tokens_text": "scored tokens", "clusters_text": "documents"}
-"""Tooltip fields: the scored tokens and documents behind a number."""
+"""Tooltip fields: the number of scored tokens and of documents that a number is computed from."""
 SCORE_TOOLTIP = {"setting": "model", "length_text": "context", "value_text": "score", "interval_text": "95% interval"}
 SHARES: dict[str, Any] = {"y_domain": (0.0, 1.0), "y_format": ".0%"}
 """Fields of `Axes` for a quantity between 0 and 100 percent."""
@@ -32,13 +32,13 @@ class Axes:
     """The two axes of a line plot. The x axis is always logarithmic.
 
     Attributes:
-        x_octaves: octaves from one label of the x axis to the next; None to choose by the axis' length.
+        x_octaves: octaves between neighbouring labels of the x axis; if None, chosen by the range of the axis.
         y_scale: "linear", "log", or "symlog" (linear around zero and logarithmic away from it).
-        y_domain: fixed ends of the y axis; None to fit the lines.
-        y_format: d3 format of the y axis' labels.
-        y_values: the labelled values of the y axis; None lets Vega choose.
-        levels: y values of horizontal lines, such as zero for differences, to their labels.
-        x_values: the labelled values of an x axis that shows no lengths; None for context lengths.
+        y_domain: fixed ends of the y axis; if None, they are chosen to fit the lines.
+        y_format: d3 format of the labels of the y axis.
+        y_values: the labelled values of the y axis; if None, Vega chooses them.
+        levels: y value of a horizontal line, such as zero for differences, to the label of the line.
+        x_values: the labelled values of the x axis if it shows something other than context lengths; else None.
     """
 
     x_title: str | None
@@ -67,16 +67,16 @@ def line_figure(
     """Returns the Vega-Lite specification of a plot with one line for each model, with bands, points and labels.
 
     Args:
-        rows: dictionaries with `setting`, `x`, `y` (None breaks the line) and optionally `low`, `high`, plus the
-            tooltip's fields.
-        caption: the figure's texts.
+        rows: dictionaries with `setting` (model label), `x`, `y` (None breaks the line) and optionally `low` and `high`
+            (ends of the interval), plus the tooltip's fields.
+        caption: title, description and other texts of the figure.
         axes: the two axes.
-        looks: how to draw each model, in drawing order; models without a row are left out.
-        tooltip: field of a row to its name in the tooltip.
+        looks: model label to colours and marker shape, in drawing order; models without a row are left out.
+        tooltip: field of a row to the name of the field in the tooltip.
         height: height of the plot in pixels.
         width: width of the plot in pixels.
-        panel: the plot's number among small multiples, None for a single plot. Small multiples share a legend and the
-            scales of all `looks`, and their training lengths have no labels.
+        panel: index of the plot among small multiples; None for a single plot. Small multiples have one legend and one
+            colour scale for all `looks`, and the lines at training lengths have no labels.
     """
     drawn = {row["setting"] for row in rows}
     order = [label for label in looks if label in drawn or panel is not None]
@@ -133,7 +133,7 @@ def _y(axes: Axes) -> dict[str, Any]:
         scale["constant"] = labels.SYMLOG_CONSTANT
     if axes.y_domain:
         scale |= {"domain": list(axes.y_domain), "nice": False}
-    # with labelOverlap, Vega drops every second value where there are more values than ticks it would choose
+    # unless labelOverlap is False, Vega drops every second label if there are more than it would choose itself
     axis: dict[str, Any] = {"values": list(axes.y_values), "labelOverlap": False} if axes.y_values else {"tickCount": 6}
     if axes.y_format:
         axis["format"] = axes.y_format
@@ -141,7 +141,7 @@ def _y(axes: Axes) -> dict[str, Any]:
 
 
 def _between(rows: Sequence[Row], low: str, high: str, mark: Row, x: Row, y: Row, color: Row, *filters: Row) -> Row:
-    """Returns a layer whose mark reaches from field `low` to field `high`; empty where no row has these fields."""
+    """Returns a layer whose mark reaches from field `low` to field `high`; an empty one if no row has these fields."""
     if all(row.get(low) is None for row in rows):
         return {}
     encoding = {"x": x, "y": {**y, "field": low}, "y2": {"field": high}, "color": color}
@@ -188,10 +188,10 @@ def small_multiples(
     """Returns the Vega-Lite specification of small multiples: line plots with the same models and colours.
 
     Args:
-        panels: heading of each plot to its rows and axes.
-        caption: the whole figure's texts.
-        columns: plots in a row.
-        shared: further arguments of `line_figure`, the same for every plot.
+        panels: heading of a plot to the rows and axes of the plot.
+        caption: title, description and other texts of the whole figure.
+        columns: number of plots side by side.
+        shared: other arguments of `line_figure`, the same for every plot.
     """
     drawn = []
     channels: dict[str, dict[str, Any]] = {}
@@ -227,11 +227,12 @@ def length_figure(
     """Returns the Vega-Lite specification of a measured quantity against context length, one line for each model.
 
     Args:
-        table: columns setting, context_length_tokens, value, ci95_low, ci95_high and, where known, tokens and clusters.
-        caption: the figure's texts.
-        looks: how to draw each model; models that are not in the table are left out.
+        table: a table with columns setting (model label), context_length_tokens, value, ci95_low, ci95_high and, if
+            known, tokens and clusters (number of documents).
+        caption: title, description and other texts of the figure.
+        looks: model label to colours and marker shape; models that are not in the table are left out.
         number_format: Python format of the numbers in the tooltip.
-        tooltip: field of a row to its name in the tooltip.
+        tooltip: field of a row to the name of the field in the tooltip.
         x_title: title of the x axis.
         y_axis: fields of `Axes` for the y axis.
     """
@@ -241,14 +242,14 @@ def length_figure(
 
 
 def with_seeds(tooltip: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns the tooltip's fields, and the range over training seeds where a line is the mean of several."""
+    """Adds the range over training seeds to the tooltip's fields if some line is the mean of several seeds."""
     return {**tooltip, **({"seeds_text": "seeds"} if any(row.get("seed_low") is not None for row in rows) else {})}
 
 
 def length_domain(table: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[int, int]:
     """Returns the ends of the length axis, in tokens.
 
-    They hold all measured lengths, and training lengths within a factor of two of these.
+    The axis includes all measured lengths, and training lengths that are at most a factor of two outside their range.
     """
     lengths = column_values(table)
     low, high = lengths[0], lengths[-1]
@@ -260,13 +261,14 @@ def length_domain(table: pd.DataFrame, looks: Mapping[str, Look]) -> tuple[int, 
 def length_rows(table: pd.DataFrame, order: Iterable[str], number_format: str, column: str = LENGTH) -> list[Row]:
     """Returns the rows of `line_figure`: one for each model and context length.
 
-    Where a model lacks a length that other models have, `y` is None, so that its line breaks there.
+    If a model lacks a length that other models have, `y` is None, so that the line of the model has a gap there.
 
     Args:
-        table: columns setting, value, ci95_low, ci95_high and `column`; tokens and clusters may be missing.
+        table: a table with columns setting (model label), value, ci95_low, ci95_high and `column`; tokens and clusters
+            may be missing.
         order: labels of the models to draw, in drawing order.
         number_format: Python format of the numbers in the tooltip.
-        column: the column along the x axis, such as training steps in place of context lengths.
+        column: name of the column for the x axis, such as training steps instead of context lengths.
     """
     every_length = column_values(table, column)
     rows: list[dict[str, Any]] = []
@@ -304,5 +306,5 @@ def _row(label: str, length: int, number: Mapping[str, Any], number_format: str)
 
 
 def count_text(value: float) -> str:
-    """Returns a count as text, "not recorded" for NaN."""
+    """Returns a count as text; "not recorded" for NaN."""
     return "not recorded" if math.isnan(value) else f"{int(value):,}"

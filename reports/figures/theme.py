@@ -43,15 +43,15 @@ DARK = {"ink": "#eef0f2", "muted": "#a4adb6", "grid": "#2c3238", "axis": "#4a525
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How one model is drawn.
+    """Colours, marker shape and line style with which figures draw one model.
 
     Attributes:
         light: colour on light pages.
         dark: colour on dark pages.
         shape: Vega's name of the marker shape.
-        dashed: whether its line is dashed, as that of a model from which another one was extended.
-        training_length_tokens: where the vertical line for its training length stands; None for no line.
-        units: key of `lengths.UNITS` to that length of the model in tokens, None where unknown.
+        dashed: whether the model's line is dashed, as it is for a model that another model in the figure extends.
+        training_length_tokens: training length at which a vertical line is drawn; None for no line.
+        units: key of `lengths.UNITS` (training or declared) to that length of the model in tokens; None if unknown.
     """
 
     light: str
@@ -63,10 +63,10 @@ class Look:
 
 
 def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
-    """Chooses how each model is drawn, and returns the looks by model label.
+    """Chooses colours, marker shape and line style of each model; returns model label to `Look`.
 
-    The first model of each position scheme takes the scheme's fixed colour: stick-breaking is blue and RoPE vermillion
-    in every report. A model from which another one was extended is dashed.
+    The first model of each position scheme has a fixed colour: in every report stick-breaking is blue and RoPE
+    vermillion. The line of a model that was context-extended to make another model is dashed.
     """
     parents = {model.parent for model in models if model.parent}
     hues: dict[str, str] = {}
@@ -89,7 +89,7 @@ def choose_looks(models: Sequence[EvaluatedModel]) -> dict[str, Look]:
 
 
 def series_looks(labels: Sequence[str]) -> dict[str, Look]:
-    """Returns looks for lines that stand for something other than models, such as context lengths."""
+    """Returns label to `Look` for figures whose lines are not models but, for example, context lengths."""
     hues = list(_HUES.values())
     return {label: _look(index, hues[index % len(hues)]) for index, label in enumerate(labels)}
 
@@ -99,16 +99,17 @@ def _look(index: int, hue: tuple[str, str], **facts: Any) -> Look:
 
 
 def within(looks: Mapping[str, Look], labels: Sequence[str], parents: Mapping[str, str]) -> dict[str, Look]:
-    """Returns the looks of the models in one figure.
+    """Returns label to `Look` for the models in one figure.
 
-    `parents` maps an extended model to the model it was extended from. The parent is dashed only where both are shown.
+    `parents` maps a context-extended model to the model that was extended. The line of the latter is dashed only if
+    the figure shows both.
     """
     dashed = {parents[label] for label in labels if label in parents}
     return {label: dataclasses.replace(looks[label], dashed=label in dashed) for label in looks if label in labels}
 
 
 def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
-    """Returns Vega-Lite's `config` with these colours (`LIGHT` or `DARK`)."""
+    """Returns Vega-Lite's `config` with the given colours (`LIGHT` or `DARK`) and font."""
     text = {"labelColor": colours["muted"], "titleColor": colours["ink"], "labelFont": font, "titleFont": font}
     muted = {"stroke": colours["muted"], "color": colours["muted"]}
     return {
@@ -155,5 +156,5 @@ def vega_config(colours: dict[str, str], *, font: str = FONT) -> dict[str, Any]:
 
 
 def dark_colours() -> dict[str, str]:
-    """Returns a map from each colour on light pages to its counterpart on dark pages."""
+    """Returns a mapping from each colour on light pages to the colour that replaces it on dark pages."""
     return dict(_HUES.values())

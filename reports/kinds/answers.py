@@ -1,4 +1,4 @@
-"""The section on single samples: documents whose NLL changed most, and prompts with expected and generated answers."""
+"""The section "Samples": the documents whose NLL changes most, and prompts with expected and generated answers."""
 
 import itertools
 import operator
@@ -35,11 +35,11 @@ class Answer(NamedTuple):
 
     Attributes:
         sample: number of the sample in its task (`doc_id`).
-        context_length_tokens: None for a task without context lengths.
+        context_length_tokens: the sample's context length; None for a task without context lengths.
         question: the end of the prompt, on one line.
         expected: the expected answers, joined by commas and cut to one line.
         text: the beginning of the generated answer, on one line.
-        score: the sample's score at this length; None where the samples file holds none.
+        score: the sample's score at this length; None if the samples file has none.
     """
 
     sample: int
@@ -51,7 +51,11 @@ class Answer(NamedTuple):
 
 
 def _read(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, tuple[Answer, ...]]:
-    """Reads the first samples of every task with generated answers, from the run whose numbers the report shows."""
+    """Reads the first samples of every task with generated answers, from the run whose numbers the report shows.
+
+    Returns:
+        (model label, task name) to the answers to these samples.
+    """
     by_task: dict[TaskKey, tuple[Answer, ...]] = {}
     for model in models:
         for _, task in model.task_runs():
@@ -65,7 +69,10 @@ def _read(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, tuple
 
 
 def _first_samples(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yields the first samples of a file. Unreadable lines end it silently: readers of the whole file note them."""
+    """Yields the first samples of a file, up to the first unreadable line.
+
+    It logs nothing for such a line: functions that read the whole file write a note on it.
+    """
     try:
         with path.open("rb") as file:
             for line in itertools.islice(iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""), SAMPLES_READ):
@@ -92,7 +99,7 @@ def _answers(sample: Mapping[str, Any]) -> Iterator[Answer]:
         prompt = arguments.get("arg_0")
         settings = arguments.get("arg_1")
         known = length is None or (type(length) is int and is_length(length))
-        # a request for generation has a dictionary of settings as second argument; a scored one has a text
+        # the second argument of a generation request is a dictionary of settings; that of a scored request is a string
         if not isinstance(prompt, str) or not isinstance(settings, dict) or not isinstance(answer, str) or not known:
             return
         yield Answer(
@@ -115,12 +122,12 @@ def _end(text: str) -> str:
     return line if len(line) <= _QUESTION_LETTERS else _ELLIPSIS + line[-_QUESTION_LETTERS:].lstrip()
 
 
-# of several training seeds, the answers of the first are shown
+# if several training seeds are merged into one model, the answers of the first seed are shown
 ANSWERS = Reader(read=_read, pool=averaging(operator.itemgetter(0)))
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Samples"; None where no samples were logged that can be shown."""
+    """Builds the section "Samples"; None if no samples were logged that the section can show."""
     tables = [*_document_tables(material), *_answer_tables(material)]
     if not tables:
         return None
@@ -136,7 +143,10 @@ SAMPLES = Kind(section=_section, readers=(ANSWERS,))
 
 
 def _document_tables(material: Material) -> Iterator[Table]:
-    """Yields, for every text with identical targets, a table of the documents whose NLL falls most and rises most."""
+    """Yields, for every text with identical targets, a table of the documents whose NLL changes most with context.
+
+    Both the documents with the largest fall and those with the largest rise are listed.
+    """
     for corpus in dict.fromkeys(key[1] for key in material.claims if key[2] == "fixed_target"):
         changes = {label: documents for label in material.looks if (documents := _changes(material, label, corpus))}
         if not changes:
@@ -162,7 +172,9 @@ def _document_tables(material: Material) -> Iterator[Table]:
 
 
 def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[float, str]]:
-    """Returns each document's change of NLL from within the training length to the longest context.
+    """Returns each document's NLL at the longest context length minus its NLL at the reference length.
+
+    The reference length is the longest compared length within the training length.
 
     Args:
         material: the report's data.
@@ -170,8 +182,8 @@ def _changes(material: Material, label: str, corpus: str) -> dict[str, tuple[flo
         corpus: name of the text.
 
     Returns:
-        Document to (change in nats per token, a text with the NLL at both lengths). Only documents with the same number
-        of targets at both lengths are there; empty for a model without a known training length.
+        Document to (change in nats per token, a string with the NLL at both lengths). Only documents with the same
+        number of targets at both lengths are included. Empty for a model without a known training length.
     """
     claim = material.claims.get((label, corpus, "fixed_target"))
     if claim is None or claim.reference_tokens is None or not claim.beyond_reference:
@@ -214,7 +226,7 @@ def _answer_tables(material: Material) -> Iterator[Table]:
 
 
 def _answer_rows(by_model: Sequence[Sequence[Answer]]) -> Iterator[list[Cell]]:
-    """Yields two rows for each sample: its answers at the shortest and at the longest context length."""
+    """Yields two table rows for each sample: its generated answers at the shortest and the longest context length."""
     by_place = [{(each.sample, each.context_length_tokens or 0): each for each in answers} for answers in by_model]
     places = sorted({place for answers in by_place for place in answers})
     for sample, group in itertools.groupby(places, key=lambda place: place[0]):

@@ -1,7 +1,7 @@
-"""Two sections: one number for each curve, and the claimed and effective context lengths of each model.
+"""Two sections: one number for each curve over context lengths, and each model's claimed and effective context lengths.
 
-A curve's number is its mean change of NLL beyond the training length, its mean score, or its effective length. Every
-effective length is shown with its rule and interval.
+The number of a curve is its mean change of NLL beyond the training length, its mean score, or its effective length.
+Every effective length is shown with the rule that defines it and with its confidence interval.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _TABLES_AT_ONCE = 2
 
 
 def _numbers_section(material: Material) -> Section | None:
-    """Builds the section "One number a curve"; None where no curve has two context lengths."""
+    """Builds the section "One number a curve"; None if no curve has two context lengths."""
     nll = [number for number in material.numbers if number.metric == NLL_CHANGE]
     scores = [number for number in material.numbers if number.metric != NLL_CHANGE]
     if not material.numbers:
@@ -93,13 +93,13 @@ def _lengths(number: CurveNumber, trained_at: int | None) -> Cell:
 
 
 def _times(lengths: Sequence[int | None], trained_at: int | None) -> tuple[str, ...]:
-    """Returns lengths in multiples of the training length, as small print; empty where that is unknown."""
+    """Returns lengths as multiples of the training length, for small print; empty if the training length is unknown."""
     known = [f"{length / trained_at:g}\N{MULTIPLICATION SIGN}" for length in lengths if length and trained_at]
     return (" to ".join(known),) if known else ()
 
 
 class _Length(NamedTuple):
-    """One row of a model's table: a context length, and the rule that gave it."""
+    """One row of a model's table: a context length, and the rule by which it was determined."""
 
     name: str
     cell: Cell
@@ -107,7 +107,7 @@ class _Length(NamedTuple):
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Claimed and effective lengths"; None where no model has an effective length."""
+    """Builds the section "Claimed and effective lengths"; None if no model has an effective length."""
     forced = recall_scores(material.results.measurements)
     forced = forced[(forced["metric"] == "exact_match") & forced["task"].map(_is_forced_needle)]
     averages = {
@@ -183,9 +183,10 @@ def _effective(material: Material, label: str, averages: Mapping[str, pd.DataFra
 
 
 def _passing(means: pd.DataFrame, label: str) -> Cell:
-    """Returns the longest length at which a model's mean scores still reach the absolute threshold.
+    """Returns a table cell: the longest length up to which a model's mean scores all reach the absolute threshold.
 
-    The interval's ends are the same rule on the lower and on the upper ends of the scores' intervals.
+    The cell also has an interval. Its ends are the same length computed from the lower, and from the upper, ends of the
+    scores' intervals.
     """
     value, low, high = (by_length(means, label, numbers=end) for end in ("value", "ci95_low", "ci95_high"))
     passing = passing_length(value, ABSOLUTE_THRESHOLD, (low, high))

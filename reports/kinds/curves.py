@@ -1,7 +1,7 @@
-"""Two sections: perplexity against context length, and NLL of one training's checkpoints against the training step.
+"""Two sections: perplexity against context length, and NLL against training step for checkpoints of one training run.
 
-The first has a panel for each text and protocol, with the numbers behind its curves as tables. The second has one line
-for each context length.
+The first section has a panel for each text and perplexity protocol: figures of curves, and tables with the numbers that
+they show. The figures of the second section have one line for each context length.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _METRICS = {
     "token_perplexity": ("perplexity per token (log scale)", "log", ",.2f"),
     "bits_per_byte": ("bits per byte", "linear", ".3f"),
 }
-"""Metric to (title of its y axis, the axis' scale, format of its numbers)."""
+"""Metric to (title of the y axis, scale of the y axis, number format)."""
 _TOOLTIP = SCORE_TOOLTIP | COUNTED
 _SIDE_BY_SIDE_LINES = 6
 _CHECKPOINT = re.compile(r"(?P<training>.+)/checkpoint-(?P<step>[0-9]{1,12})/?")
@@ -51,7 +51,7 @@ _NAMED_STEPS = 8
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Perplexity against context length"; None where no perplexity task was run."""
+    """Builds the section "Perplexity against context length"; None if no perplexity task was run."""
     panels = perplexity_panels(material.results.measurements, material.results.models)
     if not panels:
         return None
@@ -117,7 +117,10 @@ def curve_figure(panel: Panel, metric: str, caption: Caption, looks: Mapping[str
 
 
 def _legend(looks: Mapping[str, Look], drawn: Sequence[Mapping[str, Look]]) -> dict[str, Look]:
-    """Returns the section's legend: a model is dashed there if it is dashed in every figure that shows it."""
+    """Returns the legend of the section: its line for a model is dashed if every figure with the model draws it dashed.
+
+    Models that no figure shows are left out.
+    """
     dashed = {label: [figure[label].dashed for figure in drawn if label in figure] for label in looks}
     return {label: dataclasses.replace(looks[label], dashed=all(each)) for label, each in dashed.items() if each}
 
@@ -156,8 +159,8 @@ def panel_finding(panel: Panel, training_lengths: Mapping[str, int], metric: str
 def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     """Returns the table of a panel's numbers, one row for each model.
 
-    On the page a second row below a model's numbers shows its differences. The exported files have a table of their own
-    for the differences (`difference_table`).
+    On the page, a second row below each model shows the paired differences of NLL between lengths. Exported files have
+    a separate table of these differences (`difference_table`).
     """
     metric, measured = next(iter(panel.tables.items()))
     digits = _METRICS[metric][2]
@@ -199,7 +202,7 @@ def _cell(number: Mapping[str, Any], digits: str, mark: str) -> Cell:
 
 
 def _steps_section(material: Material) -> Section | None:
-    """Builds the section "Over training steps"; None where no task was run on two checkpoints of one training."""
+    """Builds the section "Over training steps"; None if no task was run on two checkpoints of one training run."""
     figures: list[Figure] = []
     tables: list[Table] = []
     measured = material.results.measurements
@@ -233,9 +236,10 @@ STEPS = Kind(section=_steps_section)
 
 
 def _begins_figure(material: Material, rows: pd.DataFrame, caption: Caption, stem: str) -> Figure:
-    """Returns the heat map that marks the first checkpoint at which each context length lowers NLL.
+    """Returns the heat map of NLL by checkpoint and context length, for a protocol with identical targets.
 
-    Only protocols with identical targets can show this.
+    It marks, for each context length, the first checkpoint at which NLL is measurably lower there than at the next
+    shorter length.
     """
     gains = _first_gains(material, rows)
     begins = [f"{length_text(length)} at step {step:,}" for length, step in sorted(gains.items())]
@@ -252,10 +256,10 @@ def _begins_figure(material: Material, rows: pd.DataFrame, caption: Caption, ste
 
 
 def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
-    """Returns the checkpoints of each training, from models whose path ends in checkpoint-STEP.
+    """Returns the checkpoints of each training run: models whose path ends in checkpoint-STEP.
 
     Returns:
-        Folder of the training to (model label to training step, at least 1).
+        Folder of the training run to (model label to training step, at least 1).
     """
     trainings: dict[str, dict[str, int]] = defaultdict(dict)
     for model in models:
@@ -266,7 +270,10 @@ def _trainings(models: Sequence[EvaluatedModel]) -> dict[str, dict[str, int]]:
 
 
 def _first_gains(material: Material, rows: pd.DataFrame) -> dict[int, int]:
-    """Returns the first training step at which each context length has a measurably lower NLL than the next shorter."""
+    """Returns context length to the first training step at which it measurably lowers NLL.
+
+    That is, NLL is measurably lower than at the next shorter length. Lengths that never lower NLL are absent.
+    """
     gains: dict[int, int] = {}
     for row in records(rows.drop_duplicates("step")):
         claim = material.claims.get((row["setting"], row["corpus"], row["protocol"]), LengthClaims())

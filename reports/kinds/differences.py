@@ -1,11 +1,11 @@
-"""Paired differences of NLL on the same targets.
+"""Figures and tables of paired differences of NLL on the same target tokens.
 
-Differences between each context length and the training length become a figure and table rows in the section of curves,
-and a table in the exported files. Differences between two conditions, such as with and without context, are a section
-of their own ("gains").
+Differences between each context length and the training length are shown in the section of `curves` as a figure and
+table rows, and in exported files as a table. Differences between two conditions, such as with and without context, have
+a separate section, "The same targets under other conditions".
 
-Where one model's differences are much larger than another's, the y axis is symlog. On a linear axis a gain of 0.1 nats
-beside a loss of 3 would be a flat line.
+If one model's differences are much larger than another's, the y axis is symlog. On a linear axis, NLL that falls by 0.1
+nats would look like a flat line beside NLL that rises by 3.
 """
 
 import math
@@ -36,7 +36,7 @@ _TOOLTIP = {
     "clusters_text": "documents",
 }
 _UNEQUAL = 8.0
-"""The y axis is symlog where the models' largest differences differ by at least this factor."""
+"""The y axis is symlog if one model's largest difference is at least this many times that of another model."""
 _NO_LENGTH = Cell(missing=True)
 _SYMLOG_TICKS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _GAIN = "gain_over_"
@@ -51,7 +51,7 @@ _CONDITIONS = {
         "NLL with another document in place of the target's own, minus NLL with it, both riffled: above zero, found.",
     ),
 }
-"""Condition in a metric's name to (title of its figure, which NLL is subtracted from which)."""
+"""Name of a condition, as in the name of a metric, to (title of the figure, which NLL is subtracted from which)."""
 
 
 def differences_figure(
@@ -62,9 +62,9 @@ def differences_figure(
     Args:
         material: the report's data.
         panel: the panel of curves that the differences belong to.
-        claims: label of each model that has differences to its claims.
-        wide: whether the figure takes the page's whole width.
-        folded: whether the page shows it only on request.
+        claims: model label to the `LengthClaims` that hold the differences; models without differences are absent.
+        wide: whether the figure takes the whole width of the page.
+        folded: whether the page shows the figure only after a click.
     """
     reference, lacking = _references(material, claims)
     how_to_read = _reading(panel.protocol, claims)
@@ -92,10 +92,11 @@ def differences_figure(
 
 
 def _references(material: Material, claims: Mapping[str, LengthClaims]) -> tuple[str, str]:
-    """Returns which length is subtracted, in words, and a sentence on models for which it is not the training length.
+    """Returns, in words, the length whose NLL is subtracted, and a sentence on models for which it is another one.
 
-    A model that was not run at its training length is compared with the longest shorter length. On an axis in multiples
-    of the training length its zero does not stand at one, so the sentence names where it stands.
+    Normally it is the training length. For a model that was not run at its training length, NLL at the longest shorter
+    length is subtracted. The difference is then zero at that length and not at the training length, so the sentence
+    names the length. The sentence is empty if it is not needed.
     """
     origins = {label: material.results.model(label).origin_length_tokens for label in claims}
     at_other_length = [label for label, claim in claims.items() if claim.reference_tokens != origins[label]]
@@ -111,7 +112,10 @@ def _references(material: Material, claims: Mapping[str, LengthClaims]) -> tuple
 
 
 def _reading(protocol: str, claims: Mapping[str, LengthClaims]) -> str:
-    """Returns how to read differences at lengths longer and shorter than the reference, for those in the figure."""
+    """Returns what differences show at lengths longer, and at lengths shorter, than the length that is subtracted.
+
+    Only the sentences for lengths that are in the figure are returned.
+    """
     by_side = difference_words(protocol)
     sides = {
         item.context_length_tokens > (claim.reference_tokens or 0)
@@ -162,7 +166,10 @@ def _points(label: str, claim: LengthClaims) -> list[dict[str, Any]]:
 
 
 def _y_scale(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns fields of `Axes` for a symlog y axis if differences of the models differ much in size, else nothing."""
+    """Returns fields of `Axes` for a symlog y axis if one model's differences are much larger than another's.
+
+    Otherwise the dictionary is empty.
+    """
     labels = {row["setting"] for row in rows}
     largest = [max(abs(row["y"]) for row in rows if row["setting"] == label) for label in labels]
     if max(largest) < _UNEQUAL * max(min(largest), SYMLOG_CONSTANT):
@@ -175,14 +182,14 @@ def _y_scale(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def difference_row(claim: LengthClaims, lengths: Sequence[int]) -> Row:
-    """Returns the row that the page shows below a model's numbers: its differences, by context length."""
+    """Returns the table row that the page shows below a model's numbers: its differences of NLL by context length."""
     heading = Cell(f"difference to {length_text(claim.reference_tokens or 0)}", quiet=True)
     cells = _cells(claim)
     return Row((heading, *(cells.get(length, _NO_LENGTH) for length in lengths)), page_only=True)
 
 
 def difference_table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
-    """Returns the differences of all models as a table that only the exported files show."""
+    """Returns the differences of NLL of all models as a table for the exported files; the page does not show it."""
     references = {label: length_text(claim.reference_tokens or 0) for label, claim in claims.items()}
     return Table.by_length(
         [(Cell(f" (to {references[label]})", name=label), _cells(claim)) for label, claim in claims.items()],
@@ -208,7 +215,7 @@ def _cells(claim: LengthClaims) -> dict[int, Cell]:
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "The same targets under other conditions"; None where no task scored a second condition."""
+    """Builds the section "The same targets under other conditions"; None if no task scored a second condition."""
     measured = material.results.measurements
     rows = measured[measured["metric"].isin([_GAIN + condition for condition in _CONDITIONS])]
     rows = rows[rows["protocol"].isin(IDENTICAL_TARGETS)]

@@ -1,7 +1,7 @@
 """Heat maps of NLL against context length: by position in the window, by document, and by training checkpoint.
 
-Maps by position and by document are drawn a second time as differences to the baseline, cell by cell on the same
-targets.
+Maps by position and by document are drawn a second time as differences to the baseline, the model whose NLL is
+subtracted from that of the others. Every cell compares the same target tokens.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ _TEXT = ["task", "corpus", "corpus_sha256"]
 _MOST_DOCUMENTS = 40
 _SHOWN = 2
 BEGINS = "\N{LOZENGE}"
-"""Marks the first checkpoint at which a length measurably lowers NLL."""
+"""A lozenge: marks the first checkpoint at which a context length measurably lowers NLL."""
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Maps of NLL"; None where no NLL by position or document is known at two context lengths."""
+    """Builds the section "Maps of NLL"; None if no NLL by position or by document is known at two context lengths."""
     figures: list[Figure] = []
     for kind, rows_are, cells, explanation in (
         ("position", "position in the window (octaves, from)", _by_position(material), "One pass at each length."),
@@ -58,9 +58,9 @@ MAPS = Kind(section=_section)
 
 
 def _by_position(material: Material) -> pd.DataFrame:
-    """Returns one row for each octave of positions and each context length.
+    """Returns a table of NLL with one row for each octave of positions in the window and each context length.
 
-    An octave that the window's end cuts to less than half is left out.
+    An octave is left out if less than half of it lies within the window.
     """
     bins = comparable(material.results[BINS].dropna(subset=[LENGTH]), material.baseline)
     octaves = np.floor(np.log2(bins["first"].clip(lower=1)))
@@ -73,7 +73,7 @@ def _by_position(material: Material) -> pd.DataFrame:
 
 
 def _by_document(material: Material) -> pd.DataFrame:
-    """Returns NLL by document and context length on identical targets, for the documents with most targets."""
+    """Returns a table of NLL by document and context length on identical targets, for documents with most targets."""
     measured = material.results.measurements
     measured = comparable(measured[measured["protocol"].isin(IDENTICAL_TARGETS)], material.baseline)
     rows = []
@@ -90,7 +90,7 @@ def _by_document(material: Material) -> pd.DataFrame:
 
 
 def _figures(material: Material, cells: pd.DataFrame, caption: Caption, stem: str, rows_are: str) -> list[Figure]:
-    """Returns the map of NLL and, where another model was scored on the baseline's targets, the map of differences."""
+    """Returns the heat map of NLL and, if another model was scored on the baseline's targets, that of differences."""
     levels = dataclasses.replace(caption, finding=_finding(cells, ".2f"))
     spec = _maps(material, cells, levels, heatmaps.nll_shades(cells["value"].tolist()), rows_are)
     figures = [material.figure({"nll": spec}, stem, levels, wide=True)]
@@ -153,12 +153,12 @@ def _cell(cell: Mapping[str, Any], shades: heatmaps.Shades) -> dict[str, Any]:
 
 
 def training_map(rows: pd.DataFrame, gains: Mapping[int, int], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of a training's heat map: one row a checkpoint, one column a context length.
+    """Returns the Vega-Lite specification of a training run's heat map: NLL by checkpoint (row) and length (column).
 
     Args:
-        rows: columns `step`, `context_length_tokens`, `value` (NLL) and `tokens`.
-        gains: context length to the first step at which it measurably lowers NLL; that cell is marked.
-        caption: the figure's texts.
+        rows: a table with columns `step`, `context_length_tokens`, `value` (NLL) and `tokens`.
+        gains: context length to the first training step at which it measurably lowers NLL; that cell is marked.
+        caption: title, description and other texts of the figure.
     """
     shades = heatmaps.nll_shades(rows["value"].tolist())
     cells = []

@@ -1,9 +1,9 @@
-"""How much context targets need: the shortest length whose NLL is about as low as at the longest context length.
+"""How much context target tokens need: the shortest length at which their NLL is about as low as at the longest length.
 
-A length suffices where NLL is at most a tolerance above NLL at the longest context. The rule is one-sided: where NLL
-must not differ in either direction, every target of a model that breaks at long contexts would seem to need long
-context. Shares are weighted by targets. Their band is over documents, with two observations added as for graded scores
-(`graded_errors`).
+A length suffices if NLL there is at most a tolerance above NLL at the longest context length. NLL may be any amount
+below it. If NLL also had to be at most a tolerance below, every target of a model that fails at long contexts would
+seem to need long context. Shares are weighted by number of targets. Their simultaneous confidence intervals are
+computed by bootstrap over documents, with two observations added as in `graded_errors`.
 """
 
 import dataclasses
@@ -30,22 +30,22 @@ WITHIN_NATS = 0.01
 _UNITS = {"stretch": "Stretches of targets", "document": "Documents"}
 _TEXT = ["task", "corpus", "protocol", "corpus_sha256"]
 STRETCH_SUMS = Reader(read=functools.partial(read_documents, by_stretch=True), pool=averaging(SumsByDocument.averaged))
-"""Sums of NLL for each contiguous stretch of targets, for protocols with identical targets."""
+"""Reads sums of NLL for every contiguous stretch of target tokens, for protocols with identical targets."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Needed:
-    """How much context one model's targets need.
+    """The shares of target tokens that need at most a given context length, for one model.
 
     Attributes:
-        shares: one row a context length, with the share of targets that need at most that length and its simultaneous
-            95% band.
-        within_tokens: the longest measured length within the training length; None where no length is within it, or
-            none beyond it.
-        beyond: share of targets that need more than `within_tokens`, and the ends of its band; None where
+        shares: a table with one row for each context length: the share of targets that need at most that length, with
+            95% intervals that are simultaneous over lengths.
+        within_tokens: the longest measured length within the training length; None if no measured length is within the
+            training length, or none is beyond it.
+        beyond: (share of targets that need more than `within_tokens`, lower end, upper end of its interval); None if
             `within_tokens` is None.
-        without: why `beyond` is None; empty where it is not.
-        units: number of stretches or documents that the shares count.
+        without: why `beyond` is None; empty if `beyond` is not None.
+        units: number of stretches of targets, or of documents, that the shares are computed from.
     """
 
     shares: pd.DataFrame
@@ -58,16 +58,16 @@ class Needed:
 def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats: float = WITHIN_NATS) -> Needed | None:
     """Computes the share of targets that need at most each context length.
 
-    A unit (document or stretch of targets) needs the shortest length at which its NLL is at most `within_nats` above
-    its NLL at the longest length. All targets of a unit count with the unit's length.
+    A unit is a document or a contiguous stretch of targets. The length that a unit needs is the shortest length at
+    which its NLL is at most `within_nats` above its NLL at the longest length. All targets of a unit need that length.
 
     Args:
         sums: sums of NLL and tokens by unit and context length.
-        trained_at: the model's training length in tokens, None where unknown.
+        trained_at: the model's training length in tokens; None if it is unknown.
         within_nats: tolerance in nats per token.
 
     Returns:
-        None where fewer than two lengths were measured, or no unit has the same targets at all of them.
+        The shares; None if fewer than two lengths were measured, or no unit has the same targets at all lengths.
     """
     same_S = (sums.tokens == sums.tokens[:, :1]).all(axis=1) & (sums.tokens[:, 0] > 0)
     if len(sums.lengths) < 2 or not same_S.any():
@@ -96,7 +96,7 @@ def context_needed(sums: SumsByDocument, trained_at: int | None, *, within_nats:
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "How much context is needed"; None where no targets were scored at two context lengths."""
+    """Builds the section "How much context is needed"; None if no targets were scored at two context lengths."""
     measured = material.results.measurements
     rows = measured[measured["protocol"].isin(IDENTICAL_TARGETS) & (measured["metric"] == "nll")]
     rows = rows[rows.groupby(["setting", *_TEXT], dropna=False)[LENGTH].transform("nunique") > 1]
@@ -178,7 +178,7 @@ def _finding(material: Material, label: str, needed: Needed) -> str:
 
 
 def _within(needed: Needed, trained: int | None) -> str:
-    """Returns the longest measured length within the training length, in words; it may be shorter than the latter."""
+    """Returns, in words, the longest measured length within the training length; it may be shorter than that length."""
     within = length_text(needed.within_tokens or 0)
     if needed.within_tokens == trained:
         return f"the training length of {within}"

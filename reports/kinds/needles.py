@@ -1,4 +1,8 @@
-"""Scores of needle tasks by depth and context length: a heat map for each model, with the mean over depths on top."""
+"""The section of needle tasks: a heat map of scores by depth and context length for each model.
+
+A needle task hides sentences in a long text and asks for them. Depth is the position of such a sentence in the text, in
+percent. Above each heat map is a plot of the mean over depths.
+"""
 
 import itertools
 from collections import defaultdict
@@ -34,7 +38,7 @@ _TOOLTIP = {
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Needles by depth and length", one figure a task; None where no samples record depths."""
+    """Builds the section "Needles by depth and length", one figure for each task; None if no samples record depths."""
     cells = needle_cells(material.results[SAMPLE_SCORES])
     if cells.empty:
         return None
@@ -69,7 +73,7 @@ NEEDLES = Kind(section=_section, needs=SAMPLE_SCORES)
 def needle_cells(samples: Mapping[TaskKey, SampleScores]) -> pd.DataFrame:
     """Returns one row for each heat map cell: mean score and its interval by model, task, context length and depth.
 
-    A cell counts the samples of all training seeds. The depth of a sample with several needles is their mean depth.
+    The mean is over the samples of all training seeds. The depth of a sample with several needles is their mean depth.
     """
     rows = []
     for (label, task), scores in samples.items():
@@ -119,7 +123,7 @@ def _means_over_depths(cells: pd.DataFrame) -> dict[int, tuple[float, float]]:
 
 
 def _heatmaps(cells: pd.DataFrame, models: Sequence[str], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one task: a heat map for each model, with the mean over depths on top."""
+    """Returns the Vega-Lite specification of one task: for each model a heat map, and above it the mean over depths."""
     x = length_bands(column_values(cells))
     panels = {}
     for label in models:

@@ -1,4 +1,7 @@
-"""Data on NLL by position in a long window: a table of position bins, sums by source document, and paired bands."""
+"""Data on NLL by position in a long window: a table of position bins, sums by source document, and paired differences.
+
+Paired differences between two models come with a "band": confidence intervals that cover all true differences at once.
+"""
 
 import dataclasses
 import math
@@ -24,17 +27,17 @@ _OF_THE_RUN = dict.fromkeys(("setting", "task", "corpus", "corpus_sha256"), TEXT
 _OF_THE_BIN = dict.fromkeys(("first", "last", "nll", "ci95_low", "ci95_high", "tokens", "clusters"), DECIMAL)
 _COLUMNS = _OF_THE_RUN | _OF_THE_BIN | {"tokenizer_sha256": TEXT}
 _NUMBERS = {"nll": "mean", "ci95_low": "mean", "ci95_high": "mean", "tokens": "min", "clusters": "min"}
-"""Columns that differ between training seeds, and pandas' aggregation that makes one number of several seeds."""
+"""Columns with numbers that differ between training seeds, to the pandas aggregation that merges these numbers."""
 _NOT_BY_DOCUMENT = "hold no sums by position and document that add up to the results file's numbers"
 Bin = tuple[int, int]
 """First and last position of a bin of positions in the window."""
 
 
 def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns one row for each position bin of each model, task, text and context length.
+    """Returns a table of NLL with one row for each position bin of each model, task, text and context length.
 
-    Where several runs have the same context length, the first in `EvaluatedModel.task_runs` counts. Rows keep that
-    order.
+    If several runs have the same context length, the first in `EvaluatedModel.task_runs` is used. Rows are in the order
+    of `task_runs`.
     """
     rows: list[dict[str, Any]] = []
     for model in models:
@@ -59,7 +62,7 @@ def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
 
 
 def first_pass(bins: pd.DataFrame) -> pd.DataFrame:
-    """Keeps, for each model, task and text, the bins of one context length: the one that comes first."""
+    """Keeps, for each model, task and text, only the bins of the context length that comes first in the table."""
     lengths = bins["context_length_tokens"].fillna(0)
     keys = [bins[key] for key in ("setting", "task", "corpus_sha256")]
     return bins[lengths == lengths.groupby(keys, dropna=False).transform("first")].reset_index(drop=True)
@@ -81,7 +84,7 @@ def _bin_rows(bins: Sequence[Any], metrics: Mapping[str, Any], filter_name: str)
 
 
 def _pool(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
-    """Averages training seeds bin by bin; a bin that some seed lacks is left out."""
+    """Averages the rows of several training seeds bin by bin; a bin that some seed lacks is left out."""
     inside = rows["setting"].isin(pooled_label.keys())
     seeds = rows[inside].assign(original=rows["setting"])
     seeds["setting"] = seeds["setting"].map(pooled_label)
@@ -102,7 +105,7 @@ class SumsByPosition:
 
     Attributes:
         sums: bin to (document to float64 [NLL in nats, tokens]).
-        obstacle: why there are no sums, as the end of a sentence about samples; empty where there are sums.
+        obstacle: why there are no sums, as the end of a sentence about samples; empty if there are sums.
     """
 
     sums: Mapping[Bin, Mapping[str, NDArray[np.float64]]] = dataclasses.field(default_factory=dict)
@@ -110,7 +113,7 @@ class SumsByPosition:
 
     @property
     def doubtful(self) -> bool:
-        """Whether documents of some bin are so uneven in size that its interval is doubtful."""
+        """Whether documents of some bin are so uneven in size that its interval covers less often than it claims."""
         return any(uneven(list(_scored_targets(documents).values())) for documents in self.sums.values())
 
 
@@ -118,7 +121,7 @@ UNLOGGED = SumsByPosition(obstacle="were not logged (--log_samples)")
 
 
 def _read_sums(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SumsByPosition]:
-    """Reads sums by position from the samples files, of the run that `EvaluatedModel.task_runs` has first."""
+    """Reads sums by position from the samples file of the first run in `EvaluatedModel.task_runs`, for every task."""
     sums: dict[TaskKey, SumsByPosition] = {}
     for model in models:
         for _, task in model.task_runs():
@@ -134,10 +137,10 @@ def _read_sums(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, 
 
 
 def _sums_in(path: Path, bins: Sequence[Any], notes: Notes, samples: float | None) -> SumsByPosition:
-    """Adds up the rows [document, NLL in nats, tokens] of every sample, bin by bin.
+    """Reads a samples file and adds up, bin by bin, the rows [document, NLL in nats, tokens] of all samples.
 
-    Rows with a sum that is not finite are left out. If the file holds all samples, bins whose sums do not give the
-    results file's NLL and tokens are left out too. Both become notes.
+    Rows with an NLL that is not finite are left out. If the file holds all samples, bins whose sums disagree with NLL
+    and token count in the results file are left out too. A note is written in both cases.
     """
     sums: dict[Bin, dict[str, NDArray[np.float64]]] = {}
     places = [_place(item) for item in bins]
@@ -168,7 +171,7 @@ def _sums_in(path: Path, bins: Sequence[Any], notes: Notes, samples: float | Non
 
 
 def _averaged(seeds: Sequence[SumsByPosition]) -> SumsByPosition:
-    """Averages the sums of several training seeds; a bin is kept where all seeds have the same targets in it."""
+    """Averages the sums of several training seeds; keeps only bins in which all seeds have the same targets."""
     if obstacle := next((seed.obstacle for seed in seeds if seed.obstacle), ""):
         return SumsByPosition(obstacle=obstacle)
     sums = {}
@@ -197,10 +200,10 @@ def _place(item: object) -> Bin | None:
 
 
 class PositionBand(NamedTuple):
-    """95% band of one model's NLL minus another's on identical targets in one bin; simultaneous over all bins.
+    """95% interval of one model's NLL minus another's on identical targets in one bin; simultaneous over all bins.
 
-    `doubtful` is True where documents differ so much in size that the band covers the true value in fewer than 95% of
-    cases. The ends are NaN where there is no band.
+    `doubtful` is True if documents differ so much in size that the interval covers the true value in fewer than 95% of
+    cases. The ends are NaN if there is no interval.
     """
 
     low: float = math.nan
@@ -209,13 +212,13 @@ class PositionBand(NamedTuple):
 
 
 def position_bands(candidate: SumsByPosition, base: SumsByPosition) -> tuple[dict[Bin, PositionBand], str]:
-    """Compares two models bin by bin.
+    """Compares the NLL of two models bin by bin.
 
-    A bin gets a band where both models scored the same number of targets in every document, and at least
-    `MINIMUM_CLUSTERS` documents. The band is simultaneous over these bins.
+    A bin gets an interval if both models scored the same number of targets in every document, and at least
+    `MINIMUM_CLUSTERS` documents. The intervals are simultaneous over these bins.
 
     Returns:
-        Bin to the band of `candidate` minus `base`, and why bins have none, as a clause; empty where all have one.
+        Bin to the interval of `candidate` minus `base`; and a clause on why bins lack an interval, empty if none does.
     """
     sums, base_sums = candidate.sums, base.sums
     shared = [place for place in sums if place in base_sums]

@@ -1,4 +1,7 @@
-"""The section on NLL by position in one long window: figures of NLL, and of its difference to a baseline."""
+"""The section "NLL by position": figures of NLL by position in one long window, and of its difference to the baseline.
+
+The baseline is the model whose NLL is subtracted from that of the others.
+"""
 
 import dataclasses
 import math
@@ -70,16 +73,17 @@ POSITIONS = Kind(section=_section, readers=(BINS, POSITION_SUMS), needs=BINS)
 def difference_to_baseline(
     table: pd.DataFrame, baseline: str, bands: Mapping[str, Mapping[Bin, PositionBand]]
 ) -> pd.DataFrame:
-    """Subtracts the baseline's NLL from each other model's, in every bin that both have.
+    """Subtracts the NLL of the baseline from that of every other model, in each position bin that both models have.
 
     Args:
-        table: columns setting, first, last and nll, one row for each model and bin.
-        baseline: label of the baseline, whose own rows are left out of the result.
-        bands: model label to (bin to its paired band).
+        table: a table with columns setting (the model's label), first, last (positions) and nll: one row for each model
+            and bin.
+        baseline: label of the baseline; its rows are left out of the result.
+        bands: model label to (bin to the paired interval of the difference).
 
     Returns:
-        The table with differences in `nll`. Its intervals are those of `bands`, NaN where there is none: the intervals
-        of the two models' NLL say nothing about the difference.
+        The table with differences in the column `nll`, with the intervals of `bands`; NaN if a bin has none there. The
+        intervals of the two models' NLL are dropped, since no interval of the difference follows from them.
     """
     base = table[table["setting"] == baseline].set_index(["first", "last"])["nll"]
     differences = table[table["setting"] != baseline].copy()
@@ -96,7 +100,10 @@ def difference_to_baseline(
 
 
 def _bands(material: Material, table: pd.DataFrame) -> tuple[dict[str, dict[Bin, PositionBand]], str]:
-    """Returns model label to its paired bands against the baseline, and a sentence on models and bins without one."""
+    """Returns model label to the intervals of its difference to the baseline in every bin, and a sentence.
+
+    The sentence says which models and bins have no interval, and why.
+    """
     results, baseline = material.results, material.baseline
     facts = {row["setting"]: row for row in records(table.drop_duplicates("setting"))}
     bands: dict[str, dict[Bin, PositionBand]] = {}
@@ -131,9 +138,9 @@ def _band_words(bands: Mapping[str, Mapping[Bin, PositionBand]]) -> str:
 
 
 def _doubt(material: Material, table: pd.DataFrame) -> str:
-    """Returns a warning where documents of some model are too uneven in size for sure intervals, else an empty text.
+    """Returns a warning if some model's documents are so uneven in size that intervals may be too narrow; else empty.
 
-    The sizes are read from the samples. Without samples, the run's own record (`uneven_documents`) decides.
+    Document sizes are read from the samples. If samples were not logged, the run's record (`uneven_documents`) is used.
     """
     for row in records(table.drop_duplicates("setting")):
         sums = material.results.behind(POSITION_SUMS, row) or UNLOGGED
@@ -144,7 +151,7 @@ def _doubt(material: Material, table: pd.DataFrame) -> str:
 
 
 def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:
-    """Leaves out a last bin that is narrower than the one before it: the window's end cut it short."""
+    """Drops the last bin if it is narrower than the one before it, because the window ends within it."""
     whole = []
     for _, bins in table.groupby(["setting", "task"], sort=False):
         widths = (bins["last"] - bins["first"]).tolist()
@@ -153,13 +160,13 @@ def _whole_bins(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _passes(table: pd.DataFrame) -> str:
-    """Returns the context lengths of the passes shown, in words."""
+    """Returns, in words, the context lengths of the forward passes that the figures show."""
     lengths = sorted({int(length) for length in table["context_length_tokens"].dropna()})
     return ", ".join(map(length_text, lengths)) if lengths else "a length that was not recorded"
 
 
 def _bases(material: Material, table: pd.DataFrame) -> str:
-    """Returns which request length set the RoPE frequencies, for models whose scaling depends on it; else nothing."""
+    """Returns which input length set the RoPE frequencies, for models whose RoPE scaling depends on it; else empty."""
     sentences = []
     for label in dict.fromkeys(table["setting"]):
         scalings = rope_entries(material.results.model(label).record.rope_scaling).values()

@@ -1,4 +1,7 @@
-"""The section on recall probes: share of exact answers by number of pairs, by distance or by context length."""
+"""The section "Recall": share of exact answers of recall probes by number of key-value pairs, distance or length.
+
+A recall probe asks for a value that was shown earlier in the context.
+"""
 
 import itertools
 import re
@@ -40,7 +43,7 @@ _TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "in
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Recall"; None where no recall task was run."""
+    """Builds the section "Recall"; None if no recall task was run."""
     scores = recall_scores(material.results.measurements)
     if scores.empty:
         return None
@@ -74,10 +77,10 @@ def is_drawn(metric: str) -> bool:
 
 
 def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
-    """Returns the tidy table's rows of recall tasks, with two more columns, `pairs` and `unit`.
+    """Returns the rows of recall tasks from the table of measurements, with two more columns, `pairs` and `unit`.
 
-    `pairs` is the number in a metric's name. `unit` says whether it counts key-value pairs in a sequence, or tokens
-    since the answer was shown. Both are NA for a metric without such a number. Intervals of shares are Wilson's
+    `pairs` is the number in the name of a metric. `unit` says whether this number counts key-value pairs in a sequence
+    or tokens since the answer was shown. Both are NA for a metric without a number. Intervals of shares are Wilson's
     (`share_interval`).
     """
     rows = measurements[measurements["family"] == "recall"].copy()
@@ -93,9 +96,9 @@ def recall_scores(measurements: pd.DataFrame) -> pd.DataFrame:
 
 
 def solved_up_to(scores: Mapping[int, float]) -> int | None:
-    """Returns the largest key such that it and all smaller keys score at least 99%; None where the smallest does not.
+    """Returns the largest number of pairs, distance or context length up to which all scores are at least 99%.
 
-    `scores` maps a number of pairs, a distance or a context length to a score.
+    These are the keys of `scores`. Returns None if the score of the smallest key is below 99%.
     """
     solved = itertools.takewhile(lambda count: scores[count] >= _SOLVED, sorted(scores))
     return max(solved, default=None)
@@ -107,14 +110,14 @@ def _title(task: str, fixed: str) -> str:
 
 
 def _panels(scores: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str | None]]:
-    """Splits a task's scores into figures.
+    """Splits the scores of a task into figures.
 
-    Of number of pairs and context length, the one with more values becomes the x axis. The other one is fixed in a
-    figure.
+    The x axis is either the number of pairs or the context length, whichever has more distinct values. There is one
+    figure for each value of the other quantity.
 
     Returns:
-        For each figure: its rows; the fixed value, as the end of its title; and what the x axis counts, None for
-        context lengths.
+        For each figure: its table rows; the value of the other quantity, as the end of the figure's title; and what the
+        x axis counts, None for context lengths.
     """
     pairs = column_values(scores, "pairs")
     lengths = column_values(scores)

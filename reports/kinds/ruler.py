@@ -1,4 +1,4 @@
-"""The section on RULER: average scores against context length, every task, effective lengths, paired differences."""
+"""The section "RULER": average and task scores against context length, effective lengths, paired differences."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,10 @@ from sbeval.reports.section import NOT_MEASURED, Cell, Figure, Kind, Material, S
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "RULER"; None where no RULER task was run.
+    """Builds the section "RULER"; None if no RULER task was run.
 
-    Where other tasks only count how often a model's thinking was cut, the section shows that table alone.
+    If no RULER task was run, but another task counted how often the thinking of a model was cut off at its token
+    budget, the section consists of the table of these counts.
     """
     scores = material.ruler.scores
     cut = analysis.ruler_scores(material.results.measurements, analysis.THINKING_CUT)
@@ -116,7 +117,7 @@ def _grid_finding(grid: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> st
 
 
 def _means_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
-    """Returns the table of mean scores at every length for the exported files; the page draws them as a figure."""
+    """Returns the table of mean scores at every context length for exported files; the page shows them as a figure."""
     lengths = column_values(ruler.overall)
     rows: list[list[Cell | str]] = []
     for label in labels:
@@ -170,7 +171,10 @@ def _effective_table(ruler: RulerScores, labels: Sequence[str]) -> Table:
 
 
 def _difference_tables(samples: Mapping[TaskKey, SampleScores], labels: Sequence[str], baseline: str) -> list[Table]:
-    """Returns the table of paired differences to the baseline by length; empty where no model shares its samples."""
+    """Returns the table of paired differences to the baseline by context length, in a list.
+
+    The list is empty if no model was run on samples that the baseline was run on too.
+    """
     by_task = {label: {task: scores for (model, task), scores in samples.items() if model == label} for label in labels}
     base = by_task.get(baseline, {})
     pairs = {label: ruler_differences(by_task[label], base) for label in labels if label != baseline}
@@ -226,7 +230,7 @@ def _scores_table(scores: pd.DataFrame, labels: Sequence[str]) -> Table:
 
 
 def _thinking_tables(cut: pd.DataFrame, labels: Sequence[str]) -> list[Table]:
-    """Returns the table of how often thinking was cut by its token budget; empty where no model thinks."""
+    """Returns a list with the table of how often thinking was cut off at its token budget; empty if no model thinks."""
     rows = []
     for label, task in itertools.product(labels, dict.fromkeys(cut["ruler_task"])):
         of_task = cut[cut["ruler_task"] == task]

@@ -1,4 +1,4 @@
-"""Three sections: speed and memory of each run, provenance of every number, and notes on what was left out."""
+"""Three sections: speed and memory of each run, provenance of every number, and notes on data that was left out."""
 
 import os
 import shlex
@@ -72,7 +72,7 @@ def _minutes(run: EvaluationRun) -> str:
 
 
 def _provenance(material: Material) -> Section:
-    """Builds the section "Provenance": facts about each run, shown on request."""
+    """Builds the section "Provenance": facts about each run, which the page shows after a click."""
     folds = [_fold(model, run, material.folder) for model in material.results.models for run in model.runs]
     return Section(
         identifier="provenance",
@@ -83,7 +83,7 @@ def _provenance(material: Material) -> Section:
 
 
 def _left_out(material: Material) -> Section | None:
-    """Builds the section "Notes" on what was left out; None where there are no notes."""
+    """Builds the section "Notes" on data that the report left out; None if there are no notes."""
     if not (notes := material.results.notes):
         return None
     links = [_link(note.path, material.folder) if note.path else None for note in notes]
@@ -101,7 +101,7 @@ LEFT_OUT = Kind(section=_left_out)
 
 
 def run_facts(run: EvaluationRun) -> dict[str, str]:
-    """Returns the facts about a run, by name, in the order shown; facts that were not recorded are left out."""
+    """Returns name of a fact to the fact about a run, in the order shown; facts that were not recorded are left out."""
     record = run.record
     facts: dict[str, Any] = {
         "date": f"{run.date:%Y-%m-%d %H:%M} UTC",
@@ -140,7 +140,7 @@ def run_facts(run: EvaluationRun) -> dict[str, str]:
 
 
 def _longest_input(run: EvaluationRun) -> str | None:
-    """Returns the longest context scored and, for tasks without context lengths, the model's `max_length`."""
+    """Returns, in words, the longest context length scored and, for tasks without these, the model's `max_length`."""
     lengths = [length for task in run.tasks if task.record for length in task.record.lengths]
     longest = f"{max(lengths):,} tokens" if lengths else ""
     bounded = run.record.max_length if any(not (task.record and task.record.lengths) for task in run.tasks) else None
@@ -160,7 +160,7 @@ def rebuilt_command(run: EvaluationRun) -> str:
 
 
 def task_facts(task: TaskResult) -> str:
-    """Returns the facts about a task in one line."""
+    """Returns the facts about one task of a run in one line."""
     record = task.record
     if record is None:
         shots = "" if task.few_shot is None else f"{task.few_shot}-shot"

@@ -1,4 +1,7 @@
-"""The section on effective attention spans: means over heads against context length, and a grid of all heads."""
+"""The section on attention spans: means over heads against context length, and a grid of all layers and heads.
+
+The span of a head is the number of most recent keys that get a given share of its attention weight.
+"""
 
 import math
 from collections import defaultdict
@@ -29,7 +32,7 @@ _MEASURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "entropy": ("entropy of the weights (nats)", ".2f", {}),
     "remainder": ("remaining stick", ".3f", SHARES),
 }
-"""Column to (title of its plot, format of its numbers, fields of `Axes` for its y axis)."""
+"""Column of a table of spans to (title of the plot, number format, fields of `Axes` for the y axis)."""
 _MEANS = {
     "span50": ("half of the weight", ",.1f"),
     "span90": ("90% of the weight", ",.1f"),
@@ -52,9 +55,9 @@ _CELL_PIXELS = 16
 
 
 def _tabulate(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns one row for each layer, head and context length; spans are in keys, NaN where missing.
+    """Returns one row for each layer, head and context length; spans are numbers of keys, NaN if they are missing.
 
-    Where several runs have the same context length, the first in `EvaluatedModel.task_runs` counts.
+    If several runs have the same context length, the first in `EvaluatedModel.task_runs` is used.
     """
     rows: list[list[Any]] = []
     for model in models:
@@ -80,7 +83,10 @@ def _head(written: object) -> list[float]:
 
 
 def _one_seed(rows: pd.DataFrame, pooled_label: Mapping[str, str], notes: Notes) -> pd.DataFrame:
-    """Keeps one training seed of each group: the same head in two seeds is not comparable, so none are averaged."""
+    """Keeps one training seed of each group of seeds.
+
+    Seeds are not averaged, since heads with the same index in two trainings have nothing in common.
+    """
     labels = rows["setting"].map(lambda label: pooled_label.get(label, label))
     is_first_seed = rows["setting"] == rows["setting"].groupby(labels).transform("first")
     for label in dict.fromkeys(labels[~is_first_seed]):
@@ -93,7 +99,7 @@ HEADS = Reader(read=_tabulate, pool=_one_seed)
 
 def _section(material: Material) -> Section:
     spans = material.results[HEADS]
-    # a softmax head gives all its weight to keys, so it has no remaining stick to show
+    # softmax gives all weight to keys; stick-breaking attention may leave some, the remainder, which is then shown
     sticks = spans.groupby("setting")["remainder"].transform("max") > 0
     spans = spans.assign(remainder=spans["remainder"].where(sticks))
     looks = material.looks_of(spans["setting"])
@@ -120,7 +126,7 @@ SPANS = Kind(section=_section, readers=(HEADS,), needs=HEADS)
 
 
 def _value_of(means: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Returns the rows where a column is known, with that column as `value` and without intervals, for a line plot."""
+    """Returns rows for a line plot of one column: it is renamed `value`, rows without it are dropped, no intervals."""
     known = means.dropna(subset=[column])
     return known.assign(value=known[column], ci95_low=math.nan, ci95_high=math.nan)
 
@@ -200,7 +206,10 @@ def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded
 
 
 def _shown_lengths(lengths: Sequence[int], heads: int) -> list[int]:
-    """Returns evenly spaced lengths, both ends among them, as many as stay readable; at least the longest."""
+    """Returns evenly spaced context lengths, first and last included, as many as can be drawn readably.
+
+    The longest length is always returned.
+    """
     count = max(1, min(len(lengths), _MOST_CELLS // (4 * max(1, heads))))
     if count == 1:
         return [lengths[-1]]
@@ -234,14 +243,15 @@ def _table(means: pd.DataFrame, labels: Sequence[str]) -> Table:
 
 
 def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) -> dict[str, Any]:
-    """Returns the Vega-Lite specification of one model's spans: a grid of layers and heads for each length and share.
+    """Returns the Vega-Lite specification of one model's spans.
 
-    A head that gives no key any weight has an empty cell.
+    For each context length and each share of attention weight it has a grid of layers and heads. The cell of a head
+    that gives no key any weight is empty.
 
     Args:
-        heads: rows of one model, with layer, head, spans in keys and remainder.
-        lengths: context lengths in tokens, one row of grids each.
-        caption: the figure's texts.
+        heads: table rows of one model, with columns for layer, head, spans in keys and remainder.
+        lengths: context lengths in tokens; there is one row of grids for each.
+        caption: title, description and other texts of the figure.
     """
     sticks = bool((heads["remainder"].fillna(0) > 0).any())
     fields = {**_SHARES, "remainder": _REMAINDER} if sticks else _SHARES
@@ -256,7 +266,7 @@ def span_grids(heads: pd.DataFrame, lengths: Sequence[int], caption: Caption) ->
             legend = _legend(field) if last and field in ("span50", "remainder") else None
             encoding = {
                 "x": _axis("head", named=last),
-                # label the layers of every second grid: then each row begins with labels, be it of four grids or two
+                # a row has two or four grids: labels of layers on every second grid are then at the start of each row
                 "y": _axis("layer", named=place % 2 == 0),
                 "color": {"field": field, "type": "quantitative", "scale": scale, "legend": legend},
                 "tooltip": tooltip_fields(_TOOLTIP),

@@ -1,4 +1,7 @@
-"""Ordinary lm-eval tasks, as tables and by input length, and the paper's tables beside this report's numbers."""
+"""Sections on ordinary lm-eval tasks: tables, figures by input length, and tables of the paper beside measured numbers.
+
+"The paper" is the one whose numbers `sbeval.paper` holds.
+"""
 
 import itertools
 import math
@@ -26,17 +29,17 @@ _TOOLTIP = {"setting": "model", "length_text": "input", "value_text": "value", "
 _COLUMNS = ["setting", "context_length_tokens", "value", "ci95_low", "ci95_high"]
 _AVERAGE = "Avg."
 _NOT_AVERAGED = "Wikitext"
-"""Column of the paper's tables that is a perplexity, so that it is not part of their average."""
+"""Column of the paper's tables that holds a perplexity. It is therefore not included in their average."""
 
 
 class PublishedTable(NamedTuple):
-    """One of the paper's tables, with the numbers that this report measured for it.
+    """A table of the paper, with the numbers that this report has for its columns.
 
     Attributes:
         number: the table's number in the paper.
-        columns: the table's columns for which the report has a number.
-        published: row of the paper to (column to value).
-        measured: model label to (column to value in the column's unit).
+        columns: names of the table's columns for which the report has a number.
+        published: name of a row in the paper to (column to published value).
+        measured: model label to (column to measured value, in the unit of the column).
     """
 
     number: int
@@ -46,11 +49,11 @@ class PublishedTable(NamedTuple):
 
 
 def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> list[PublishedTable]:
-    """Returns the paper's tables that have a published value in a column that was measured.
+    """Returns those of the paper's tables that have a published value in at least one column that was measured.
 
     Args:
-        measurements: the tidy table.
-        paper: provides the columns and values of the paper; `sbeval.paper` by default.
+        measurements: the tidy table: one row for each measured number.
+        paper: a module with the columns and values of the paper; `sbeval.paper` by default.
     """
     tables = []
     columns = paper.measured_columns()
@@ -78,9 +81,10 @@ def published_tables(measurements: pd.DataFrame, *, paper: Any = the_paper) -> l
 
 
 def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
-    """Returns each model's measured number in a column of the paper, in the column's unit.
+    """Returns model label to the measured number for a column of the paper's tables, in the unit of the column.
 
-    A column over several tasks ("a+b") has the mean of their numbers, for models that ran all of them.
+    For a column over several tasks ("a+b") it is the mean of their numbers. Models that did not run all of them are
+    left out.
     """
     if len(tasks := column.task.split("+")) > 1:
         each = [_numbers(measurements, column._replace(task=task)) for task in tasks]
@@ -95,13 +99,13 @@ def _numbers(measurements: pd.DataFrame, column: Any) -> dict[str, float]:
     if column.shots is not None:
         rows = rows[(rows["few_shot"] == column.shots).fillna(False)]
     numbers: dict[str, float] = {}
-    for number in records(rows):  # newest first, where a task was run with several values of max_length
+    for number in records(rows):  # newest first, if a task was run with several values of max_length
         numbers.setdefault(number["setting"], float(number["value"]) * column.scale)
     return numbers
 
 
 def _section(material: Material) -> Section | None:
-    """Builds the section "Tables"; None where it would hold no table."""
+    """Builds the section "Tables"; None if there is no table to show."""
     measurements = material.results.measurements
     ordinary = suite_rows(material.results)
     labels = [model.label for model in material.results.models]
@@ -192,7 +196,7 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
 
 
 def _by_length(material: Material) -> Section | None:
-    """Builds the section "Ordinary tasks by input length"; None where no task was run at several lengths."""
+    """Builds the section "Ordinary tasks by input length"; None if no task was run at several lengths."""
     ordinary = suite_rows(material.results)
     limited = [task for task in ordinary if any(task.limit)]
     groups = grouped(((task.task, task.metric, task.filter_name), task) for task in limited)
@@ -240,10 +244,11 @@ INPUTS = Kind(section=_by_length)
 
 
 def input_table(rows: Sequence[SuiteRow]) -> tuple[pd.DataFrame, bool]:
-    """Returns an ordinary task's values by model and length, and whether the lengths are text lengths.
+    """Returns a table of an ordinary task's values by model and length, and whether the lengths are text lengths.
 
-    Lengths are the texts' lengths where the task has some (`max_seq_lengths`), and the run's `max_length` otherwise.
-    Where texts of one length were run with several values of `max_length`, the largest counts.
+    Lengths are text lengths if the task has texts of given lengths (`max_seq_lengths`), and otherwise the values of
+    `max_length` of the runs. If texts of one length were run with several values of `max_length`, the run with the
+    largest is used.
     """
     by_text = any(task.limit.text_length_tokens is not None for task in rows)
     numbers: dict[tuple[str, int], list[object]] = {}

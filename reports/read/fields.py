@@ -1,7 +1,8 @@
 """Checks and formats single fields of results files.
 
-A field of the wrong type counts as missing, and the rest of the record stays. Numbers must be finite. A metric key may
-hold a context length. Text is made safe to show: it loses control characters and Unicode direction marks.
+A field of the wrong type counts as missing, and the other fields of the record are kept. Numbers must be finite. The
+key of a metric may contain a context length. Control characters and Unicode direction marks are removed from text, so
+that it is safe to show.
 """
 
 import dataclasses
@@ -36,8 +37,8 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
     """Builds a record from those fields of a JSON object that have the right types.
 
     Returns:
-        The record, None where a required field is missing or has the wrong type; and the names of the fields left out,
-        or of the required fields that lack.
+        The record, and the names of the fields that were left out. If a required field is missing or has the wrong
+        type: None, and the names of these required fields.
     """
     hints = typing.get_type_hints(kind)
     usable = {}
@@ -61,9 +62,9 @@ def read_record(kind: type[RecordT], written: Mapping[str, Any]) -> tuple[Record
 
 
 def agrees(recorded: object, computed: float) -> bool:
-    """Whether a number computed from samples equals the results file's; also True where one of them is missing.
+    """Whether a number computed from samples equals the number in the results file; True if one of them is missing.
 
-    The relative tolerance is 1e-6, since some tasks add up in fp32.
+    The relative tolerance is 1e-6, since some tasks add up numbers in fp32.
     """
     number = usable_number(recorded)
     return number is None or math.isnan(computed) or math.isclose(number, computed, rel_tol=1e-6, abs_tol=1e-12)
@@ -75,7 +76,7 @@ _LONGEST_TOKENS = 1 << 40
 
 
 def context_metric(key: str) -> tuple[str, int] | None:
-    """Splits a metric key into (metric, context length in tokens); None where it names no valid context length."""
+    """Splits a metric key into (metric, context length in tokens); None if the key has no valid context length."""
     parsed = parse_metric_key(key)
     return parsed if parsed is not None and is_length(parsed[1]) else None
 
@@ -85,15 +86,15 @@ def is_length(tokens: int) -> bool:
     return 1 <= tokens <= _LONGEST_TOKENS
 
 
-# names of folders that say what is in them and not which model it is
+# folder names that do not tell which model is in the folder
 _PLAIN_FOLDER = re.compile(r"(checkpoint|model|run|output|final|last|latest|best|hf)s?", re.IGNORECASE)
 _NUMBERED_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+", re.IGNORECASE)
 
 
 def telling_name(name: str, pretrained: str) -> str:
-    """Returns a checkpoint's name, replaced by that of a parent folder where it says nothing, such as `checkpoint`.
+    """Returns a name for a checkpoint: its recorded name, or that of a parent folder if its own is like `checkpoint`.
 
-    A numbered name such as `step-1000` gets the parent's name in front: `parent/step-1000`.
+    A numbered name such as `step-1000` gets the name of the parent folder in front: `parent/step-1000`.
 
     Args:
         name: the checkpoint's recorded name.
@@ -115,7 +116,7 @@ def shown_name(value: str) -> str:
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Groups (key, value) pairs by key, in the order they come."""
+    """Groups (key, value) pairs: returns key to the list of its values; keys and values keep their order."""
     groups: dict[K, list[V]] = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)
@@ -128,7 +129,7 @@ def ranked(name: str, order: Sequence[str]) -> tuple[int, str]:
 
 
 def unique_name(name: str, taken: Collection[str], numbered: str) -> str:
-    """Returns a name that is not taken: the name itself, else the first free one with a number from 2 on.
+    """Returns a name that is not in use: `name` itself, or `name` with the lowest free number from 2 on.
 
     Args:
         name: the wanted name.
@@ -151,7 +152,7 @@ _UNCLEAR = re.compile(r"[,;]|: | and ")
 
 
 def in_words(label: str) -> str:
-    """Returns a name for use in a sentence: in quotes if it holds a comma or "and", to keep lists clear."""
+    """Returns a name for use in a sentence: in quotes if it contains a comma or "and", so that lists stay readable."""
     if not _UNCLEAR.search(label):
         return label
     return f"\N{LEFT DOUBLE QUOTATION MARK}{label}\N{RIGHT DOUBLE QUOTATION MARK}"
@@ -168,10 +169,13 @@ def name_list(labels: Iterable[str], *, at_most: int | None = None) -> str:
 
 
 def listed(sentences: Sequence[str]) -> str:
-    """Joins clauses about each line of a figure to a sentence: all of up to four, else the first three and a count."""
+    """Joins clauses, one for each line of a figure, to a sentence.
+
+    With more than four clauses, it has the first three and the number of the others.
+    """
     return "; ".join(sentences if len(sentences) <= 4 else [*sentences[:3], f"{len(sentences) - 3} more lines"]) + "."
 
 
 def first_listed(sentences: Sequence[str]) -> str:
-    """Joins clauses about each line of a figure to a sentence: the first four, and a count of the rest."""
+    """Joins clauses, one for each line of a figure, to a sentence: the first four, and the number of the others."""
     return "; ".join(sentences[:4]) + (f"; {len(sentences) - 4} more lines." if len(sentences) > 4 else ".")

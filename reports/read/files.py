@@ -1,6 +1,6 @@
-"""Finds result files of lm-eval below given paths, streams samples files, and collects notes on what is left out.
+"""Finds result files of lm-eval below given paths, streams samples files, and collects notes on data left out.
 
-`watch` polls for result files that appear or change, for pages that are rebuilt while runs go on.
+`watch` polls for result files that appear or change, so that a page can be rebuilt while runs are in progress.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from sbeval.keeping.writing import is_set_aside, is_unfinished
 Place = Path | str
 Paths = Iterable[Place]
 Labels = Mapping[str, str] | None
-"""Name of a model or text to the name shown in its place."""
+"""Name of a model or text to the name that the report shows instead."""
 Build = Callable[[], Path | None]
 _Fingerprint = dict[Path, tuple[int, int]]
 _DATED_JSON = re.compile(r".*_\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}[^/]*\.json")
@@ -30,14 +30,14 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}(?:\.\d+)?")
 
 
 class Note(NamedTuple):
-    """Something that the report leaves out, and why, in one sentence. `path` is None if it concerns no single file."""
+    """A sentence on data that the report leaves out, and the file; `path` is None if it is not about a single file."""
 
     path: Path | None
     reason: str
 
 
 class Notes(list[Note]):
-    """Notes on what a report leaves out, without duplicates, in the order they were added."""
+    """Notes on data that a report leaves out, without duplicates, in the order in which they were added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class Notes(list[Note]):
 
 
 def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
-    """Returns the result files below `paths`, each once, in a stable order.
+    """Returns the result files below `paths` in a stable order, without duplicates.
 
-    lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` when the output path names a file. A
-    path to a file is taken whatever its name. Folders that a sweep moved aside are skipped. Samples files without a
-    results file become notes.
+    lm-eval writes `<output>/<model>/results_<date>.json`, or `<stem>_<date>.json` if the output path is a file. If a
+    path is a file, it is returned whatever its name. Folders that sbeval moved aside are skipped. For samples files
+    without a results file a note is added.
 
     Raises:
         UserError: a path does not exist, or no result file was found.
@@ -66,7 +66,7 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
     for path in local_paths:
         if not path.exists():
             raise UserError(f"{path} does not exist: name a folder of lm-eval results or a result file.")
-        if not path.is_dir():  # a FIFO or a device becomes a note when it is read
+        if not path.is_dir():  # for a FIFO or a device, the reader of the file adds a note
             result_files[Path(os.path.realpath(path))] = None
             continue
         for file in _walk(path):
@@ -82,27 +82,27 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
 
 
 def samples_file(results_path: Path, task: str, notes: Notes) -> Path | None:
-    """Returns the samples file that lm-eval wrote for a task beside a result file; None where there is none."""
+    """Returns the samples file that lm-eval wrote for a task beside a result file; None if there is none."""
     date = _DATE.search(results_path.name)
     if date is None or "/" in task or os.sep in task:
         return None
     name = f"samples_{task}_{date.group()}.jsonl"
     candidate = results_path.parent / name
     try:
-        if "\\" in task:  # `visible` wrote a control character of the task's name as an escape: compare names so
+        if "\\" in task:  # `visible` replaced a control character in the task's name by an escape
             files = sorted(results_path.parent.iterdir())
             return next((file for file in files if visible(file.name) == name and file.is_file()), None)
         if not candidate.is_file() and os.path.lexists(candidate):
             notes.add(candidate, "samples are left out: it is no regular file.")
         return candidate if candidate.is_file() else None
-    except (OSError, ValueError):  # a name no file system can hold
+    except (OSError, ValueError):  # the task's name is not valid in a file name
         return None
 
 
 def _walk(folder: Path, ending: str = ".json") -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not (is_set_aside(name) or is_unfinished(name)))
-        # a folder with such a name becomes a note when it is read
+        # a folder with such a name is yielded too: the reader of the file adds a note
         yield from (Path(parent, name) for name in sorted([*folders, *names]) if name.endswith(ending))
 
 
@@ -118,12 +118,12 @@ def _note_orphaned_samples(folder: Path, notes: Notes) -> None:
 def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Iterator[dict[str, Any]]:
     """Yields the samples of a samples file, without prompts and answers; one line is in memory at a time.
 
-    Unreadable lines, repeated samples (of which only the first is yielded) and missing samples become notes.
+    A note is added for unreadable lines, for repeated samples (only the first is yielded) and for missing samples.
 
     Args:
         path: the samples file.
-        notes: where notes are added.
-        samples: number of samples that the results file counts, None where it counts none.
+        notes: the list that notes are added to.
+        samples: number of samples according to the results file; None if the file does not give it.
     """
     unreadable = repeated = 0
     seen: set[tuple[str, str]] = set()
@@ -136,7 +136,7 @@ def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Ite
                 if not isinstance(sample, dict):
                     unreadable += 1
                     continue
-                # a task with several filters writes one line a filter for each document
+                # for a task with several filters, lm-eval writes a line for each document and filter
                 name = (str(sample.get("doc_id")), str(sample.get("filter")))
                 if "doc_id" in sample and name in seen:
                     repeated += 1
@@ -157,7 +157,7 @@ def read_lines(path: Path, notes: Notes, *, samples: float | None = None) -> Ite
 
 
 def _beginnings(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields every line; of a line longer than the limit only its beginning, which cannot be parsed as JSON."""
+    """Yields every line of a file. A line longer than the limit is truncated, so that it cannot be parsed as JSON."""
     at_start = True
     for piece in iter(lambda: stream.readline(_MOST_LINE_BYTES), b""):
         if at_start:
@@ -166,11 +166,12 @@ def _beginnings(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> object:
-    """Parses a line of a samples file, without its prompts and answers, which are nearly all of it; None for no JSON.
+    """Parses a line of a samples file without its prompts and answers; returns None if the line is not JSON.
 
-    lm-eval writes the keys `arguments`, `resps`, `filtered_resps`, `filter` one after another, so the text from the
-    first to the last is cut out before parsing. Quotes within texts are escaped, so the markers can only match keys. If
-    they match keys of a nested object, the rest is not JSON, and the whole line is parsed instead.
+    Prompts and answers are nearly the whole line. lm-eval writes the keys `arguments`, `resps`, `filtered_resps` and
+    `filter` one after another, so the text from the first key to the last is cut out before parsing. Quotes within
+    strings are escaped, so a search for these keys cannot match within a string. If it matches keys of a nested object,
+    the remaining text is not JSON, and the whole line is parsed instead.
     """
     start, stop = line.find(_PROMPTS_START), line.rfind(_PROMPTS_STOP)
     for text in (line[:start] + line[stop:] if 0 < start < stop else b"", line):
@@ -183,13 +184,13 @@ def _parsed(line: bytes) -> object:
 def watch(
     paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Path | None]:
-    """Calls `build` whenever a result file below `paths` appears or changes, and yields what it returns; never ends.
+    """Calls `build` whenever a result file below `paths` appears or changes, and yields its return value. Never ends.
 
     Args:
         paths: folders and files to poll.
-        build: builds the report.
+        build: a function that builds the report.
         interval_seconds: time between two polls.
-        sleep: waits that long.
+        sleep: a function that waits for a number of seconds.
     """
     local_paths = [local_path(path) for path in paths]
     last: _Fingerprint = {}
@@ -202,10 +203,10 @@ def watch(
 
 
 def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
-    """Returns every JSON file below the paths with (size in bytes, modification time in ns)."""
+    """Returns path of every JSON file below `paths` to (size in bytes, modification time in ns)."""
     sizes: _Fingerprint = {}
     for path in paths:
-        # rglob of a path that is no folder yields nothing
+        # `rglob` yields nothing if the path is not a folder
         for file in [path] if path.is_file() else path.rglob("*.json"):
             with contextlib.suppress(OSError):
                 status = file.stat()

@@ -1,6 +1,7 @@
-"""Groups runs into evaluated models and names them. A model here is one checkpoint evaluated in one way.
+"""Groups runs into evaluated models and names them.
 
-It is one line in a figure and one row in a table; the tidy table names it in the column `setting`.
+An evaluated model is one checkpoint with one set of model settings. It is one line in a figure and one row in a table;
+the column `setting` of the tidy table (one row for each number) holds its name.
 """
 
 import dataclasses
@@ -35,17 +36,18 @@ _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatedModel:
-    """One checkpoint evaluated in one way: one line in a figure, one row in a table.
+    """One checkpoint evaluated with one set of model settings: one line in a figure, one row in a table.
 
     Attributes:
-        key: checkpoint and settings that make two runs the same model.
+        key: checkpoint and settings; runs with equal keys belong to the same model.
         label: name shown in the report, unique there.
-        record: model record of the newest run.
-        runs: results files, newest first.
-        parent: label of the model from which this one was extended; None where the report does not hold that one.
-        seeds: number of checkpoints it stands for; they differ only in their training seed.
-        left_aside: (task, hash of its text, lengths) of each run that is not shown because its targets differ from
-            those of the model's other runs of the task.
+        record: the model record of the newest run.
+        runs: the runs (results files) of the model, newest first.
+        parent: for a context-extended model, label of the model that was extended; None for any other model, or if the
+            report does not have that model.
+        seeds: number of checkpoints merged into this model; they differ only in their training seed.
+        left_aside: (task, hash of its text, lengths) of every run that is not shown because its targets differ from
+            those in the other runs of the task.
     """
 
     key: ModelKey
@@ -58,9 +60,9 @@ class EvaluatedModel:
 
     @property
     def origin_length_tokens(self) -> int | None:
-        """The length in tokens that results are judged against.
+        """The training length in tokens; for a context-extended checkpoint, that of the model that was extended.
 
-        It is the training length; for an extended checkpoint that of its parent, so that both share one reference.
+        Results at longer lengths are compared with this length, so that both models have the same reference length.
         """
         origin = self.record.extended_from or {}
         length = origin.get("length", origin.get("training_length_tokens"))
@@ -69,7 +71,7 @@ class EvaluatedModel:
     @property
     def declared_length_tokens(self) -> int | None:
         """The context length in tokens that configuration and RoPE scaling declare; at least the training length."""
-        # only scalings of global layers declare a length: sliding-window layers do not see the whole text
+        # only RoPE scalings of global layers count: sliding-window layers do not attend to the whole text
         entries = rope_entries(self.record.rope_scaling)
         stated = self.record.declared_length_tokens
         scaling = entries.get(GLOBAL_LAYERS, entries.get("", {}))
@@ -79,10 +81,10 @@ class EvaluatedModel:
         return max(filter(None, (stated, scaled, self.record.training_length_tokens)), default=None)
 
     def task_runs(self) -> list[tuple[EvaluationRun, TaskResult]]:
-        """Returns every task of every run, in the order in which runs of one task count.
+        """Returns (run, task) for every task of every run, in order of preference.
 
-        Runs on more samples (`--limit`) come before runs on fewer, and newer before older ones. Where two runs hold the
-        same number, readers take the first: a quick look with `--limit` must not replace a whole evaluation.
+        Runs on more samples come before runs on fewer (`--limit`), and newer before older ones. If two runs have the
+        same number, readers use the first: a short run with `--limit` must not replace a complete evaluation.
         """
         pairs = [(run, task) for run in self.runs for task in run.tasks]
         return sorted(pairs, key=lambda pair: (_samples_allowed(pair[1]), pair[0].date), reverse=True)
@@ -98,14 +100,14 @@ def _samples_allowed(task: TaskResult) -> float:
 
 
 def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None = None) -> list[EvaluatedModel]:
-    """Groups runs into evaluated models and gives each a short, unique name.
+    """Groups runs into evaluated models and gives each model a short, unique name.
 
-    The name is the checkpoint's, followed in parentheses by the settings in which models of that name differ.
+    It is the name of the checkpoint, followed in parentheses by the settings in which models of that name differ.
 
     Args:
-        runs: the results files.
-        labels: name to the name shown in its place. A key may be a name computed here, a checkpoint's name, or, if no
-            model has it, the name of a text.
+        runs: the runs, one for each results file.
+        labels: name to the name shown instead. A key may be a model name computed here, the name of a checkpoint, or,
+            if no model has that name, the name of a text.
     """
     oldest_first = sorted(runs, key=lambda run: (run.date, str(run.path)))
     groups = grouped((_key(run), run) for run in reversed(_texts_by_one_name(oldest_first)))
@@ -124,13 +126,13 @@ def group_models(runs: Sequence[EvaluationRun], labels: Mapping[str, str] | None
 
 
 def text_names(models: Sequence[EvaluatedModel]) -> set[str]:
-    """Returns the names of the texts that all models were scored on."""
+    """Returns the names of all texts that any of the models was scored on."""
     records = [task.record for model in models for run in model.runs for task in run.tasks]
     return {shown_name(record.corpus) for record in records if record is not None and record.corpus is not None}
 
 
 def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> list[EvaluatedModel]:
-    """Renames texts by `labels`. Two texts never get the same name: one of them is numbered."""
+    """Renames texts by `labels`. If two texts would get the same name, a number is added to one of the names."""
     if not labels:
         return list(models)
     chosen: dict[str, str] = {}
@@ -151,10 +153,10 @@ def _with_texts(models: Sequence[EvaluatedModel], labels: Mapping[str, str]) -> 
 
 
 def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[EvaluationRun]:
-    """Gives each text one name in all runs: the one in its newest run.
+    """Gives every text the same name in all runs: the name in the newest run on the text.
 
-    The same text, known by its hash, may have several names, since files are renamed and older versions named texts
-    differently. Where one model ran a protocol on two texts of the same name, the later text gets a number.
+    Texts are identified by their hash. One text may have several names, since files are renamed and older versions
+    named texts differently. If a model ran a protocol on two texts of the same name, the later text gets a number.
     """
     hashed = [
         (run, task.name, task.record)
@@ -185,9 +187,9 @@ def _texts_by_one_name(oldest_first: Sequence[EvaluationRun]) -> list[Evaluation
 
 
 def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
-    """Adds notes on failed self-tests, changes to a model that were undone, cut answers and unread tensors.
+    """Adds notes on failed self-tests, undone changes to a model, truncated answers and tensors that were not loaded.
 
-    A model whose older runs have a different fingerprint than its newest one, apart from its weights, gets a note too.
+    It also adds a note if fingerprints of older runs of a model differ from that of the newest run, apart from weights.
     """
     for model in models:
         for run in model.runs:
@@ -210,9 +212,11 @@ def note_runs(models: Sequence[EvaluatedModel], notes: Notes) -> None:
 
 
 def with_one_set_of_targets(models: Sequence[EvaluatedModel], notes: Notes) -> tuple[EvaluatedModel, ...]:
-    """Drops, with notes, runs of an identical-targets protocol that scored other targets than the model's other runs.
+    """Keeps, for each model and identical-targets task, only runs that scored the same targets.
 
-    A difference between context lengths would then come from the targets and not from the context.
+    A note is added for each run that is dropped.
+    If lengths were compared across runs with different targets, differences would come from the targets and not from
+    the context.
     """
     return tuple(_with_one_set_of_targets(model, notes) for model in models)
 
@@ -247,9 +251,9 @@ def _lengths(task: TaskResult) -> str:
 
 
 def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
-    """Returns the runs of one task whose targets were scored at the largest number of context lengths.
+    """Returns those runs of one task that scored the same targets: those scored at the most context lengths.
 
-    Targets with enough samples for an interval are preferred to targets with fewer.
+    Targets with enough samples for a confidence interval are preferred to targets with fewer samples.
     """
     lengths: dict[object, set[int]] = defaultdict(set)
     enough: dict[object, bool] = {}
@@ -261,10 +265,10 @@ def _on_the_same_targets(tasks: Sequence[TaskResult]) -> list[TaskResult]:
 
 
 def _targets(task: TaskResult) -> object:
-    """Returns a key that identifies a task's targets.
+    """Returns a key that identifies the targets that a run of a task scored.
 
-    Older versions recorded no hash of the targets. They chose targets by the run's longest length,
-    so that is used there.
+    It is the hash of the targets. Older versions recorded no hash. Their targets depended on the run's longest length,
+    number of targets in a window and number of samples, which are then the key.
     """
     record = task.record
     if record is None:
@@ -274,16 +278,16 @@ def _targets(task: TaskResult) -> object:
 
 
 def _key(run: EvaluationRun) -> ModelKey:
-    """Returns the key that runs of the same model share: the checkpoint, and the settings of its evaluation."""
+    """Returns the key of the model that a run evaluates: the checkpoint and the model settings."""
     identity = run.record.checkpoint_sha256 or argument(run.model_args, "pretrained") or run.record.name
-    # the checkpoint's hash covers these fields, and older versions of the adapter did not record them
+    # equal hashes of a checkpoint imply equal values of these fields, which older versions did not record
     covered_by_hash = _OF_THE_WEIGHTS if run.record.checkpoint_sha256 else ()
     fields = ("" if field in covered_by_hash else describe(run) or "" for field, describe in _DISTINCTIONS.items())
     return (identity, *fields)
 
 
 def rope_scaling_text(scaling: Mapping[str, object] | None) -> str | None:
-    """Returns a RoPE scaling as text, such as "yarn RoPE x4", for each type of layers; None without scaling."""
+    """Returns RoPE scaling as text, such as "yarn RoPE x4", naming each type of layer; None without scaling."""
     parts = []
     for layers, entry in rope_entries(scaling).items():
         if (kind := kind_of(entry)) != "default":
@@ -302,18 +306,18 @@ _METHODS = {
 
 
 def self_test_text(record: ModelRecord) -> str | None:
-    """Returns the result of a model's self-test as a sentence; None where it had none."""
+    """Returns the result of a model's self-test as a sentence; None if no self-test is recorded."""
     return sentence_text(record.self_test)
 
 
 def sentence_text(recorded: Mapping[str, Any] | None) -> str | None:
-    """Returns the entry `sentence` of a record's field; None where it has none."""
+    """Returns the entry `sentence` of a field of the model record; None if the field is None or has no such entry."""
     sentence = mapping(recorded).get("sentence")
     return shown_name(sentence) if isinstance(sentence, str) else None
 
 
 def unread_text(unread: Mapping[str, object] | None) -> str | None:
-    """Returns the checkpoint's tensors that the model did not read, and why, as text; None where it read all."""
+    """Returns, as text, the tensors of the checkpoint that the model did not load, and why; None if it loaded all."""
     reasons = {"allowed": "allowed by allow_unread", "declared": "as the model's class declares"}
     parts = []
     for name, reason in reasons.items():
@@ -332,10 +336,10 @@ def switched_off_texts(record: ModelRecord) -> list[str]:
 
 
 def cut_texts(record: ModelRecord) -> list[str]:
-    """Returns a sentence for each way in which generated answers were cut.
+    """Returns a sentence for each way in which generated answers were truncated.
 
-    Answers of base models do not end by themselves and are usually cut, so the token budget is mentioned only for chat
-    models and models that think.
+    Base models rarely end an answer themselves, so their answers are usually truncated at the token budget. This is
+    therefore mentioned only for chat models and models that think.
     """
     generated = mapping(record.generated)
     sentences = {
@@ -354,7 +358,7 @@ def _is_count(value: Any) -> bool:
 
 
 def extrapolation_text(extrapolation: Mapping[str, object] | None) -> str | None:
-    """Returns the method of attending beyond the training length as text, with its numbers; None without one."""
+    """Returns, as text, the method for attending beyond the training length, with its parameters; None without one."""
     method = (extrapolation or {}).get("method")
     if not extrapolation or not isinstance(method, str):
         return None
@@ -388,7 +392,7 @@ _DISTINCTIONS: dict[str, Callable[[EvaluationRun], str | None]] = {
 
 
 def describe_facts(model: EvaluatedModel) -> tuple[str, ...]:
-    """Returns the settings that distinguish models of one checkpoint name, except label and training seed."""
+    """Returns the settings that can distinguish models with one checkpoint name, except label and training seed."""
     newest = model.runs[0]
     return tuple(describe(newest) or "" for field, describe in _DISTINCTIONS.items() if field not in ("label", "seed"))
 
@@ -413,9 +417,10 @@ def _unique_names(newest: Mapping[ModelKey, EvaluationRun]) -> dict[ModelKey, st
 
 
 def _telling(key: ModelKey, keys: Sequence[ModelKey], newest: Mapping[ModelKey, EvaluationRun]) -> str:
-    """Returns what distinguishes a model from others whose name and settings are the same.
+    """Returns a text that distinguishes a model from others whose name and settings are the same.
 
-    It is the last path component in which all checkpoints' paths differ, else the beginning of the weights' hash.
+    It is the last path component in which the paths of all their checkpoints differ, or, if there is none, the first
+    characters of the hash of the weights.
     """
     paths = {each: Path(argument(newest[each].model_args, "pretrained") or "").parts for each in keys}
     for place in range(1, 1 + min(map(len, paths.values()))):

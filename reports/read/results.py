@@ -1,7 +1,7 @@
-"""All data of a report: the tidy table with one row for each measured number, and data that readers add.
+"""All data of a report: the tidy table with one row for each measured number, and the data of all readers.
 
-A reader adds one kind of data that is not a single number, such as sums by document, and says how the data of several
-training seeds become those of one model.
+A `Reader` reads one kind of data that is not a single number, such as sums by document, and merges the data of several
+training seeds into that of one model.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ from sbeval.results.records import TaskRecord, metric_key, parse_metric_key
 T = TypeVar("T")
 LENGTH = "context_length_tokens"
 TaskKey = tuple[str, ...]
-"""(model label, task name) or, for perplexity, (model label, task name, hash of the text; empty where not recorded)."""
+"""(model label, task name) or, for perplexity, (model label, task name, hash of the text); "" if it is not recorded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Reader(Generic[T]):
-    """Reads one kind of data that runs hold besides single numbers.
+    """Two functions that read one kind of data besides single numbers, and merge that of several training seeds.
 
     Attributes:
         read: takes all models and the notes; returns a table with columns `setting` (the model's label) and `task`, or
             a mapping from `TaskKey`.
-        pool: merges training seeds into one model; takes what `read` returned, a map from each seed's label to the
-            label of its group, and the notes.
+        pool: merges the data of training seeds that the report shows as one model. It takes the return value of `read`,
+            a mapping from the label of a seed to that of the merged model, and the notes.
     """
 
     read: Callable[[Sequence[EvaluatedModel], Notes], T]
@@ -46,9 +46,9 @@ class Results:
 
     Attributes:
         models: the evaluated models, in the order shown.
-        measurements: the tidy table: one row for each number, columns `COLUMNS`; NaN where missing.
-        by_reader: reader to the data it read.
-        notes: what was left out, and why.
+        measurements: the tidy table: one row for each number, columns `COLUMNS`; missing values are NaN.
+        by_reader: reader to the data that it read.
+        notes: sentences on data that was left out, and why.
         files_left_out: number of results files without usable content.
         texts: names of the texts before labels replace them.
     """
@@ -62,7 +62,7 @@ class Results:
 
     @property
     def files_text(self) -> str:
-        """How many results files were read, and how many left out, as text."""
+        """A text that says how many results files were read and how many were left out."""
         read = len({run.path for model in self.models for run in model.runs})
         left_out = f", {self.files_left_out} left out (see Notes)" if self.files_left_out else ""
         return f"{read} {'file' if read == 1 else 'files'} read{left_out}"
@@ -73,7 +73,7 @@ class Results:
         return data
 
     def behind(self, reader: Reader[Mapping[TaskKey, T]], row: Mapping[str, Any]) -> T | None:
-        """Returns a reader's data for the model, task and text of a row of the tidy table; None where it has none."""
+        """Returns the data of a reader for the model, task and text in a row of the tidy table; None if it has none."""
         digest = row["corpus_sha256"]
         return self[reader].get((row["setting"], row["task"], digest if isinstance(digest, str) else ""))
 
@@ -83,7 +83,7 @@ class Results:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of all tasks for which there is a number or data of a reader."""
+        """Names of all tasks that have a row in the tidy table or data of a reader."""
         names = self.measurements["task"].tolist()
         for data in self.by_reader.values():
             names += data["task"].tolist() if isinstance(data, pd.DataFrame) else [key[1] for key in data]
@@ -91,14 +91,17 @@ class Results:
 
 
 def restricted(rows: Any, labels: set[str], tasks: set[str]) -> Any:
-    """Returns the part of a reader's data that belongs to these models and tasks."""
+    """Returns the part of `rows`, a table or the data of a reader, that belongs to the given models and tasks."""
     if isinstance(rows, pd.DataFrame):
         return rows[rows["setting"].isin(labels) & rows["task"].isin(tasks)].reset_index(drop=True)
     return {key: value for key, value in rows.items() if key[0] in labels and key[1] in tasks}
 
 
 def averaging(average: Callable[[Sequence[T]], T]) -> Callable[..., dict[TaskKey, T]]:
-    """Returns a `Reader.pool` for a mapping from `TaskKey`: `average` makes one value of those of several seeds."""
+    """Returns a function for `Reader.pool`, for a reader that returns a mapping from `TaskKey`.
+
+    The function calls `average` to merge the values of several training seeds into one.
+    """
 
     def pool(by_seed: Mapping[TaskKey, T], pooled_label: Mapping[str, str], notes: Notes) -> dict[TaskKey, T]:
         groups = grouped(((pooled_label.get(key[0], key[0]), *key[1:]), value) for key, value in by_seed.items())
@@ -119,7 +122,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def by_model(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Returns each model's rows as dictionaries, by model label, in the table's order."""
+    """Returns model label to the rows of the model as dictionaries, in the order of the table."""
     return grouped((row["setting"], row) for row in records(frame))
 
 
@@ -134,10 +137,10 @@ class Measurement(NamedTuple):
 
     Attributes:
         metric: the metric's name, without context length.
-        filter_name: lm-eval's filter, empty for none.
-        length: context length in tokens, None for a metric without one.
+        filter_name: name of lm-eval's filter; empty if there is none.
+        length: context length in tokens; None for a metric without one.
         name: the metric's key in the results file, without the filter.
-        interval: ends of its 95% interval, NaN without one.
+        interval: lower and upper end of the number's 95% interval; NaN if it has none.
     """
 
     model: EvaluatedModel
@@ -152,16 +155,16 @@ class Measurement(NamedTuple):
 
     @property
     def limit(self) -> InputLimit:
-        """The bound on the input length, for a metric that names no context length."""
+        """The bounds on the input length, for a metric without a context length."""
         return UNLIMITED if self.length is not None else input_limit(self.run, self.task)
 
     @property
     def stderr(self) -> float | None:
-        """Its standard error; None where the results file holds none."""
+        """The number's standard error; None if the results file has none."""
         return usable_number(self.task.metrics.get(f"{self.name}_stderr,{self.filter_name}"))
 
     def beside(self, name: str) -> float | None:
-        """Returns another metric of the task at the same context length; None where there is none."""
+        """Returns the value of another metric of the task at the same context length; None if there is none."""
         if self.length is None:
             return None
         key = metric_key(name, self.length)
@@ -173,9 +176,9 @@ class Column(NamedTuple):
 
     Attributes:
         name: the column's name.
-        read: returns the cell of a number, None where missing.
-        kind: pandas' dtype.
-        key: whether the column is part of what identifies a number of a model.
+        read: a function that takes a number and returns the cell of this column; None for a missing value.
+        kind: the pandas dtype.
+        key: whether the column belongs to `NUMBER_KEYS`, which together identify one number of a model.
     """
 
     name: str
@@ -195,7 +198,7 @@ def _corpus(number: Measurement) -> str | None:
 
 
 def _samples(number: Measurement) -> float | None:
-    """Returns the number of samples behind a number; None for perplexity, which counts tokens and documents instead."""
+    """Returns how many samples a number is computed from; None for perplexity, computed from tokens and documents."""
     record = number.task.record
     return None if record and record.family == "perplexity" else number.task.samples_used
 
@@ -236,9 +239,9 @@ NUMBER_KEYS = [column.name for column in COLUMNS if column.key]
 
 
 def tabulate_measurements(models: Sequence[EvaluatedModel], notes: Notes) -> pd.DataFrame:
-    """Returns the tidy table: one row for each number, columns `COLUMNS`; NaN where missing.
+    """Returns the tidy table: one row for each number, columns `COLUMNS`; missing values are NaN.
 
-    Where several runs of one model hold the same number, the one from most samples counts (`--limit`), then the newest.
+    If several runs of a model have the same number, the one from most samples is used (`--limit`), then the newest.
     """
     results = [(model, run, task) for model in models for run, task in model.task_runs()]
     numbers = (number for result in results for number in _numbers(*result, notes))
@@ -255,7 +258,7 @@ def typed_frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> 
 
 
 def _first(measurements: pd.DataFrame, notes: Notes) -> pd.DataFrame:
-    """Keeps the first row of each number, and notes which runs' numbers are not shown."""
+    """Keeps the first row of each number, and adds notes on the runs whose numbers are therefore not shown."""
     repeated = measurements.duplicated(["setting", *NUMBER_KEYS], keep="first")
     first = measurements[~repeated]
     dates = {(row["setting"], row["task"]): row["run_date"] for row in records(first.iloc[::-1])}
@@ -271,7 +274,7 @@ def _first(measurements: pd.DataFrame, notes: Notes) -> pd.DataFrame:
 
 
 def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes: Notes) -> Iterator[Measurement]:
-    """Yields the numbers of a task; values that are not finite numbers become notes."""
+    """Yields the numbers of a task. For a value that is not a finite number it adds a note instead."""
     for key, value in task.metrics.items():
         name, _, filter_name = key.partition(",")
         parsed = _metric_and_length(name, task.record)
@@ -282,7 +285,7 @@ def _numbers(model: EvaluatedModel, run: EvaluationRun, task: TaskResult, notes:
             notes.add(run.path, f"{task.name}: {name} left out: {length} is no context length.")
             continue
         number = usable_number(value)
-        # lm-eval writes N/A where it computes nothing, and its own RULER tasks write -1 at lengths that were not run
+        # lm-eval writes N/A if it computes no number, and its own RULER tasks write -1 for lengths that were not run
         if number is None or (task.record is None and length is not None and number == -1 and metric == "score"):
             if number is None and (length or not isinstance(value, list)) and value not in (None, "N/A", "", " "):
                 notes.add(run.path, f"{task.name}: {name} is {shown(value)}; left as missing.")
@@ -300,13 +303,13 @@ def _metric_and_length(name: str, record: TaskRecord | None) -> tuple[str, int |
         return None if parsed[0].endswith("_ci95") or parsed[0] in ("tokens", "clusters") else parsed
     if name.startswith("position_"):
         return None
-    if name.isascii() and name.isdigit() and len(name) < 30:  # lm-eval's own RULER tasks name a metric by its length
+    if name.isascii() and name.isdigit() and len(name) < 30:  # lm-eval's own RULER tasks use a length as metric name
         return "score", int(name)
     return name, None
 
 
 def interval_ends(value: Any) -> tuple[float, float]:
-    """Returns the ends of an interval, a list of two numbers in results files; NaN where it is not such a list."""
+    """Returns both ends of an interval in a results file; NaN if `value` is not a list of two numbers."""
     if isinstance(value, list) and len(value) == 2:
         low, high = usable_number(value[0]), usable_number(value[1])
         if low is not None and high is not None:

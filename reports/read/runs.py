@@ -1,7 +1,8 @@
 """Reads one lm-eval result file into typed records, and keeps fields that it does not know.
 
-Metrics of lm-eval's own tasks name no context length. If such a task was run at several values of `max_length`, or on
-texts of several lengths (BABILong takes `--metadata '{"max_seq_lengths": "16k"}'`), each length gets its own row.
+The metric names of lm-eval's own tasks contain no context length. If such a task was run at several values of
+`max_length`, or on texts of several lengths (BABILong takes `--metadata '{"max_seq_lengths": "16k"}'`), each length
+becomes a row in the report.
 """
 
 import dataclasses
@@ -25,17 +26,17 @@ class TaskResult:
     """One task of one run.
 
     Attributes:
-        record: sbeval's record of the task, None for a task of another project.
+        record: sbeval's record of the task; None for a task that is not sbeval's.
         metrics: metric key, with lm-eval's `,filter` suffix, to its value in the file.
-        samples: the samples file, None where samples were not logged.
-        few_shot: number of examples in the prompt, None where unknown.
-        version: the task's version, None where unknown.
-        higher_is_better: metric name to whether higher is better, where the file says so.
+        samples: path of the samples file; None if samples were not logged.
+        few_shot: number of examples in the prompt; None if it is unknown.
+        version: the task's version; None if it is unknown.
+        higher_is_better: metric name to whether a higher value is better, for metrics for which the file says so.
         metadata: the task's `metadata` in lm-eval's configuration.
-        samples_used: number of samples behind the task's numbers, None where the file does not say.
-        limit_samples: number of samples that `--limit` left, None where all were used.
-        dataset: the task's `dataset_path` in lm-eval's configuration, None where it has none.
-        means: those of `metrics` that are means over samples.
+        samples_used: number of samples that the task's numbers are computed from; None if the file does not say.
+        limit_samples: number of samples after `--limit`; None if all samples were used.
+        dataset: the task's `dataset_path` in lm-eval's configuration; None if it has none.
+        means: the part of `metrics` that are means over samples.
     """
 
     name: str
@@ -54,17 +55,17 @@ class TaskResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRun:
-    """One result file.
+    """The content of one result file of lm-eval: one run.
 
     Attributes:
         date: when the run started, in UTC.
         record: the model's record.
-        label: the run's label for its model, None where it has none.
+        label: label that the user gave the model in this run; None if there is none.
         model_source: lm-eval's model name, such as "sb" or "hf".
         model_args: model arguments as the user wrote them.
-        described: False where the file holds no usable model record, so that `record` was filled from lm-eval's fields.
-        limit: lm-eval's `--limit`, None where every document was used.
-        raw: the file's other top-level fields, unknown ones included.
+        described: False if the file has no usable model record, so that `record` was filled from lm-eval's fields.
+        limit: lm-eval's `--limit`; None if every document was used.
+        raw: other top-level fields of the file, including unknown ones.
     """
 
     path: Path
@@ -80,7 +81,7 @@ class EvaluationRun:
 
 
 def read_run(path: Path, notes: Notes) -> EvaluationRun | None:
-    """Reads a result file. A truncated, empty or foreign file becomes a note, and the function returns None.
+    """Reads a result file. For a truncated or empty file, or one that is not lm-eval's, adds a note and returns None.
 
     NaN, Infinity and fields of a newer lm-eval are accepted.
     """
@@ -143,7 +144,10 @@ def _model_record(config: Fields, content: Fields, path: Path, notes: Notes) -> 
 
 
 def _record(kind: type[RecordT], written: object, name: str, path: Path, notes: Notes) -> RecordT | None:
-    """Reads those fields of a record that have the right type; the others become notes."""
+    """Builds a record from the fields that have the right type, and adds a note on the others.
+
+    Returns None if a required field is missing or has the wrong type.
+    """
     if not isinstance(written, dict):
         return None
     record, fields = read_record(kind, written)
@@ -155,7 +159,7 @@ def _record(kind: type[RecordT], written: object, name: str, path: Path, notes: 
 
 
 def argument(model_args: str, name: str) -> str | None:
-    """Returns the value of one of lm-eval's comma-separated model arguments; None where it is not given."""
+    """Returns the value of one of lm-eval's comma-separated model arguments; None if that argument was not given."""
     for part in model_args.split(","):
         key, equals, value = part.partition("=")
         if equals and key.strip() == name:
@@ -198,7 +202,7 @@ def _is_mean(metric: str, record: TaskRecord | None, config: Mapping[str, Any]) 
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Returns a value of a foreign file if it is a dictionary, else an empty one."""
+    """Returns the value, read from a JSON file, if it is a dictionary; else an empty dictionary."""
     return value if isinstance(value, dict) else {}
 
 
@@ -223,8 +227,8 @@ class InputLimit(NamedTuple):
     """The bounds on the input length of a task in one run.
 
     Attributes:
-        text_length_tokens: length of the texts, from the task's `max_seq_lengths`; None where it has none.
-        max_length_tokens: longest input that the run allowed, None where not recorded.
+        text_length_tokens: length of the texts, from the task's `max_seq_lengths`; None if the task has no such field.
+        max_length_tokens: longest input that the run allowed; None if it is not recorded.
     """
 
     text_length_tokens: int | None
@@ -246,7 +250,10 @@ def input_limit(run: EvaluationRun, task: TaskResult) -> InputLimit:
 
 
 def text_length(metadata: Mapping[str, Any]) -> int | None:
-    """Returns the text length in tokens that a task's metadata requests ("16k" is 16,384); None unless it is one."""
+    """Returns the text length in tokens that a task's metadata requests ("16k" is 16,384).
+
+    Returns None unless the metadata requests exactly one length.
+    """
     requested = metadata.get("max_seq_lengths")
     if isinstance(requested, list) and len(requested) == 1:
         requested = requested[0]

@@ -1,6 +1,6 @@
 """Reads lm-eval's samples files: sums of NLL by document, and scores of single samples.
 
-With these, two models are compared on the same documents and the same questions.
+Reports use them to compare two models on the same documents and the same questions.
 """
 
 import dataclasses
@@ -33,11 +33,13 @@ class SumsByDocument:
     Attributes:
         lengths: context lengths in tokens, ascending.
         clusters: names of the source documents, sorted.
-        nll_nats: float64 [clusters, lengths].
-        tokens: float64 [clusters, lengths]; 0 where a document has no target at that length.
-        bytes: float64 [clusters, lengths]; NaN where unknown.
-        blocks: document to the (start, stop) tokens in the text of its runs of targets, for identical targets.
-        byte_blocks: the same in bytes of the document; a document is missing if some sample lacks its bytes.
+        nll_nats: sums of NLL in nats, float64 [clusters, lengths].
+        tokens: numbers of target tokens, float64 [clusters, lengths]; 0 if a document has no target at a length.
+        bytes: numbers of bytes of the targets, float64 [clusters, lengths]; NaN if they are unknown.
+        blocks: document to the (start, stop) positions in the text, in tokens, of its contiguous stretches of targets;
+            only for protocols with identical targets.
+        byte_blocks: document to the (start, stop) positions of the same stretches in bytes of the document. A document
+            is missing if some sample does not record its bytes.
     """
 
     def __init__(
@@ -58,20 +60,20 @@ class SumsByDocument:
         self.nll_nats, self.tokens, self.bytes = self._table = table
 
     def documents(self, length: int) -> dict[str, NDArray[np.float64]]:
-        """Returns float64 [NLL in nats, tokens, bytes] of each document that has targets at a context length."""
+        """Returns document to float64 [NLL in nats, tokens, bytes], for documents with targets at a context length."""
         column = self.lengths.index(length)
         scored = self.tokens[:, column] > 0
         return {cluster: self._table[:, row, column] for row, cluster in enumerate(self.clusters) if scored[row]}
 
     @classmethod
     def merged(cls, runs: Sequence["SumsByDocument"]) -> "SumsByDocument":
-        """Joins the sums of several runs of one model; where two hold a length, the first run counts."""
+        """Joins the sums of several runs of one model; if two runs have the same length, the first run is used."""
         sums = {length: run.documents(length) for run in reversed(runs) for length in run.lengths}
         return cls(sums, runs[0].blocks, runs[0].byte_blocks)
 
     @classmethod
     def averaged(cls, seeds: Sequence["SumsByDocument"]) -> "SumsByDocument":
-        """Averages NLL over training seeds; a document counts where all seeds scored the same targets in it."""
+        """Averages NLL over training seeds, for documents in which all seeds scored the same targets."""
         means = {}
         for length in seeds[0].lengths:
             if all(length in seed.lengths for seed in seeds):
@@ -86,26 +88,29 @@ class SumsByDocument:
 
 
 def document_of(unit: str) -> str:
-    """Returns the document that a unit belongs to; a unit is a document or a run of targets in it (`by_stretch`)."""
+    """Returns the document that a unit belongs to.
+
+    A unit is a document or, with `by_stretch`, a contiguous stretch of targets in it.
+    """
     return unit.partition(_BEHIND_DOCUMENT)[0]
 
 
 def read_document_sums(
     path: Path, notes: Notes, task: TaskResult | None = None, *, by_stretch: bool = False
 ) -> SumsByDocument | None:
-    """Adds up the `ClusterSums` rows of every sample in a samples file.
+    """Adds up the sums by document (`ClusterSums` rows) of all samples in a samples file.
 
     Rows with a sum that is not finite are left out with a note. If the file holds all samples, a context length whose
-    sums do not give the results file's numbers is left out with a note too.
+    sums disagree with the numbers in the results file is left out with a note too.
 
     Args:
         path: the samples file.
-        notes: where notes are added.
-        task: the task's results, to compare the sums with; None to skip that check.
-        by_stretch: whether each contiguous run of targets has its own sums, in place of one sum for each document.
+        notes: the list that notes are added to.
+        task: the task's results, which the sums are checked against; None to skip that check.
+        by_stretch: whether to return sums for each contiguous stretch of targets instead of for each document.
 
     Returns:
-        The sums; None where the file holds none.
+        The sums; None if the file has none.
     """
     blocks_are_targets = task is not None and task.record is not None and task.record.protocol in IDENTICAL_TARGETS
     samples = task.samples_used if task else None
@@ -163,7 +168,10 @@ def _adds_up(documents: Mapping[str, NDArray[np.float64]], length: int, task: Ta
 
 
 def _block(document: object, *ends: str) -> set[tuple[int, int]]:
-    """Returns the bounds of a sample's targets as a set of one pair, read from two fields; empty where they lack."""
+    """Returns a set with the (start, stop) positions of a sample's targets, read from two fields of the document.
+
+    The set is empty if a field is missing.
+    """
     bounds: Any = [document.get(name) for name in ends] if isinstance(document, Mapping) else []
     return {(bounds[0], bounds[1])} if fits(bounds, list[int]) and bounds else set()
 
@@ -173,14 +181,14 @@ def read_documents(
 ) -> dict[TaskKey, SumsByDocument]:
     """Reads the sums by source document of all perplexity tasks.
 
-    Runs of one model at different lengths are joined. Where two hold the same length, the first in
-    `EvaluatedModel.task_runs` counts.
+    Runs of one model at different lengths are joined. If two runs have the same length, the first in
+    `EvaluatedModel.task_runs` is used.
 
     Args:
         models: the evaluated models.
-        notes: where notes are added.
-        by_stretch: whether each contiguous run of identical targets has its own sums. Notes are then dropped, since
-            reading by document adds the same ones.
+        notes: the list that notes are added to.
+        by_stretch: whether to return sums for each contiguous stretch of identical targets instead of for each
+            document. Notes are then dropped, since the call that reads sums by document adds the same notes.
 
     Returns:
         (model label, task, hash of the text) to the sums.
@@ -209,7 +217,7 @@ def read_documents(
 
 
 SampleKey = tuple[str, str]
-"""(sample number, identifier of its question); equal in two runs if the question is the same."""
+"""(sample number, identifier of the question); two runs have equal keys for a sample if the question is the same."""
 MetricKey = tuple[str, str]
 """(metric as the samples file names it, such as `acc` or `score@0004096`; lm-eval's filter)."""
 Scores = Mapping[MetricKey, Mapping[SampleKey, float]]
@@ -221,9 +229,10 @@ class SampleScores:
 
     Attributes:
         scores: (metric, filter) to (sample to score).
-        depths_percent: context length in tokens to (sample to the mean depth of its needles).
-        by_limit: bounds on a run's input length to that run's scores; `scores` holds the first run's.
-        seeds: the scores of each training seed, where `scores` are means over several seeds.
+        depths_percent: context length in tokens to (sample to the mean depth of its needles in percent).
+        by_limit: bounds on the input length to the scores from runs with these bounds; if several runs have a metric,
+            `scores` has it from the first run, whatever its bounds.
+        seeds: if `scores` are means over several training seeds, the scores of every seed; else empty.
     """
 
     scores: Scores
@@ -232,14 +241,14 @@ class SampleScores:
     seeds: tuple["SampleScores", ...] = ()
 
     def within(self, limit: InputLimit) -> "SampleScores":
-        """Returns the scores of the runs whose inputs had these bounds."""
+        """Returns the scores from only those runs that had these bounds on the input length."""
         return dataclasses.replace(self, scores=self.by_limit.get(limit, {}))
 
 
 def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, SampleScores]:
     """Reads the scores of single samples in all tasks except perplexity and attention spans.
 
-    Where several runs of one model hold a metric, the first in `EvaluatedModel.task_runs` counts.
+    If several runs of one model have a metric, the first in `EvaluatedModel.task_runs` is used.
 
     Returns:
         (model label, task) to the scores of its samples.
@@ -256,7 +265,7 @@ def read_all_scores(models: Sequence[EvaluatedModel], notes: Notes) -> dict[Task
 
 
 def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
-    """Reads the scores in a task's samples file, and leaves out metrics whose mean is not the results file's."""
+    """Reads the scores in a task's samples file; leaves out metrics whose mean disagrees with the results file."""
     scores: dict[MetricKey, dict[SampleKey, float]] = defaultdict(dict)
     depths: dict[int, dict[SampleKey, float]] = defaultdict(dict)
     unusable = 0
@@ -277,7 +286,7 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
             score = usable_number(value := sample.get(metric))
             if score is not None:
                 scores[metric, str(chosen or "none")][key] = score
-            # a list of two or more is an intermediate value that lm-eval aggregates itself, and no score
+            # a list of two or more is not a score, but an intermediate value that lm-eval aggregates itself
             elif value is not None and (context_metric(metric) or not isinstance(value, list) or len(value) < 2):
                 unusable += 1
         try:
@@ -298,7 +307,7 @@ def read_scores(path: Path, notes: Notes, task: TaskResult) -> SampleScores:
 
 
 def _averaged(seeds: Sequence[SampleScores]) -> SampleScores:
-    """Averages the scores of training seeds, over the samples that all of them have."""
+    """Averages the scores of training seeds sample by sample; samples that some seed lacks are left out."""
     limits = [limit for limit in seeds[0].by_limit if all(limit in seed.by_limit for seed in seeds)]
     return SampleScores(
         scores=_means([seed.scores for seed in seeds]),
@@ -328,9 +337,9 @@ def _first_of(runs: Sequence[SampleScores]) -> SampleScores:
 
 
 def _question(sample: Mapping[str, object]) -> str:
-    """Returns an identifier of a sample's question: its expected answers where it has some, else the document's hash.
+    """Returns an identifier of a sample's question: its expected answers if it has any, else the document's hash.
 
-    The hash covers the prompt, and prompts of some tasks depend on the tokenizer.
+    The hash is not used for both, since it covers the prompt, and prompts of some tasks depend on the tokenizer.
     """
     document = sample.get("doc")
     if isinstance(document, Mapping) and "references" in document:
@@ -339,7 +348,9 @@ def _question(sample: Mapping[str, object]) -> str:
 
 
 def _depths(document: object) -> dict[int, float]:
-    """Returns context length in tokens to the mean depth in percent of a sample's needles; empty without depths.
+    """Returns context length in tokens to the mean depth in percent of a sample's needles.
+
+    It is empty for a sample without depths.
 
     Raises:
         ValueError: lengths and depths do not have the expected types, or not the same number of entries.

@@ -1,6 +1,7 @@
 """Writes the files beside the page: the tidy table as CSV and Parquet, a Markdown summary, tables as LaTeX (booktabs).
 
-The manifest holds name and hash of each file that a report wrote, so that a new report replaces no other files.
+The tidy table has one row for each measured number. The manifest holds name and hash of every file that a report wrote,
+so that a new report replaces these files and no others.
 """
 
 import hashlib
@@ -23,8 +24,10 @@ _OTHER_TYPES: dict[str, ExtensionDtype] = {"higher_is_better": pd.BooleanDtype()
 TABLE_FILES = ("results.csv", "results.parquet", "numbers.csv", "summary.md")
 _BREAKS = str.maketrans({"\n": r"\n", "\t": r"\t"})
 _FORMULA = re.compile("(^\\s*|[,;|'\"]\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
-"""Matches where a spreadsheet may read a formula: before OWASP's characters and their full-width forms, at the start of
-a text or behind a character that may end a cell.
+"""Matches the positions in a text at which a spreadsheet may read a formula.
+
+These are before one of the characters listed by OWASP, or its full-width form, at the start of the text or after a
+character that may end a cell.
 """
 _MARKDOWN_ESCAPES = str.maketrans(
     {letter: f"\\{letter}" for letter in "\\`*_{}[]#|!~$"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
@@ -44,7 +47,7 @@ _LATEX_ESCAPES = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
-    # behind the `\\` of the row before, these would be read as its optional arguments
+    # at the start of a row, LaTeX would read these as optional arguments of the `\\` that ends the row before
     "[": "{[}",
     "*": "{*}",
     "\N{MINUS SIGN}": "$-$",
@@ -59,9 +62,9 @@ _STACKED = r"\\begin{tabular}[t]{@{}r@{}}\1\\\\[-2pt]{\\scriptsize \2}\\end{tabu
 _WRAPPED = re.compile(r"(?=.{25})\S{1,16}( \S{1,16})+")
 _HEADING = r"\parbox[b]{1.1in}{\raggedleft %s}"
 _PROSE = 60
-"""In a table that is fitted to a page, long headings are broken into lines and intervals stand below their numbers.
+"""A column of a LaTeX table is left-aligned if one of its texts has more characters than this.
 
-A column with a text longer than this is left-aligned.
+In a table that is fitted to a page, long headings are broken into lines, and an interval is below its number.
 """
 _FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
@@ -72,7 +75,7 @@ def write_tables(every_seed: Results, report: Report, folder: Path, *, title: st
     """Writes `results.csv`, `results.parquet`, `numbers.csv`, `summary.md` and `latex/*.tex`.
 
     Args:
-        every_seed: results with each training seed as its own model, for the tidy table.
+        every_seed: results in which every training seed is a model, for the tidy table.
         report: the report.
         folder: folder to write to; it must hold a folder `latex`.
         title: heading of the Markdown file.
@@ -88,7 +91,7 @@ def write_tables(every_seed: Results, report: Report, folder: Path, *, title: st
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Sets the type of all columns, even of empty ones, so that the Parquet files of several reports can be joined."""
+    """Sets the dtype of all columns, even of empty ones, so that Parquet files of several reports can be joined."""
     typed = table.copy()
     for column in typed.select_dtypes(include=["object", "string"]):
         typed[column] = typed[column].astype(_OTHER_TYPES.get(str(column), pd.StringDtype()))
@@ -96,7 +99,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
-    """Puts an apostrophe before texts that a spreadsheet would run as a formula; numbers are unchanged."""
+    """Puts an apostrophe before texts that a spreadsheet would read as a formula; numbers are unchanged."""
     safe = table.copy()
     for column in safe.select_dtypes(include=["object", "string"]):
         safe[column] = [csv_text(value) if isinstance(value, str) else value for value in safe[column]]
@@ -104,17 +107,17 @@ def _spreadsheet_safe(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def csv_text(value: str) -> str:
-    """Returns a text for a CSV cell: on one line, with an apostrophe wherever a formula could begin."""
+    """Returns the text for a CSV cell: on one line, with an apostrophe wherever a formula could begin."""
     return _FORMULA.sub(r"\1'", visible(value).translate(_BREAKS))
 
 
 def markdown_text(value: str) -> str:
-    """Escapes Markdown, HTML, and GitHub's formulas and mentions, and joins the text to one line."""
+    """Escapes Markdown, HTML, and GitHub's formulas and mentions, and joins the lines of the text to one."""
     return visible(" ".join(value.split())).translate(_MARKDOWN_ESCAPES)
 
 
 def markdown_summary(title: str, report: Report) -> str:
-    """Returns the content of `summary.md`: findings, caveats, figures, tables and notes."""
+    """Returns the content of `summary.md`: sentences on each model, warnings, figures, tables and notes."""
     lines = [f"# {markdown_text(title)}", "", f"{report.counts}.", "", "## Summary", ""]
     for sentence in report.overview:
         lines += [markdown_text(sentence), ""]
@@ -155,10 +158,10 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def latex_text(value: str) -> str:
-    """Escapes LaTeX's special characters and drops control characters and direction marks.
+    """Escapes LaTeX's special characters and drops control characters and Unicode direction marks.
 
-    pdfLaTeX has no fonts for letters beyond Latin and shows them as U+NUMBER; XeLaTeX and LuaLaTeX show them as they
-    are.
+    pdfLaTeX has no fonts for letters of other scripts than Latin and prints them as U+NUMBER; XeLaTeX and LuaLaTeX
+    print the letters.
     """
     line = _NEGATIVE.sub("\N{MINUS SIGN}", "".join(letter for letter in value if letter.isprintable()))
     return _DASHES.sub("-{}", "".join(map(_latex_letter, line)))
@@ -173,9 +176,9 @@ def _latex_letter(letter: str) -> str:
 
 
 def latex_table(table: Table, *, fitted: bool = False) -> str:
-    """Returns a table as LaTeX, which needs the package booktabs.
+    """Returns a table as LaTeX, which needs the LaTeX package booktabs.
 
-    A `fitted` table is a `table*` scaled down to the page's width, and also needs graphicx.
+    A `fitted` table is a `table*` scaled down to the width of the page, and also needs graphicx.
     """
     texts = [[latex_text(cell.plain) for cell in row] for row in (table.header, *table.rows_in_files)]
     prose = [fitted and max(map(len, rest), default=0) > _PROSE for _, *rest in zip(*texts, strict=True)]
@@ -202,8 +205,9 @@ def latex_table(table: Table, *, fitted: bool = False) -> str:
 MANIFEST = "sbeval-report.sha256"
 """File name of the manifest: one line with SHA-256 and name for each file that a report wrote.
 
-A name may have several lines: after a kill, files of the new report and of the one before lie side by side. The results
-files that a report was made from have lines too; their name is the path behind `_MADE_FROM`.
+A name may have several lines with different hashes: if the process is killed while it replaces a report, the folder has
+files of both reports. There are also lines for the results files that the report was made from; the name in such a line
+is `_MADE_FROM` followed by the path.
 """
 _MADE_FROM = "made from: "
 _MOST_MANIFEST_BYTES = 2**24
@@ -211,10 +215,10 @@ _LINE = re.compile("([0-9a-f]{64})  (.+)")
 
 
 def refuse_others(folder: Path, names: Iterable[str]) -> None:
-    """Checks that the report would replace no file or folder that no report wrote.
+    """Checks that a report with files of these names would replace only files that an earlier report wrote.
 
     Raises:
-        UserError: such a file is in the way, or one that was changed after a report wrote it.
+        UserError: one of the names is a file or folder that no report wrote, or that was changed since.
     """
     for file in _others(folder, names):
         remedy = "name another folder, move it away, or pass --replace to move it aside"
@@ -222,19 +226,20 @@ def refuse_others(folder: Path, names: Iterable[str]) -> None:
 
 
 def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[Path]) -> None:
-    """Writes the manifest of a report's new files, and makes room for them.
+    """Writes the manifest of the new files of a report, and moves files of the same names aside.
 
-    Files in the way that no report wrote are refused, or with `replace` moved aside. An earlier report in the folder is
-    moved aside if it was made from results files that the new one does not read; a message says where it went.
+    If a file of the same name was not written by a report, the function raises an error, or, with `replace`, renames
+    that file. An earlier report in the folder is moved to another folder if it was made from results files that the new
+    report does not read; a message says where it is now.
 
     Args:
         part: temporary folder that holds the new files and gets the manifest.
         folder: folder of the report.
-        replace: whether files in the way are moved aside.
+        replace: whether files of the same names that no report wrote are moved aside.
         results: the results files that the report was made from.
 
     Raises:
-        UserError: a file is in the way, or cannot be moved.
+        UserError: a file of the same name was not written by a report, or cannot be moved.
     """
     files = {str(file.relative_to(part)): _sha256(file) for file in sorted(part.rglob("*")) if file.is_file()}
     written = _written(folder)
@@ -245,7 +250,7 @@ def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[P
     sources = {f"{_MADE_FROM}{visible(str(file))}": _sha256(file) for file in results}
     if written and not _made_from(sources, written):
         earlier = sorted(name for name, known in written.items() if _is_one_of(folder / name, known))
-        # the manifest goes last: after a kill, the files left behind are still known as a report's
+        # move the manifest last: if the process is killed, it still lists the files that were not moved yet
         aside = set_files_aside(folder, [*earlier, MANIFEST])
         print(f"The report of other results that was in {folder} is now in {aside}", flush=True)
         written = {}
@@ -256,14 +261,14 @@ def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[P
 
 
 def _made_from(sources: Mapping[str, str], written: Mapping[str, set[str]]) -> bool:
-    """Whether every results file of the earlier report is among `sources`, by its path or by its content."""
+    """Whether every results file that the earlier report was made from is in `sources`: its path or its content."""
     earlier = {name: known for name, known in written.items() if name.startswith(_MADE_FROM)}
     known_here = {*sources.values()}
     return bool(earlier) and all(name in sources or known & known_here for name, known in earlier.items())
 
 
 def _others(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Returns the files of these names in a folder that no report wrote, or that were changed since."""
+    """Returns those files of these names in a folder that no report wrote, or that were changed after it wrote them."""
     written = _written(folder)
     names = list(names) if written else [MANIFEST, *names]
     parents = {folder / parent for name in names for parent in Path(name).parents[:-1]}
@@ -279,7 +284,10 @@ def _is_one_of(file: Path, known: Set[str]) -> bool:
 
 
 def _written(folder: Path) -> Mapping[str, set[str]]:
-    """Reads a folder's manifest: name to the hashes under which reports wrote it; empty where no report wrote there."""
+    """Reads the manifest in a folder: file name to the hashes of the files that reports wrote under this name.
+
+    Empty if no report was written to the folder.
+    """
     try:
         lines = read_bytes(folder / MANIFEST, _MOST_MANIFEST_BYTES).decode().splitlines()
     except ValueError:
@@ -287,7 +295,7 @@ def _written(folder: Path) -> Mapping[str, set[str]]:
     hashes: dict[str, set[str]] = {}
     for line in lines:
         match = _LINE.fullmatch(line)
-        if match is None:  # not a manifest, but a file of the same name
+        if match is None:  # not a manifest, but another file with this name
             return {}
         hashes.setdefault(match[2], set()).add(match[1])
     return hashes

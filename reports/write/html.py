@@ -1,7 +1,7 @@
-"""Writes the page: one HTML file with style, scripts, figures and tables, which opens without a network.
+"""Writes the page: one HTML file with style, scripts, figures and tables, which can be opened without a network.
 
-jinja2 fills the templates and escapes every text, and no other code writes HTML. Only values of type `Markup` (style,
-scripts, marker shapes) are not escaped.
+All HTML comes from jinja2 templates, and jinja2 escapes every text. Only values of type `Markup` (style, scripts and
+marker shapes) are not escaped.
 """
 
 import base64
@@ -40,8 +40,8 @@ def write_page(
         report: the report.
         title: heading of the page.
         built: time shown on the page.
-        images: SVG text of each figure, by the figure's `image`.
-        axis: the length axis that `images` show, and the one that the page starts with: "tokens" or a key of
+        images: `Figure.image` of every figure to its SVG text.
+        axis: unit of the length axis in `images`, and on the page until the reader switches it: "tokens" or a key of
             `lengths.UNITS`.
     """
     figures = [figure for section in report.sections for figure in section.figures]
@@ -81,7 +81,7 @@ def _live(figure: Figure) -> dict[str, Any]:
 def environment() -> Environment:
     """Returns the jinja2 environment of the templates.
 
-    It escapes every text, and drops Unicode direction marks, which would change the direction of text around them.
+    It escapes every text, and drops Unicode direction marks, which would change the direction of surrounding text.
     """
     return Environment(
         loader=FunctionLoader(_template),

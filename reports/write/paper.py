@@ -1,8 +1,9 @@
 """Writes a report for a paper: figures as PDF, one column or a page wide, and captions and tables as LaTeX.
 
-A figure is the page's figure, smaller. Its plots are widened until it is 1.75 times as wide as on paper, and the image
-is scaled by that factor, so that letters have 7 points in every figure. In tables an interval stands below its number:
-with seven lengths side by side, intervals in the same line would shrink the letters to 4 points.
+The figures are made from those of the page. Plots are widened until a figure, in pixels, is 1.75 times its width on
+paper in points, and the image is scaled down by that factor, so that letters have 7 points in every figure. In tables
+an interval is below its number: with seven lengths side by side and intervals beside the numbers, letters would have 4
+points.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ COLUMN_INCHES = 3.25
 PAGE_INCHES = 6.75
 _POINTS_PER_INCH = 72
 _PIXELS_PER_POINT = 1.75
-"""Letters of 12.5 and 13 pixels on the page become letters of about 7 points on paper."""
+"""Factor from widths on paper in points to widths in pixels: letters of 12.5 or 13 pixels have about 7 points."""
 _LEGEND = {"labelLimit": 190, "symbolLimit": 0, "symbolStrokeWidth": 2}
 _MOST_ROWS = 40
 FIGURES = "figures.tex"
@@ -48,9 +49,9 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
     Args:
         report: the report.
         folder: folder to write to; it must exist.
-        axis: length axis of the figures, as in `build_report`.
-        only: patterns of figures' file names; if empty, the first metric of every figure is written.
-        digests: beginnings of texts' hashes, which are removed from file names and labels.
+        axis: unit of the length axis in the figures, as in `build_report`.
+        only: patterns of file names of figures; if empty, every figure is written with its first metric.
+        digests: first characters of the hashes of texts; they are removed from file names and labels.
     """
     (folder / "figures").mkdir()
     lines = [_ALONE.replace("FILE", FIGURES)]
@@ -76,7 +77,7 @@ def write_paper(report: Report, folder: Path, *, axis: str, only: Sequence[str],
 
 
 def _stem(figure: Figure, metric: str, digests: Sequence[str]) -> str:
-    """Returns a figure's file name: without hashes of texts, and with the metric at the end if there are several."""
+    """Returns the file name of a figure: without hashes of texts, and ending in the metric if there are several."""
     stem = _without(figure.image, digests)
     if len(figure.variants) == 1:
         return stem
@@ -90,9 +91,9 @@ def _without(text: str, digests: Sequence[str]) -> str:
 
 
 def _for_print(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Returns a specification for print and whether the figure is a page wide.
+    """Returns the specification of a figure for print, and whether the figure is as wide as a page (else a column).
 
-    It has no title, since the caption is LaTeX's, and a legend below in place of names beside the lines.
+    The printed figure has no title, since LaTeX sets the caption. It has a legend below instead of names at the lines.
     """
     wide = len(spec.get("concat", ())) > 1 and spec["columns"] > 1
     legend = {"title": None, "orient": "bottom", "columns": 4 if wide else 2} | _LEGEND
@@ -116,7 +117,7 @@ def _names_lines(layer: Any) -> bool:
 
 
 def _caption(figure: Figure, metric: str, spec: Mapping[str, Any]) -> str:
-    """Returns a figure's caption: finding, how to read it, kind of band, and number of documents where known."""
+    """Returns the caption of a figure: result, how to read it, kind of interval, and number of documents if known."""
     caption = figure.caption
     finding = figure.findings.get(metric, caption.finding)
     sentences = [s for s in _SENTENCE.split(f"{finding} {caption.explanation}".strip()) if not s.startswith("No band")]
