@@ -101,10 +101,10 @@ def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
         ):
             raise UserError(f"Expected {similar_names[0]} in {SOURCE}, found {key}: correct the name.")
         if of_model is not None and known:
-            advice = "give it with --metadata" if key == LABEL else "correct the name, or leave it out"
+            advice = "give it with --metadata" if key == LABEL else "correct the name, or remove it"
             raise UserError(
-                f"Expected arguments in {SOURCE} that the model sb, lm-eval's hf or the checkpoint's model reads, "
-                f"found {key}, which none of them reads: {advice}."
+                f"{SOURCE} contains {key}, which neither the model sb, lm-eval's hf nor the checkpoint's model reads: "
+                f"{advice}."
             )
 
 
