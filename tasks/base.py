@@ -84,6 +84,8 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
     def dump_config(self) -> dict[str, Any]:
         """Returns the configuration that lm-eval writes into the results file, with the record in its metadata."""
         config: dict[str, Any] = dict(super().dump_config())
+        if not hasattr(self, "task_record"):  # a task that has planned no documents yet
+            return config
         return {**config, "metadata": {**config["metadata"], "sbeval": self.task_record.to_json()}}
 
     def chosen_samples(self, arguments: Mapping[str, Any]) -> Numbered:

@@ -118,12 +118,15 @@ def no_room(error: BaseException | None) -> bool:
     return _has_message(error, _NO_ROOM)
 
 
-def _has_message(error: BaseException | None, any_of: Sequence[str]) -> bool:
-    """Whether the message of an error, or of one of its causes, contains one of these texts."""
+def _has_message(error: BaseException | None, any_of: Sequence[str], *, handled: bool = True) -> bool:
+    """Whether the message of an error, or of one of its causes, contains one of these texts.
+
+    With `handled`, an error that was being handled when the other one was raised counts as a cause.
+    """
     while error is not None:
-        if any(words in str(error) for words in any_of):
+        if any(text in str(error) for text in any_of):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (error.__context__ if handled else None)
     return False
 
 
@@ -136,7 +139,7 @@ def _sentence(error: Exception) -> str | None:
             f"The disk is full ({first_line(error)}): free some space and run the same command again. Existing files "
             "were not changed."
         )
-    if isinstance(error, MemoryError) or _has_message(error, _NO_MEMORY):
+    if isinstance(error, MemoryError) or _has_message(error, _NO_MEMORY, handled=False):
         return (
             f"There is not enough memory for this command ({first_line(error)}): raise its limit or end other "
             "programs, and run the same command again."

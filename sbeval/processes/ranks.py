@@ -276,14 +276,20 @@ class _Watch:
                 continue
             if failed is not None and not _failing:
                 self._end(failed)
-            if since is not None and time.monotonic() - since > self._wait_seconds and (late := self._late(step)):
+            late: list[str] = []
+            if since is not None and time.monotonic() - since > self._wait_seconds:
+                with contextlib.suppress(Exception):  # the store is gone: the next look says so
+                    late = self._late(step)
+            if late:
                 sentence = (
                     f"Ranks waited {self._wait_seconds:.0f} s for {' and '.join(late)}, which did not come: look at "
                     f"what delays it, or set {WAIT_SECONDS} to more seconds."
                 )
                 self.tell(sentence)
                 time.sleep(_TOLD_SECONDS)
-                self._end(self._read(_FAILED) or sentence)
+                with contextlib.suppress(Exception):  # the store may have ended with its launcher
+                    sentence = self._read(_FAILED) or sentence
+                self._end(sentence)
 
     def end(self) -> None:
         """Ends the polling thread."""

@@ -33,8 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _C_LIBRARY = ctypes.CDLL(None)
 _LOG_TAIL_BYTES = 65_536
 _ERROR_LINE = re.compile(r"([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt|Exit)\b")
-# the text of a `UserError`: what is wrong, a colon, and what to do
-_USER_ERROR_LINE = re.compile(r"Expected |[A-Z\"'/-].*: [a-z].*\.$")
+# the text of a `UserError`: what is wrong, a colon or semicolon, and what to do; no log line and no warning
+_USER_ERROR_LINE = re.compile(r"Expected |(?!\d{4}-\d\d-\d\d|.*Warning: )\S.*[:;] [a-z]")
 # a launcher's lines about a failed worker, whose own error is printed above them
 _LAUNCHER_LINE = re.compile(r"subprocess\.CalledProcessError|torch\.distributed\.elastic")
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
