@@ -47,7 +47,7 @@ TIMES_LARGEST = 2.0
 
 It is above 1 because a maximum varies more than a mean.
 """
-_CACHES = ("past_key_values", "cache_params", "state")
+_CACHES = ("past_key_values", "cache", "cache_params", "state")
 
 
 class Nothing(Exception):

@@ -184,13 +184,17 @@ class ModuleFormerModel(ModuleFormerPreTrainedModel):  # type: ignore[no-untyped
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs the blocks on tokens [B, L]; `attention_mask` may mark padding on the left only."""
+        """Runs the blocks on tokens [B, L]; `attention_mask` may mark padding on the left only.
+
+        `cache` is `past_key_values` by the name that transformers 5.24 introduced.
+        """
         if use_cache is None:
             use_cache = self.config.use_cache
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
+            past_key_values = cache
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0

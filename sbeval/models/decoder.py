@@ -72,6 +72,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
         rope_frequencies: RopeFrequencies | None = None,
         output_hidden_states: bool | None = None,
         cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Runs the blocks.
@@ -91,6 +92,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
             cu_seqlens: int32 [n + 1] for n texts packed into one row, which do not see each other: `input_ids` is
                 [1, T], and text s is tokens cu_seqlens[s] up to cu_seqlens[s + 1]. Cannot be combined with a cache or
                 padding.
+            cache: `past_key_values` by the name that transformers 5.24 introduced; `generate` looks for it here.
             kwargs: further arguments that transformers passes to every model; ignored.
 
         Raises:
@@ -98,7 +100,7 @@ class SbevalModel(SbevalPreTrainedModel):  # type: ignore[no-untyped-call]
                 on the length would change for cached keys or differ between packed texts.
         """
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
+            past_key_values = cache
         if kwargs.get("output_attentions"):
             raise UserError(
                 "output_attentions is not supported, since attention weights are never materialised; remove it"
@@ -220,6 +222,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         logits_to_keep: int | Tensor = 0,
         rope_frequencies: RopeFrequencies | None = None,
         cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Runs the decoder and the LM head; arguments not described here are those of `SbevalModel.forward`.
@@ -229,7 +232,7 @@ class SbevalForCausalLM(SbevalPreTrainedModel, GenerationMixin):  # type: ignore
         arguments of the loss such as the Trainer's `num_items_in_batch`.
         """
         if past_key_values is None:
-            past_key_values = kwargs.pop("cache", None)  # the name of the argument from transformers 5.24 on
+            past_key_values = cache
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

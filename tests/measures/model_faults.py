@@ -31,7 +31,7 @@ from torch import Tensor  # noqa: E402
 from sbeval.errors import UserError  # noqa: E402
 from sbeval.model_adapters.lm import StickBreakingLM  # noqa: E402
 from tests.measures import families  # noqa: E402
-from tests.model_adapters.small import LINES, english, generated, instances, likelihoods, load_lm  # noqa: E402
+from tests.model_adapters.small import LINES, cache_argument, english, generated, instances, likelihoods, load_lm  # noqa: E402
 
 Own = Callable[..., Any]
 Fault = Callable[[Own, Any, dict[str, Any]], Any]
@@ -48,7 +48,7 @@ SETTING = {"until": [], "max_gen_toks": 24, "num_beams": 1}
 
 
 def held(given: dict[str, Any]) -> int:
-    cache = given.get("past_key_values")
+    cache = cache_argument(given)
     return 0 if cache is None else int(cache.get_seq_length())
 
 

@@ -5,7 +5,7 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,11 @@ def both(pretrained: Path | Any, **options: Any) -> tuple[HFLM, StickBreakingLM]
     pretrained = str(pretrained) if isinstance(pretrained, Path) else pretrained
     options = {"device": "cpu", "dtype": "float32", **options}
     return HFLM(pretrained, **options), StickBreakingLM(pretrained, **options)
+
+
+def cache_argument(arguments: Mapping[str, Any]) -> Any:
+    """Returns the KV cache among the keyword arguments of a forward pass; transformers 5.24 renamed the argument."""
+    return arguments.get("past_key_values", arguments.get("cache"))
 
 
 def generated(lm: Any, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:

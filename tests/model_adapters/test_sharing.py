@@ -14,7 +14,7 @@ from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.score.nested import share_windows
 from sbeval.model_adapters.score.prefixes import Worthwhile, shared_prefixes
 from sbeval.scoring.requests import TokenLogprobsRequest
-from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tokens_read, windows
+from tests.model_adapters.small import Checkpoints, cache_argument, english, instances, load_lm, tokens_read, windows
 
 CONTEXT = english()[:160]
 CHOICES = [" is better", " explicit namespaces", " a", " preferably only one", " is worse"]
@@ -77,7 +77,7 @@ def test_without_memory_for_a_prefix_inputs_run_whole_and_none_twice(fails, chec
 
     def memory_runs_out(_module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         nonlocal calls
-        calls += kwargs.get("past_key_values") is not None
+        calls += cache_argument(kwargs) is not None
         if calls == {"prefix": 1, "rest": 4}[fails]:
             calls += 1
             raise torch.OutOfMemoryError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sbeval.model_adapters.generate.slots import schedule
 from sbeval.model_adapters.generate.slots.stepper import Stepper
 from tests.model_adapters.generate.slots import DEVICE, LINES, adapter, answers
-from tests.model_adapters.small import ARCHITECTURES, generated, instances
+from tests.model_adapters.small import ARCHITECTURES, cache_argument, generated, instances
 
 
 @pytest.mark.parametrize(("limit", "slots"), [({"max_batch_size": 2}, 2), ({"max_batch_tokens": 300}, 4)])
@@ -220,7 +220,7 @@ def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
 
     def little_memory(module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
         shape = tuple(keywords["input_ids"].shape)
-        if keywords["past_key_values"].filling is not None:
+        if cache_argument(keywords).filling is not None:
             shapes.append(shape)
             if shape[0] * shape[1] > 11:
                 raise torch.OutOfMemoryError

@@ -22,7 +22,7 @@ from sbeval.models.slots import SlotCache
 from sbeval.scoring.non_finite import NonFiniteError
 from tests.model_adapters.runs.test_data_parallel import COMMON
 from tests.model_adapters.runs.test_data_parallel import TASKS as OF_LM_EVAL
-from tests.model_adapters.small import generated, instances, load_lm, t5
+from tests.model_adapters.small import cache_argument, generated, instances, load_lm, t5
 
 PROTOCOLS = [f"sb_text_{protocol}" for protocol in ("stream", "rolling", "sliding", "fixed_target", "position")]
 RECALL = ["sb_niah_single_1_forced", "sb_mqrar", "sb_mqrar_text", "sb_flipflop"]
@@ -154,7 +154,7 @@ def poison_step(position: int) -> Callable[[Any], None]:
 
     def poison(model: Any) -> None:
         def change(module: Any, arguments: Any, keywords: dict[str, Any], output: Any) -> None:
-            cache = keywords.get("past_key_values")
+            cache = cache_argument(keywords)
             if isinstance(cache, SlotCache):
                 output.logits[cache.position_B + 1 >= position] = math.nan
             elif cache is not None and cache.get_seq_length() >= position:

@@ -24,7 +24,7 @@ from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test import testing
 from sbeval.model_adapters.session import Session
 from tests.measures import families
-from tests.model_adapters.small import copied, likelihoods, load_lm
+from tests.model_adapters.small import cache_argument, copied, likelihoods, load_lm
 
 Forward = Callable[..., Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -47,7 +47,7 @@ def moved(output: Any, by: Tensor | float) -> Any:
 
 
 def held(given: dict[str, Any]) -> int:
-    cache = given.get("past_key_values")
+    cache = cache_argument(given)
     return 0 if cache is None else cache.layers[0].get_seq_length()
 
 
