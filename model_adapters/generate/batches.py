@@ -21,6 +21,7 @@ from sbeval.model_adapters.generate.texts import Continuation, stop_texts, up_to
 from sbeval.model_adapters.self_test.outcome import WITHOUT_CACHE
 from sbeval.model_adapters.session import Session
 from sbeval.model_adapters.truncation import Prompt
+from sbeval.scoring.body import cache_argument
 from sbeval.scoring.non_finite import FiniteWatch, NonFiniteError
 
 _GREEDY_TOKENS = 8
@@ -90,12 +91,12 @@ def _generate(session: Session, prompts: Sequence[Prompt], read: ReadPrompt | No
     budget = kwargs.pop("max_gen_toks")
     input_ids, mask = pad_left(prompts, tokenizer.pad_token_id, session.device)
     caches = session.self_test.generation != WITHOUT_CACHE
-    if caches and kwargs.get("past_key_values") is None:
+    if caches and not {"past_key_values", "cache"} & kwargs.keys():
         cache = growing_cache(model, kwargs.get("cache_implementation"))
         if read is not None:
             cache = DynamicCache(config=model.config) if cache is None else cache
             read(input_ids[:, :-1], cache)
-        kwargs |= {} if cache is None else {"past_key_values": cache}
+        kwargs |= {} if cache is None else {cache_argument(model): cache}
     longest = kwargs.pop("max_length", input_ids.shape[1] + budget)
     watch = FiniteWatch(len(prompts), session.device)
     kwargs |= watch.arguments()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
+from transformers.utils import deprecation
 
 Forward = Callable[..., Any]
 Changes = list[tuple[Any, dict[str, Any]]]
@@ -39,17 +40,28 @@ def with_name(forward: Any, name: str, stand_in: Callable[[Any], Any | None]) ->
     `stand_in` gets the original value of the global. Returns None if the function does not use the name, or if
     `stand_in` returns None. The original function and its module are not changed.
     """
-    if not isinstance(forward, types.FunctionType) or name not in forward.__code__.co_names:
+    body = _without_deprecation(forward)
+    if not isinstance(body, types.FunctionType) or name not in body.__code__.co_names:
         return None
-    original = forward.__globals__.get(name)
+    original = body.__globals__.get(name)
     replacement = None if original is None else stand_in(original)
     if replacement is None:
         return None
-    names = {**forward.__globals__, name: replacement}
+    names = {**body.__globals__, name: replacement}
     names.pop("__name__", None)  # with `__name__`, torch.compile would look globals up in the original module
-    copied = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    copied.__kwdefaults__ = forward.__kwdefaults__
+    copied = types.FunctionType(body.__code__, names, body.__name__, body.__defaults__, body.__closure__)
+    copied.__kwdefaults__ = body.__kwdefaults__
     return functools.update_wrapper(copied, forward)
+
+
+def _without_deprecation(forward: Any) -> Any:
+    """Returns the function inside transformers' `deprecate_kwarg`, which 5.24 puts around the forward of attention.
+
+    The decorator only renames arguments, and transformers itself passes them by their new names.
+    """
+    while isinstance(forward, types.FunctionType) and forward.__code__.co_filename == deprecation.__file__:
+        forward = vars(forward)["__wrapped__"]
+    return forward
 
 
 def with_forwards(model: nn.Module, stand_in: Callable[[nn.Module], Forward | None]) -> list[nn.Module]:

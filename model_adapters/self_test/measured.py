@@ -27,7 +27,7 @@ from sbeval.model_adapters.generate.call import call_generate, without_cache
 from sbeval.model_adapters.generate.growing_cache import growing_cache
 from sbeval.model_adapters.open.opened import Opened
 from sbeval.model_adapters.self_test.outcome import Check
-from sbeval.scoring.body import no_cache
+from sbeval.scoring.body import cache_argument, no_cache
 from sbeval.scoring.rounding import least, rounded_anew, shares_apart
 
 TOKENS = 48
@@ -252,7 +252,7 @@ class Measured:
                 num_return_sequences=1,
                 output_logits=True,
                 return_dict_in_generate=True,
-                **({} if cache is None else {"past_key_values": cache}),
+                **({} if cache is None else {cache_argument(self._model): cache}),
             )
         found_BLV = torch.stack(output.logits, dim=1)
         new_BL = output.sequences[:, ids_BL.shape[1] :]

@@ -48,6 +48,11 @@ def no_cache(module: nn.Module) -> dict[str, bool]:
     return {"use_cache": False} if takes else {}
 
 
+def cache_argument(module: nn.Module) -> str:
+    """Returns the name of the forward argument for the KV cache: transformers 5.24 renamed `past_key_values`."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
 def same_but_for_rounding(result: Tensor, expected: Tensor) -> bool:
     """Whether two tensors are equal up to their dtype's rounding error, relative to the largest finite value.
 

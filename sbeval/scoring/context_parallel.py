@@ -19,6 +19,7 @@ from transformers import Cache, DynamicCache
 
 from sbeval.attention.context_parallel import ContextParallel
 from sbeval.errors import UserError
+from sbeval.scoring.body import cache_argument
 from sbeval.scoring.requests import NonFinite
 from sbeval.scoring.scorer import PendingScores, Prefix, TokenScorer
 
@@ -135,7 +136,7 @@ class ContextParallelScorer(TokenScorer):
         if not self.context.active:
             return super()._hidden(input_ids_BL, cache)
         assert self._body is not None
-        caching = {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
+        caching = {"use_cache": False} if cache is None else {cache_argument(self._body): cache, "use_cache": True}
         output = self._body(input_ids=input_ids_BL, position_ids=self._local_positions, **caching)
         hidden_BQD: Tensor = output.last_hidden_state
         return hidden_BQD

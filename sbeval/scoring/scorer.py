@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from sbeval.errors import UserError
-from sbeval.scoring.body import body_of, body_returns, no_cache, same_but_for_rounding, unwrapped
+from sbeval.scoring.body import body_of, body_returns, cache_argument, no_cache, same_but_for_rounding, unwrapped
 from sbeval.scoring.non_finite import check_finite
 from sbeval.scoring.requests import NonFinite
 
@@ -212,7 +212,7 @@ class TokenScorer:
 
     def _hidden(self, input_ids_BL: Tensor, cache: DynamicCache | None = None) -> Tensor:
         assert self._body is not None
-        caching = no_cache(self._body) if cache is None else {"past_key_values": cache, "use_cache": True}
+        caching = no_cache(self._body) if cache is None else {cache_argument(self._body): cache, "use_cache": True}
         output = self._body(input_ids=input_ids_BL, **caching)
         self._output_class = type(output)
         hidden_BLD: Tensor = output.last_hidden_state

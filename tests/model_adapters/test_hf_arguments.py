@@ -62,7 +62,13 @@ def test_weights_of_an_adapter_that_the_model_does_not_read_are_refused_unless_t
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"parallelize": True}, {"tp_plan": "auto"}, {"attn_implementation": "eager"}]
+    "arguments",
+    [
+        {},
+        {"parallelize": True},
+        pytest.param({"tp_plan": "auto"}, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a launch")),
+        {"attn_implementation": "eager"},
+    ],
 )
 def test_tensors_that_the_model_does_not_read_are_refused_unless_they_are_allowed(arguments, checkpoint, tmp_path):
     folder = tmp_path / "model"

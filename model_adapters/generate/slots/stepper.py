@@ -29,6 +29,7 @@ from sbeval.model_adapters.generate.slots.transformers_attention import attendin
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.rope import RopeFrequencies
 from sbeval.models.slots import SlotCache
+from sbeval.scoring.body import cache_argument
 from sbeval.scoring.non_finite import NEVER, FiniteWatch
 
 ReadPrompt = Callable[[Tensor, Cache], None]
@@ -112,6 +113,7 @@ class Stepper:
         assert windows is not None
         device = model.device
         self._model, self._fused, self._drafts = model, fused, drafts
+        self._cache_argument = cache_argument(model)
         self._read = read
         room_tokens += drafts  # the last step may verify tokens beyond the end of the answer
         self.cache = SlotCache(slots=slots, room_tokens=room_tokens, sliding_windows=windows, device=device)
@@ -179,7 +181,8 @@ class Stepper:
             piece = ids_NL[:, begin : begin + (piece_tokens or longest)]
             with self.cache.fill(slots_N, length_N, begin):
                 if self._read is None:
-                    self._model.base_model(input_ids=piece, past_key_values=self.cache, use_cache=True)
+                    body = self._model.base_model
+                    body(input_ids=piece, use_cache=True, **{cache_argument(body): self.cache})
                 else:
                     self._read(piece, self.cache)
         if self._drafts:
@@ -244,7 +247,7 @@ class Stepper:
             return self._fused.logits(token_BT, self.cache, self._rope).float()[:, None]
         rope = {} if self._rope is None else {"rope_frequencies": self._rope}
         position_BT = self.cache.position_B[:, None].long() + torch.arange(new, device=token_BT.device)
-        caching = {"past_key_values": self.cache, "use_cache": True}
+        caching = {self._cache_argument: self.cache, "use_cache": True}
         logits_BTV: Tensor = self._model(input_ids=token_BT, position_ids=position_BT, **caching, **rope).logits.float()
         return logits_BTV
 
