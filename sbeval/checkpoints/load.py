@@ -23,7 +23,7 @@ from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, t
 from sbeval.checkpoints.files import Weights, find_folder, held_bytes, read_config, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
-from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread
+from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread, settle_unread_files
 from sbeval.checkpoints.values import names_quantisation
 from sbeval.errors import UserError, first_line, raised_here, shown
 from sbeval.hub_names import is_hub_id, local_path
@@ -105,8 +105,8 @@ def load_checkpoint(
         trust_remote_code: whether a model of transformers may run code from the checkpoint.
         revision: branch, tag or commit on the hub.
         found_format: result of `released_format`, if it was called before.
-        allow_unread: glob patterns of tensors that a transformers model may leave unread. None allows none, and error
-            messages then do not mention the option.
+        allow_unread: glob patterns of tensors that a transformers model, or the index of a model's shards, may leave
+            unread. None allows none, and error messages then do not mention the option.
 
     Raises:
         UserError: there is no checkpoint, files are missing or damaged, a feature is not supported, or the model does
@@ -126,6 +126,7 @@ def load_checkpoint(
         source = source or read_config(folder)
         weights = Weights(folder)
         weights.check(source)
+        unread.append(settle_unread_files(weights, allow_unread))
         if released is None:
             model = from_transformers(str(folder), requested_dtype, trust_remote_code, None, **unread_options)
         else:
