@@ -43,6 +43,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     remaining = dict(arguments)
     AdapterOptions.pop(remaining)
     check_dtypes(remaining)
+    _refuse_quantisation(remaining)
     _check_batch_size(1 if batch_size is None else batch_size)
     for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model as keyword arguments
         if option in remaining:
@@ -129,6 +130,15 @@ def check_dtypes(arguments: Mapping[str, Any]) -> None:
             raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {shown(dtype)}: correct it.")
 
 
+def _refuse_quantisation(arguments: Mapping[str, Any]) -> None:
+    """Refuses `quantization_config`: `hf` reads it only from config.json, and passing it twice is a `TypeError`."""
+    if "quantization_config" in arguments:
+        raise UserError(
+            f"{SOURCE} contains quantization_config, which lm-eval's hf reads only from the checkpoint's config.json: "
+            "write it there, or remove it."
+        )
+
+
 def _check_batch_size(batch_size: Any) -> None:
     if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
         raise UserError(
@@ -167,6 +177,7 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
     import torch  # only here, as in `_check_device`
 
     check_dtypes(arguments)
+    _refuse_quantisation(arguments)
     _name_subfolder(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -25,6 +23,7 @@ from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread, settle_unread_files
 from sbeval.checkpoints.values import names_quantisation
+from sbeval.checkpoints.versions import check_transformers
 from sbeval.errors import UserError, first_line, raised_here, shown
 from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
@@ -294,7 +293,9 @@ def check_quantisation(config: Any, folder: Path) -> None:
     if owner is None or not isinstance(quantization := owner.quantization_config, Mapping):
         return
     if quantization.get("quant_method") == "fp8":
-        _check_transformers_of_fp8(transformers.__version__)
+        check_transformers(
+            OLDEST_TRANSFORMERS_OF_FP8, "Loading weights in fp8", remedy="use weights that are not quantised"
+        )
     try:
         AutoQuantizationConfig.from_dict(dict(quantization))
     except Exception as error:  # each quantisation method raises its own errors
@@ -309,15 +310,6 @@ def check_quantisation(config: Any, folder: Path) -> None:
             f"transformers cannot read the quantisation quant_method={shown(quantization.get('quant_method'))} here "
             f"({first_line(error)}); install its package, or use weights that are not quantised"
         ) from error
-
-
-def _check_transformers_of_fp8(installed: str) -> None:
-    if Version(installed).release < OLDEST_TRANSFORMERS_OF_FP8:
-        oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_FP8))
-        raise UserError(
-            f"Weights in fp8 need transformers {oldest} or newer, and {installed} is installed: upgrade transformers, "
-            "or use weights that are not quantised."
-        )
 
 
 def from_transformers(

@@ -247,7 +247,7 @@ def test_what_transformers_declares_is_left_unread_and_told(kind: str, tmp_path:
     folder = make(tmp_path)
     # transformers 5.16 fails on every model with weights in fp8
     if kind == "fp8" and Version(transformers.__version__).release < OLDEST_TRANSFORMERS_OF_FP8:
-        with pytest.raises(UserError, match=r"fp8 need transformers 5\.17 or newer, and 5\.16"):
+        with pytest.raises(UserError, match=r"fp8 needs transformers 5\.17 or newer, and 5\.16"):
             load_checkpoint(folder)
         return
     loaded = load_checkpoint(folder)
