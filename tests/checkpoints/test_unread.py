@@ -292,7 +292,9 @@ def test_patterns_allow_the_names_they_match_and_no_others(tmp_path: Path) -> No
         load_checkpoint(folder, allow_unread=("model.layers.2.*",))
     loaded = load_checkpoint(folder, allow_unread=("model.layers.2.*", "*.bias"))
     assert len(loaded.unread.allowed) == 21
-    answer = inspect(str(folder), check=lambda *_: True, share=lambda *_: None, model_args="allow_unread=*.layers.*")
+    answer = inspect(
+        str(folder), check=lambda *_: True, share=lambda *_: None, model_args={"allow_unread": "*.layers.*"}
+    )
     text = answer.to_text()
     assert "left unread       21 tensors, allowed by allow_unread: model.layers.0-2.self_attn.k_proj.bias" in text
     assert answer.to_json()["checkpoint"]["unread"] == loaded.unread.to_json()

@@ -118,7 +118,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_an_estimate_is_within_a_tenth_of_a_released_model_s_peak(
     run: str, extrapolation: str, stated: int, peak: int, released: str
 ) -> None:
-    arguments = None if extrapolation == "none" else f"extrapolation={extrapolation}"
+    arguments = {} if extrapolation == "none" else {"extrapolation": extrapolation}
     tokens = int(re.findall(r"[\d,]{6}", run)[0].replace(",", ""))
     settings = {"memory": "80GB", "lengths": str(tokens), "model_args": arguments}
     inspection = inspect(released, check=lambda _: False, share=list, **settings)
