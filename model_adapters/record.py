@@ -19,6 +19,7 @@ from sbeval.attn_implementation import NAME as STICKBREAKING
 from sbeval.checkpoints.facts import (
     checkpoint_format,
     declared_length_tokens,
+    extended_from,
     positive,
     text_config,
     training_length_tokens,
@@ -123,7 +124,7 @@ def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
         "checkpoint_sha256": _read(lambda: weights_sha256(Path(folder))) if folder else None,
         "training_length_tokens": training_length_tokens(config),
         "declared_length_tokens": declared_length_tokens(config),
-        "extended_from": getattr(config, "extended_from", None),
+        "extended_from": extended_from(config),
         "attention": config.scheme if is_ours else STICKBREAKING if by_name else getattr(config, "model_type", None),
         "sliding_window": positive(getattr(config, "sliding_window", None)),
         "remainder": config.remainder if is_ours else None,

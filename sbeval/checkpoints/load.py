@@ -17,7 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
-from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, training_length_tokens
+from sbeval.checkpoints.facts import (
+    KvExpand,
+    checkpoint_format,
+    extended_from,
+    text_config,
+    training_length_tokens,
+)
 from sbeval.checkpoints.files import Weights, find_folder, held_bytes, read_config, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
@@ -138,7 +144,7 @@ def load_checkpoint(
         model=model.to(device).eval(),
         format=name or checkpoint_format(config),
         training_length_tokens=training_length_tokens(config),
-        extended_from=config.extended_from if is_sbeval else None,
+        extended_from=extended_from(config),
         attention=config.scheme if is_sbeval or released is not None else str(config.model_type),
         folder=folder,
         extendable=released is None or released.extendable,

@@ -147,7 +147,7 @@ def describe(
         learned_positions=None if model is None else learned_positions(model),
         rope=dict(rope) if rope else None,
         tokenizer=tokenizer,
-        extended_from=getattr(config, "extended_from", None),
+        extended_from=None if model is None else facts.extended_from(model.config),
         unread=functools.reduce(operator.or_, unread, UnreadTensors()),
         problems=tuple(problems),
     )
