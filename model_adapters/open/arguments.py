@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -45,12 +45,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     check_dtypes(remaining)
     _refuse_quantisation(remaining)
     _check_batch_size(1 if batch_size is None else batch_size)
-    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model as keyword arguments
-        if option in remaining:
-            raise UserError(
-                f"{option} is an option of the command line, not a model argument: pass --{option} instead of "
-                f"{option}={shown(remaining[option])}."
-            )
+    refuse_command_options(remaining, ("device", "batch_size", "max_batch_size"))
     for key, kind in _OF_HF.items():
         read_value(kind, remaining.get(key), name=key, source=SOURCE)
     _name_subfolder(remaining)
@@ -87,6 +82,25 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
+
+
+def refuse_command_options(arguments: Mapping[str, Any], options: Iterable[str] = ("device", "batch_size")) -> None:
+    """Refuses options of the command line among a model's arguments; any model of lm-eval would get them twice.
+
+    Args:
+        arguments: the arguments of `--model_args`.
+        options: names of options. The default are those that lm-eval's command passes to every model; it passes
+            `max_batch_size` only if the user does.
+
+    Raises:
+        UserError: `arguments` has one of these options.
+    """
+    for option in options:
+        if option in arguments:
+            raise UserError(
+                f"{option} is an option of the command line, not a model argument: pass --{option} instead of "
+                f"{option}={shown(arguments[option])}."
+            )
 
 
 def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
