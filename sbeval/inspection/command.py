@@ -294,10 +294,10 @@ def _description_lines(described: "Description") -> list[str]:
 
 def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("tokens", "one window", "fixed_target", "full batch", "generation", "each extra text")
+        ("tokens", "one window", "fixed_target", "full batch", "generation", "full prefill", "each extra text")
     ]
     for row in needs:
-        sizes = (row.all_targets, row.last_targets, row.batch, row.generation, row.further_text)
+        sizes = (row.all_targets, row.last_targets, row.batch, row.generation, row.prefill, row.further_text)
         rows.append((f"{row.length_tokens:,}", *map(bytes_text, sizes)))
     memory = f"{bytes_text(room.memory_bytes)} of {room.place}, with a tenth left free,"
     fits = (
@@ -306,6 +306,7 @@ def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
     )
     return [
         "Memory beside the weights: one window (rolling, stream, sliding, position), one of fixed_target, generation",
+        "of one text; several texts take a full prefill of their prompts, and each its KV cache",
         *("  " + "".join(f"{cell:>16}" for cell in row) for row in rows),
         fits if room.longest_window_tokens else f"{memory} do not hold the weights.",
     ]
