@@ -103,7 +103,7 @@ class Answers(Generic[Key, Response]):
             total=len(arguments),
             disable=quiet or session.quiet,
             desc=f"Running {kind} requests",
-            unit="answer",
+            unit=" answers",
             smoothing=0.0,
         )
 

@@ -126,5 +126,5 @@ def test_the_progress_bar_says_what_it_counts(checkpoint, capfd):
     generating = capfd.readouterr().err
     lm.loglikelihood(instances("loglikelihood", [(LINES[0], " one"), (LINES[1], " two")]))
     scoring = capfd.readouterr().err
-    assert re.search(r"2/2 \[.*(answer/s|s/answer)\]", generating)
+    assert re.search(r"2/2 \[.*( answers/s|s/ answers)\]", generating)
     assert re.search(r"\[.*(token/s|s/token)\]", scoring)
