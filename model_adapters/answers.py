@@ -79,7 +79,9 @@ def check_scores(requests: Sequence[Instance], scores: Sequence[float]) -> None:
 
 
 class Answers(Generic[Key, Response]):
-    """The answers to requests of one type, which may be computed in any order; a progress bar counts them.
+    """The answers to requests of one type, which may be computed in any order.
+
+    A progress bar counts the answers, or the input tokens after `count_tokens`, and names its unit.
 
     Args:
         session: the session, whose response cache stores the answers.
@@ -98,7 +100,11 @@ class Answers(Generic[Key, Response]):
         self._counts_tokens = False
         # no smoothing: the longest requests run first, so the speed of recent requests would give a wrong estimate
         self._bar = tqdm(
-            total=len(arguments), disable=quiet or session.quiet, desc=f"Running {kind} requests", smoothing=0.0
+            total=len(arguments),
+            disable=quiet or session.quiet,
+            desc=f"Running {kind} requests",
+            unit=" answers",
+            smoothing=0.0,
         )
 
     def __enter__(self) -> Self:

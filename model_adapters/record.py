@@ -19,6 +19,7 @@ from sbeval.attn_implementation import NAME as STICKBREAKING
 from sbeval.checkpoints.facts import (
     checkpoint_format,
     declared_length_tokens,
+    extended_from,
     positive,
     text_config,
     training_length_tokens,
@@ -123,7 +124,7 @@ def model_facts(config: Any, folder: str | None, model: Any) -> dict[str, Any]:
         "checkpoint_sha256": _read(lambda: weights_sha256(Path(folder))) if folder else None,
         "training_length_tokens": training_length_tokens(config),
         "declared_length_tokens": declared_length_tokens(config),
-        "extended_from": getattr(config, "extended_from", None),
+        "extended_from": extended_from(config),
         "attention": config.scheme if is_ours else STICKBREAKING if by_name else getattr(config, "model_type", None),
         "sliding_window": positive(getattr(config, "sliding_window", None)),
         "remainder": config.remainder if is_ours else None,
@@ -194,13 +195,17 @@ def check_cache(database: Any, session: Session) -> None:
     if opened.shares_model or opened.options.context_parallel > 1:
         shares = "tp_plan" if opened.shares_model else "context_parallel"
         raise UserError(f"--use_cache does not work with {shares}: leave one of them out.")
-    stamp(database, run_settings(session))
+    # releases without template_suffix read the suffix as hf does
+    stamp(database, run_settings(session), unrecorded={"template_suffix": "keep" if _adds_suffix(opened) else "drop"})
 
 
-def stamp(database: Any, settings: Mapping[str, Any]) -> None:
+def stamp(database: Any, settings: Mapping[str, Any], *, unrecorded: Mapping[str, Any] | None = None) -> None:
     """Writes the settings into an empty response cache, an `SqliteDict`, or compares them with those of a used one.
 
-    `settings` are JSON values by name; the entry `inputs` holds the parts of the model's fingerprint.
+    Args:
+        database: the response cache.
+        settings: JSON values by name; the entry `inputs` holds the parts of the model's fingerprint.
+        unrecorded: values of settings that an earlier release used but did not record.
 
     Raises:
         UserError: the cache was made with other settings or inputs, by an earlier version or by another kind of model.
@@ -212,6 +217,7 @@ def stamp(database: Any, settings: Mapping[str, Any]) -> None:
     if (stored := database.get(STAMP_KEY)) is None or _INPUTS not in stored:
         wanted = "Expected a response cache made by this version of the model sb"
         raise UserError(f"{wanted}, found one without its settings: name another file with --use_cache.")
+    stored = {**(unrecorded or {}), **stored}
     differences = [
         f"{name}={stored.get(name)!r} instead of {expected.get(name)!r}"
         for name in {**stored, **expected}
@@ -250,11 +256,16 @@ def run_settings(session: Session) -> dict[str, Any]:
         **{name: getattr(opened, name) for name in _OF_OPENED},
         "self_test": session.self_test.ways(),
         "arguments": passed,
-        # the value of template_suffix changes answers only if the tokenizer adds a suffix
-        **({"template_suffix": options.template_suffix} if (added_to_texts(opened) or {}).get("suffix") else {}),
+        # without a suffix of the tokenizer both values give the same answers
+        "template_suffix": options.template_suffix if _adds_suffix(opened) else "drop",
         # with thinking, the cache stores facts, such as the number of thinking tokens, with the answers
         **({} if options.thinking_tokens is None else {"answers_with_facts": True}),
     }
+
+
+def _adds_suffix(opened: Opened) -> bool:
+    """Whether the tokenizer adds tokens, such as EOS, behind the texts of this run."""
+    return bool((added_to_texts(opened) or {}).get("suffix"))
 
 
 def _json_ready(value: Any) -> Any:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sbeval.corpora.local import check_exists
 from sbeval.corpora.split import Split
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
@@ -138,5 +139,5 @@ def _check_shared(place: str, options: Mapping[str, Any]) -> None:
     if options.get("split") is not None:
         read_value(Split, options["split"], name="split", source="--metadata")
     text = options.get("data_path")
-    if isinstance(text, str) and not local_path(text).exists():
-        raise UserError.expected(f"text at data_path {text!r}", found="nothing there", remedy="check the path")
+    if isinstance(text, str):
+        check_exists(local_path(text))

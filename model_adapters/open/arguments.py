@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -43,13 +43,9 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
     remaining = dict(arguments)
     AdapterOptions.pop(remaining)
     check_dtypes(remaining)
+    _refuse_quantisation(remaining)
     _check_batch_size(1 if batch_size is None else batch_size)
-    for option in ("device", "batch_size", "max_batch_size"):  # lm-eval passes these to the model as keyword arguments
-        if option in remaining:
-            raise UserError(
-                f"{option} is an option of the command line, not a model argument: pass --{option} instead of "
-                f"{option}={shown(remaining[option])}."
-            )
+    refuse_command_options(remaining, ("device", "batch_size", "max_batch_size"))
     for key, kind in _OF_HF.items():
         read_value(kind, remaining.get(key), name=key, source=SOURCE)
     _name_subfolder(remaining)
@@ -86,6 +82,25 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         raise UserError(
             f"Expected a model at pretrained={name}, but there is no such folder: {name}: correct the path."
         )
+
+
+def refuse_command_options(arguments: Mapping[str, Any], options: Iterable[str] = ("device", "batch_size")) -> None:
+    """Refuses options of the command line among a model's arguments; any model of lm-eval would get them twice.
+
+    Args:
+        arguments: the arguments of `--model_args`.
+        options: names of options. The default are those that lm-eval's command passes to every model; it passes
+            `max_batch_size` only if the user does.
+
+    Raises:
+        UserError: `arguments` has one of these options.
+    """
+    for option in options:
+        if option in arguments:
+            raise UserError(
+                f"{option} is an option of the command line, not a model argument: pass --{option} instead of "
+                f"{option}={shown(arguments[option])}."
+            )
 
 
 def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
@@ -129,6 +144,15 @@ def check_dtypes(arguments: Mapping[str, Any]) -> None:
             raise UserError(f"Expected {name} to be auto or a type such as bfloat16, found {shown(dtype)}: correct it.")
 
 
+def _refuse_quantisation(arguments: Mapping[str, Any]) -> None:
+    """Refuses `quantization_config`: `hf` reads it only from config.json, and passing it twice is a `TypeError`."""
+    if "quantization_config" in arguments:
+        raise UserError(
+            f"{SOURCE} contains quantization_config, which lm-eval's hf reads only from the checkpoint's config.json: "
+            "write it there, or remove it."
+        )
+
+
 def _check_batch_size(batch_size: Any) -> None:
     if not re.fullmatch(r"auto(:\d+(\.\d+)?)?|[1-9]\d*", str(batch_size)):
         raise UserError(
@@ -167,6 +191,7 @@ def check_shared_arguments(arguments: dict[str, Any], options: AdapterOptions) -
     import torch  # only here, as in `_check_device`
 
     check_dtypes(arguments)
+    _refuse_quantisation(arguments)
     _name_subfolder(arguments)
     if arguments.get("softmax_dtype") not in (None, "float32", torch.float32):
         logger.warning("softmax_dtype is not used: log-probabilities are computed in float32 and added in float64")

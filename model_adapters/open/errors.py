@@ -10,7 +10,7 @@ from sbeval.errors import UserError, first_line, panics_as_errors, raised_here
 from sbeval.model_adapters.batching import out_of_memory
 
 _SAVED_ATTENTION = "_attn_implementation"  # the key in config.json
-_QUANTISING = ("load_in_4bit", "load_in_8bit", "quantization_config", "autogptq", "gptqmodel")
+_QUANTISING = ("load_in_4bit", "load_in_8bit", "autogptq", "gptqmodel")
 
 
 @contextlib.contextmanager

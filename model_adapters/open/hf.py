@@ -22,7 +22,7 @@ import sbeval.models  # noqa: F401  registers the family with transformers' Auto
 from sbeval.checkpoints import load as checkpoints
 from sbeval.checkpoints.facts import checkpoint_format, refuse_adapter, text_config
 from sbeval.checkpoints.files import check_weights
-from sbeval.checkpoints.unread import UnreadTensors
+from sbeval.checkpoints.unread import UnreadTensors, settle_unread_files
 from sbeval.checkpoints.values import check_generation
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
@@ -171,7 +171,8 @@ class OpeningLM(HFLM):  # type: ignore[misc]
             if released is not None:
                 self._config = PretrainedConfig()  # a placeholder: `_create_model` sets the real one with the weights
                 return
-            check_weights(local_path(pretrained) / subfolder, saved_config)
+            if (weights := check_weights(local_path(pretrained) / subfolder, saved_config)) is not None:
+                opening.leave_unread(settle_unread_files(weights, opening.options.allow_unread or ()))
             checkpoints.register_fla_models()
             super()._get_config(pretrained, **kwargs)
             checkpoints.check_quantisation(self._config, local_path(pretrained) / subfolder)
@@ -218,7 +219,9 @@ class OpeningLM(HFLM):  # type: ignore[misc]
             trust_remote_code=bool(arguments["trust_remote_code"]),
             revision=arguments["revision"],
             found_format=opening.found_format,
+            allow_unread=opening.options.allow_unread or (),
         )
+        opening.leave_unread(loaded.unread)
         self._config = loaded.model.config
         log_format(pretrained, loaded.format)
         refuse_transformers_arguments(loaded.format, arguments, convertible=loaded.extendable)

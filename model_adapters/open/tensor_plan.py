@@ -17,11 +17,10 @@ import os
 from typing import Any
 
 import torch
-from packaging.version import Version
 
 from sbeval.checkpoints.facts import text_config
+from sbeval.checkpoints.versions import check_transformers
 from sbeval.errors import UserError
-from sbeval.fingerprint.parts import installed_version
 
 OLDEST_TRANSFORMERS_OF_PLANS = (5, 21)
 """Older releases do not shard some matrices that a plan names, so that fused modules would compute wrong logits."""
@@ -34,13 +33,7 @@ def check_tensor_plan(config: Any, plan: Any) -> None:
         UserError: transformers is too old or has no plan for the model; the number of ranks does not divide the
             key-value heads; or there is only one rank, whose model transformers would leave on the CPU.
     """
-    installed = installed_version("transformers")
-    if installed is not None and Version(installed).release < OLDEST_TRANSFORMERS_OF_PLANS:
-        oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_PLANS))
-        raise UserError(
-            f"tp_plan needs transformers {oldest} or newer, and {installed} is installed: upgrade transformers, or "
-            "leave tp_plan out."
-        )
+    check_transformers(OLDEST_TRANSFORMERS_OF_PLANS, "tp_plan", remedy="leave tp_plan out")
     config, processes = text_config(config), int(os.environ.get("WORLD_SIZE", "1"))
     if plan == "auto" and not getattr(config, "base_model_tp_plan", None):
         raise UserError(

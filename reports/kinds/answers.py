@@ -53,18 +53,27 @@ class Answer(NamedTuple):
 def _read(models: Sequence[EvaluatedModel], notes: Notes) -> dict[TaskKey, tuple[Answer, ...]]:
     """Reads the first samples of every task with generated answers, from the run whose numbers the report shows.
 
+    If no answers can be read there, the next run's are taken, and a note says so.
+
     Returns:
         (model label, task name) to the answers to these samples.
     """
     by_task: dict[TaskKey, tuple[Answer, ...]] = {}
+    without_answers: dict[TaskKey, Path] = {}
     for model in models:
-        for _, task in model.task_runs():
+        for run, task in model.task_runs():
             key = (model.label, shown_name(task.name))
-            if task.samples is None or key in by_task:
+            if key in by_task:
                 continue
-            answers = tuple(answer for sample in _first_samples(task.samples) for answer in _answers(sample))
-            if answers:
-                by_task[key] = answers
+            samples = () if task.samples is None else _first_samples(task.samples)
+            answers = tuple(answer for sample in samples for answer in _answers(sample))
+            if not answers:
+                without_answers.setdefault(key, task.samples or run.path)
+                continue
+            by_task[key] = answers
+            if key in without_answers:
+                reason = f"no answers to {key[1]} could be read; the page shows those of {run.path.name}."
+                notes.add(without_answers[key], reason)
     return by_task
 
 

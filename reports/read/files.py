@@ -1,13 +1,13 @@
 """Finds result files of lm-eval below given paths, streams samples files, and collects notes on data left out.
 
-`watch` polls for result files that appear or change, so that a page can be rebuilt while runs are in progress.
+`watch` polls for result and samples files that appear or change, to rebuild a page while runs are in progress.
 """
 
 import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -70,7 +70,7 @@ def find_result_files(paths: Place | Paths, notes: Notes) -> list[Path]:
             result_files[Path(os.path.realpath(path))] = None
             continue
         for file in _walk(path):
-            if file.name.startswith("results_") or _DATED_JSON.fullmatch(file.name):
+            if _holds_results(file):
                 # `resolve` would raise an error for a link to itself
                 result_files[Path(os.path.realpath(file))] = None
         _note_orphaned_samples(path, notes)
@@ -97,6 +97,11 @@ def samples_file(results_path: Path, task: str, notes: Notes) -> Path | None:
         return candidate if candidate.is_file() else None
     except (OSError, ValueError):  # the task's name is not valid in a file name
         return None
+
+
+def _holds_results(file: Path) -> bool:
+    """Whether lm-eval gives this name, which ends in `.json`, to a results file."""
+    return file.name.startswith("results_") or _DATED_JSON.fullmatch(file.name) is not None
 
 
 def _walk(folder: Path, ending: str = ".json") -> Iterator[Path]:
@@ -184,7 +189,9 @@ def _parsed(line: bytes) -> object:
 def watch(
     paths: Paths, build: Build, *, interval_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Path | None]:
-    """Calls `build` whenever a result file below `paths` appears or changes, and yields its return value. Never ends.
+    """Calls `build` whenever a result or samples file below `paths` appears or changes, and yields what it returns.
+
+    Other files, such as a page's own, do not count. It never ends, and builds nothing before there is a result file.
 
     Args:
         paths: folders and files to poll.
@@ -202,13 +209,17 @@ def watch(
         sleep(interval_seconds)
 
 
-def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
-    """Returns path of every JSON file below `paths` to (size in bytes, modification time in ns)."""
+def _fingerprint(paths: Sequence[Path]) -> _Fingerprint:
+    """Returns path of every result and samples file below `paths` to (size in bytes, modification time in ns).
+
+    It is empty if there is no result file.
+    """
+    # `_walk` yields nothing if the path is not a folder
+    results = [file for path in paths for file in ([path] if path.is_file() else filter(_holds_results, _walk(path)))]
+    samples = [file for path in paths for file in _walk(path, ".jsonl") if file.name.startswith("samples_")]
     sizes: _Fingerprint = {}
-    for path in paths:
-        # `rglob` yields nothing if the path is not a folder
-        for file in [path] if path.is_file() else path.rglob("*.json"):
-            with contextlib.suppress(OSError):
-                status = file.stat()
-                sizes[file] = (status.st_size, status.st_mtime_ns)
+    for file in (*results, *samples) if results else ():
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            sizes[file] = (status.st_size, status.st_mtime_ns)
     return sizes

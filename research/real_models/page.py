@@ -158,7 +158,8 @@ def estimates_table(folder: Path) -> str | None:
 def expected_bytes(inspected: Mapping[str, Any], generated: bool, batch_size: int) -> int:
     """Returns the memory that `sbeval inspect` expects of a run: the weights, and batches of windows or of texts."""
     longest = max(inspected["memory"]["needs"], key=lambda need: int(need["length_tokens"]))
-    of_texts = int(longest["generation"]) + (batch_size - 1) * int(longest["further_text"])
+    prefill = longest.get("prefill", int(longest["generation"]) - int(longest["further_text"]))  # older: of one prompt
+    of_texts = int(prefill) + batch_size * int(longest["further_text"])
     need = of_texts if generated else max(int(longest["batch"]), int(longest["last_targets"]))
     return int(inspected["checkpoint"]["sizes"]["weight_bytes"]) + need
 

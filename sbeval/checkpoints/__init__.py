@@ -8,6 +8,7 @@
 - `files`: opens the weight files, checks that they are complete, and reads single tensors
 - `unread`: tensors of a checkpoint that the loaded model does not read
 - `values`: checks the types of values in config.json, and that the weight files are large enough for them
+- `versions`: checks that transformers is new enough for a feature
 - `ignored`: keys of config.json that do not affect evaluation
 - `quiet`: silences transformers' log and progress bars
 - `dolomite`: checkpoints of dolomite-engine and lm-engine

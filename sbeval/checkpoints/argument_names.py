@@ -20,21 +20,19 @@ _LOADING_SOURCES = (
 @functools.cache
 def harness_arguments() -> frozenset[str]:
     """Returns the parameter names of lm-eval's `HFLM`; empty if its source has another structure than expected."""
-    source = _package("lm_eval") / "models" / "huggingface.py"
-    for node in ast.walk(_tree(source)):
-        if isinstance(node, ast.ClassDef) and node.name == "HFLM":
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                    return frozenset(_parameters(method)) - {"self", "kwargs"}
+    for method in _class_body(_package("lm_eval") / "models" / "huggingface.py", "HFLM"):
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            return frozenset(_parameters(method)) - {"self", "kwargs"}
     return frozenset()
 
 
 def names_of_a_checkpoint(folder: Path) -> frozenset[str] | None:
     """Returns all names that a local checkpoint's model could read as an argument; any other name has no effect.
 
-    They are the keys of its config.json, and all identifiers and strings in the sources of the model's class, of
-    transformers' loading and of lm-eval's `hf`. Returns None if the sources are unknown: the checkpoint has its own
-    code (`auto_map`), or neither transformers nor sbeval has its model type.
+    They are the keys of its config.json, the fields of `SbevalConfig` or all identifiers and strings in the sources of
+    transformers' model, and those in the sources of transformers' loading and of lm-eval's `hf`. Returns None if the
+    sources are unknown: the checkpoint has its own code (`auto_map`), or neither transformers nor sbeval has its model
+    type.
     """
     try:
         settings = read_json_object(folder / "config.json", "settings")
@@ -46,14 +44,14 @@ def names_of_a_checkpoint(folder: Path) -> frozenset[str] | None:
     sources += [transformers / file for file in _LOADING_SOURCES]
     if "auto_map" in settings or not isinstance(model_type, str):
         return None
+    fields = frozenset[str]()
     if model_type == "sbeval":
-        sbeval = _package("sbeval")
-        sources += [*(sbeval / "models").rglob("*.py"), *(sbeval / "checkpoints").glob("load.py")]
+        fields = frozenset(_fields(_package("sbeval") / "models" / "config.py", "SbevalConfig"))
     elif model_type.isidentifier() and (transformers / "models" / model_type).is_dir():
         sources += (transformers / "models" / model_type).glob("*.py")
     else:
         return None
-    return frozenset(settings).union(*map(_identifiers, sources))
+    return fields.union(settings, *map(_identifiers, sources))
 
 
 def _package(name: str) -> Path:
@@ -67,6 +65,19 @@ def _tree(source: Path) -> ast.Module:
         return ast.parse(source.read_text(encoding="utf-8"))
     except (OSError, SyntaxError):
         return ast.Module(body=[], type_ignores=[])
+
+
+def _fields(source: Path, name: str) -> Iterator[str]:
+    """Yields the names of a class's annotated fields, without those of `ClassVar`s."""
+    for field in _class_body(source, name):
+        if isinstance(field, ast.AnnAssign) and not ast.unparse(field.annotation).startswith("ClassVar"):
+            yield ast.unparse(field.target)
+
+
+def _class_body(source: Path, name: str) -> list[ast.stmt]:
+    """Returns the statements of a class; none if the file has no such class."""
+    nodes = (node for node in ast.walk(_tree(source)) if isinstance(node, ast.ClassDef) and node.name == name)
+    return next((node.body for node in nodes), [])
 
 
 def _parameters(function: ast.FunctionDef) -> Iterator[str]:

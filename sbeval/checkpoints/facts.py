@@ -28,13 +28,22 @@ def checkpoint_format(config: Any) -> str:
     return "sbeval" if model_type == "sbeval" else f"huggingface:{model_type}"
 
 
+def extended_from(config: Any) -> dict[str, Any] | None:
+    """Returns what a configuration says about the checkpoint whose context was extended, or None.
+
+    In a multimodal checkpoint `sbeval extend` writes it into the text configuration.
+    """
+    parents = (getattr(candidate, "extended_from", None) for candidate in (config, text_config(config)))
+    return next((parent for parent in parents if isinstance(parent, dict)), None)
+
+
 def training_length_tokens(config: Any) -> int | None:
     """Returns the training length before any RoPE scaling, or None if the configuration does not contain it.
 
     For a model made by `sbeval extend`, this is the model's number of positions, with the RoPE scaling used in
     training.
     """
-    extended = isinstance(getattr(config, "extended_from", None), dict)
+    extended = extended_from(config) is not None
     config = text_config(config)
     if getattr(config, "model_type", None) == "sbeval":
         return positive(config.training_length_tokens)

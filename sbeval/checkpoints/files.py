@@ -1,7 +1,6 @@
 """Finds the files of a checkpoint, checks that they are complete, and reads single tensors."""
 
 import contextlib
-import logging
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ from sbeval.errors import UserError, first_line, shown
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id, local_path
 
-logger = logging.getLogger(__name__)
 # in the order in which transformers looks for them
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -78,7 +76,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
+def check_weights(folder: Path, config: dict[str, Any] | None = None) -> "Weights | None":
     """Checks, before transformers loads a folder, that its files are complete and large enough for the configuration.
 
     A single pytorch_model.bin that `Weights` cannot open is left to transformers, which reads more kinds of pickles.
@@ -86,6 +84,9 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
     Args:
         folder: folder of the checkpoint.
         config: contents of config.json, if they were read before.
+
+    Returns:
+        The weights, or None if the folder has none that `Weights` can open.
 
     Raises:
         UserError: a file is missing or damaged, an index is invalid, or the configuration needs larger files.
@@ -100,9 +101,10 @@ def check_weights(folder: Path, config: dict[str, Any] | None = None) -> None:
                     raise
                 size = (folder / name).stat().st_size
                 check_sizes(config, tensors=size, weight_bytes=size)
-            else:
-                weights.check(config)
-            return
+                return None
+            weights.check(config)
+            return weights
+    return None
 
 
 def held_bytes(folder: Path) -> int:
@@ -116,7 +118,12 @@ def held_bytes(folder: Path) -> int:
 
 
 class Weights:
-    """The tensors of a checkpoint by name; records which a reader takes, so that `refuse_left_over` finds the rest."""
+    """The tensors of a checkpoint by name; records which a reader takes, so that `refuse_left_over` finds the rest.
+
+    Attributes:
+        folder: the checkpoint's folder.
+        source: name of the file that holds the tensors, or of the index that names their shards.
+    """
 
     def __init__(self, folder: Path, files: Sequence[str] = (*_SAFETENSORS, *_PICKLES)) -> None:
         """Opens the first of `files` that exists, and all shards if it is an index, to find missing or damaged ones.
@@ -125,6 +132,7 @@ class Weights:
             UserError: weight files are missing or damaged, or a shard lacks tensors that the index names.
         """
         self.folder = folder
+        self.source = ""
         self._file_of: dict[str, Path] = {}
         self._pickled: dict[str, Tensor] = {}
         self._dtypes: dict[str, str] = {}
@@ -132,7 +140,7 @@ class Weights:
         self._taken: set[str] = set()
         for name in files:
             if (folder / name).is_file():
-                self._source = name
+                self.source = name
                 self._open(folder / name)
                 return
         raise UserError(f"Expected model.safetensors, pytorch_model.bin or an index of shards in {folder}, found none")
@@ -178,13 +186,11 @@ class Weights:
         """Checks that the files are large enough for a configuration, and that weights are in floating point.
 
         Integer or boolean weights are allowed only if config.json names a quantisation; without one, loading would cast
-        them. Attention masks and positions may be integers or booleans in any checkpoint. Shards that are not read are
-        an error; other weight files that are not read are named in a warning.
+        them. Attention masks and positions may be integers or booleans in any checkpoint.
 
         Raises:
-            UserError: the files are too small, a weight is not in floating point, or a shard is not read.
+            UserError: the files are too small, or a weight is not in floating point.
         """
-        self._check_unread_files()
         size = sum(file.stat().st_size for file in set(self._file_of.values()))
         check_sizes(config, tensors=len(self._file_of), weight_bytes=size)
         if names_quantisation(config):
@@ -197,18 +203,14 @@ class Weights:
                 f"{some(integers)}; save the checkpoint again, with its quantization_config if it has one"
             )
 
-    def _check_unread_files(self) -> None:
+    def unread_files(self) -> dict[Path, list[str]]:
+        """Returns the weight files beside these that are not read, each with its tensors that these weights lack.
+
+        A file that is no shard gets no tensors, since it may be a model of its own.
+        """
         candidates = self.folder.glob("pytorch_model*.bin" if self._pickled else "*.safetensors")
         unread = sorted(path for path in {*candidates} - {*self._file_of.values()} if not _OTHER_USES.match(path.name))
-        for path in unread:
-            if _SHARD.fullmatch(path.name) and (further := self._missing_from(path)):
-                raise UserError(
-                    f"{path.name} in {self.folder} has tensors ({some(further)}) that {self._source} neither holds nor "
-                    "names: correct the index of the shards, or move that file to another folder."
-                )
-        if unread:
-            names = some(path.name for path in unread)
-            logger.warning("%s in %s: not read, since %s holds or names all weights", names, self.folder, self._source)
+        return {path: self._missing_from(path) if _SHARD.fullmatch(path.name) else [] for path in unread}
 
     def _missing_from(self, path: Path) -> list[str]:
         """Returns the names of tensors in another file that these weights lack."""

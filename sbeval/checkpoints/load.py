@@ -10,21 +10,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
-from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, training_length_tokens
+from sbeval.checkpoints.facts import (
+    KvExpand,
+    checkpoint_format,
+    extended_from,
+    text_config,
+    training_length_tokens,
+)
 from sbeval.checkpoints.files import Weights, find_folder, held_bytes, read_config, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
-from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread
+from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread, settle_unread_files
 from sbeval.checkpoints.values import names_quantisation
+from sbeval.checkpoints.versions import check_transformers
 from sbeval.errors import UserError, first_line, raised_here, shown
 from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
@@ -105,8 +110,8 @@ def load_checkpoint(
         trust_remote_code: whether a model of transformers may run code from the checkpoint.
         revision: branch, tag or commit on the hub.
         found_format: result of `released_format`, if it was called before.
-        allow_unread: glob patterns of tensors that a transformers model may leave unread. None allows none, and error
-            messages then do not mention the option.
+        allow_unread: glob patterns of tensors that a transformers model, or the index of a model's shards, may leave
+            unread. None allows none, and error messages then do not mention the option.
 
     Raises:
         UserError: there is no checkpoint, files are missing or damaged, a feature is not supported, or the model does
@@ -126,6 +131,7 @@ def load_checkpoint(
         source = source or read_config(folder)
         weights = Weights(folder)
         weights.check(source)
+        unread.append(settle_unread_files(weights, allow_unread))
         if released is None:
             model = from_transformers(str(folder), requested_dtype, trust_remote_code, None, **unread_options)
         else:
@@ -138,7 +144,7 @@ def load_checkpoint(
         model=model.to(device).eval(),
         format=name or checkpoint_format(config),
         training_length_tokens=training_length_tokens(config),
-        extended_from=config.extended_from if is_sbeval else None,
+        extended_from=extended_from(config),
         attention=config.scheme if is_sbeval or released is not None else str(config.model_type),
         folder=folder,
         extendable=released is None or released.extendable,
@@ -293,7 +299,9 @@ def check_quantisation(config: Any, folder: Path) -> None:
     if owner is None or not isinstance(quantization := owner.quantization_config, Mapping):
         return
     if quantization.get("quant_method") == "fp8":
-        _check_transformers_of_fp8(transformers.__version__)
+        check_transformers(
+            OLDEST_TRANSFORMERS_OF_FP8, "Loading weights in fp8", remedy="use weights that are not quantised"
+        )
     try:
         AutoQuantizationConfig.from_dict(dict(quantization))
     except Exception as error:  # each quantisation method raises its own errors
@@ -308,15 +316,6 @@ def check_quantisation(config: Any, folder: Path) -> None:
             f"transformers cannot read the quantisation quant_method={shown(quantization.get('quant_method'))} here "
             f"({first_line(error)}); install its package, or use weights that are not quantised"
         ) from error
-
-
-def _check_transformers_of_fp8(installed: str) -> None:
-    if Version(installed).release < OLDEST_TRANSFORMERS_OF_FP8:
-        oldest = ".".join(map(str, OLDEST_TRANSFORMERS_OF_FP8))
-        raise UserError(
-            f"Weights in fp8 need transformers {oldest} or newer, and {installed} is installed: upgrade transformers, "
-            "or use weights that are not quantised."
-        )
 
 
 def from_transformers(

@@ -9,6 +9,7 @@ values. Any other unread tensor is an error, since results would be those of a p
 import contextlib
 import dataclasses
 import fnmatch
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,9 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from sbeval.checkpoints.files import Weights, some
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.errors import UserError
+from sbeval.processes.ranks import is_first_process
 
+logger = logging.getLogger(__name__)
 _MOVED_BUFFERS = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # transformers omits these from its load report too
 _FILL = -1e4  # attention masks are filled with this number or a lower one
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
@@ -172,6 +175,28 @@ def settle_unread(
         refused, declared = refused - harmless, declared | harmless
     allowed = allowed_among(refused, allow_unread, **message_parts)
     return dataclasses.replace(allowed, declared=tuple(sorted(declared)))
+
+
+def settle_unread_files(weights: Weights, allow_unread: Sequence[str] | None = None) -> UnreadTensors:
+    """Decides whether shards that no index names may stay unread; rank 0 logs the weight files that are not read.
+
+    Args:
+        weights: the checkpoint's weights.
+        allow_unread: glob patterns of the user; None if the user has no such option.
+
+    Raises:
+        UserError: a shard has tensors that neither `weights` nor `allow_unread` names.
+    """
+    unread_files = weights.unread_files()
+    unread = UnreadTensors()
+    for path, names in unread_files.items():
+        message_parts = {"reader": f"The model loaded from {weights.source}", "place": str(path)}
+        mend = "the index of the shards, or move that file to another folder"
+        unread |= allowed_among(names, allow_unread, mend=mend, **message_parts)
+    if unread_files and is_first_process():
+        files = some(path.name for path in unread_files)
+        logger.warning("%s in %s: not read, since %s holds or names the weights", files, weights.folder, weights.source)
+    return unread
 
 
 def _weights(folder: Path | None) -> Weights | None:

@@ -291,6 +291,8 @@ def check_run(run: Any) -> bool:
     _load("sbeval.tasks.packaged", "check_model")(run.model, run.tasks)
     if run.model == "sb":
         _load("sbeval.model_adapters.open.arguments", "check_early")(run.model_args, batch_size=run.batch_size)
+    else:
+        _load("sbeval.model_adapters.open.arguments", "refuse_command_options")(run.model_args)
     _load("sbeval.tasks.user_options", "check_options")(run.tasks, run.metadata)
     _load("sbeval.tasks.user_options", "check_keys")(run.tasks, run.metadata.keys() - run.model_args.keys())
     return not _load("sbeval.tasks.packaged", "are_all_here")(run.tasks, run.folders)

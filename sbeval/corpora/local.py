@@ -30,6 +30,16 @@ _OTHER_MARKS = {
 _KINDS = (".txt", ".jsonl", ".ndjson", ".parquet")
 
 
+def check_exists(path: Path) -> None:
+    """Checks that there is a file or folder at the option `data_path`.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    if not path.exists():
+        raise UserError.expected(f"text at data_path {str(path)!r}", found="nothing there", remedy="check the path")
+
+
 def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") -> Corpus:
     """Returns the documents of a file, or of a folder's files in order of their names, as a corpus.
 
@@ -46,9 +56,7 @@ def local_corpus(path: Path, *, name: str = "text", text_field: str = "text") ->
         UserError: nothing is at `path`. Reading the documents raises it too: for files that cannot be read or decoded,
             and if there is no text at all.
     """
-    if not path.exists():
-        raise UserError.expected(f"text at data_path {str(path)!r}", found="nothing there", remedy="check the path")
-
+    check_exists(path)
     changes: Changes = {}
 
     def documents() -> Iterator[Document]:

@@ -74,12 +74,13 @@ def inspect_command(
         """
         started = time.perf_counter()  # start the clock before the imports, whose time is part of a run
         check_name(checkpoint, "a checkpoint", file="config.json")
+        arguments = _parsed(model_args)
         options: dict[str, Any] = {"memory": memory, "lengths": lengths, "dtype": dtype, "kv_expand": kv_expand}
-        options |= {"tasks": tasks, "metadata": metadata, "model_args": model_args, "limit": limit, "measure": measure}
+        options |= {"tasks": tasks, "metadata": metadata, "model_args": arguments, "limit": limit, "measure": measure}
         answer = inspect(checkpoint, check=check, share=share, started=started, **options)
         if self_test and answer.description.format is not None:
             model = {"pretrained": checkpoint, "dtype": dtype, "kv_expand": kv_expand}
-            answer = dataclasses.replace(answer, self_test=test(**{**model, **_parsed(model_args)}))
+            answer = dataclasses.replace(answer, self_test=test(**{**model, **arguments}))
         print(json.dumps(answer.to_json(), indent=2, allow_nan=False, default=str) if as_json else answer.to_text())
         if answer.description.format is None:
             raise typer.Exit(1)
@@ -155,7 +156,7 @@ def inspect(
     kv_expand: Literal["auto", "interleave", "tile"] = "auto",
     tasks: str | None = None,
     metadata: str | None = None,
-    model_args: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
     limit: float | None = None,
     measure: bool = False,
     started: float | None = None,
@@ -172,7 +173,7 @@ def inspect(
         kv_expand: which key/value head a query head of a dolomite-engine checkpoint uses (`read_dolomite`).
         tasks: names of tasks to count, "TASK,TASK,...".
         metadata: options of the tasks, as `sbeval run --metadata` takes them.
-        model_args: arguments of the model, as `sbeval run --model_args` takes them.
+        model_args: arguments of the model by name, as `sbeval run --model_args` takes them.
         limit: number of documents of each task, or a fraction of them.
         measure: whether to estimate time by running some documents of each task.
         started: `time.perf_counter()` when the command started; None takes now.
@@ -193,7 +194,8 @@ def inspect(
         read_value(Limit, limit, name="--limit")
     if tasks is None and measure:
         raise UserError("--measure needs --tasks: name the tasks to estimate.")
-    given = _parsed(model_args)
+    given = dict(model_args or {})
+    extrapolation = _extrapolation(given)
     source = given.get("tokenizer")
     description = describe(
         checkpoint,
@@ -204,14 +206,14 @@ def inspect(
     )
     run = None
     if tasks is not None:
-        run = _run_options({"pretrained": checkpoint, "dtype": dtype}, model_args, tasks, metadata)
+        run = _run_options({"pretrained": checkpoint, "dtype": dtype, **given}, tasks, metadata)
         if not lengths_shown and "context_lengths" in run.metadata:
             lengths_shown = as_counts(run.metadata["context_lengths"])
     if description.sizes is None:
         return Inspection(description=description)
-    description = dataclasses.replace(
-        description, sizes=dataclasses.replace(description.sizes, zones=_has_zones(_parsed(model_args)))
-    )
+    is_longrope = isinstance(extrapolation, Mapping)
+    zones = extrapolation is not None and not is_longrope and len(extrapolation.zones) > 1
+    description = dataclasses.replace(description, sizes=dataclasses.replace(description.sizes, zones=zones))
     assert description.sizes is not None
     room = room_of(description.sizes, memory_bytes, description.learned_positions)
     first = description.training_length_tokens or 1024
@@ -222,9 +224,8 @@ def inspect(
         return answer
     made = make_tasks(run.tasks, run.metadata, folders=run.folders, limit=limit, packaged=not check(run))
     encode = encode_with(str(run.model_args.get("tokenizer") or description.folder))
-    longrope = str(run.model_args.get("extrapolation")).startswith("longrope")
     by_length = any(kind_of(entry) in LENGTH_DEPENDENT for entry in rope_entries(description.rope).values())
-    nested = "rope_scaling" not in run.model_args and not longrope and not by_length
+    nested = "rope_scaling" not in run.model_args and not is_longrope and not by_length
 
     def read(windows: Any) -> Any:
         return [window.run for window in share(windows, nested=nested)]
@@ -235,13 +236,12 @@ def inspect(
     return dataclasses.replace(answer, work=work, duration=duration, preparing_seconds=preparing)
 
 
-def _run_options(model: Mapping[str, Any], model_args: str | None, tasks: str, metadata: str | None) -> Any:
+def _run_options(model_args: Mapping[str, Any], tasks: str, metadata: str | None) -> Any:
     """Parses the options as `sbeval run` does."""
     # imports lm-eval, which --help does without
     from sbeval.harness.options import parse, run_options
 
-    arguments = json.dumps({**model, **_parsed(model_args)})
-    options = ["--tasks", tasks, "--model_args", arguments]
+    options = ["--tasks", tasks, "--model_args", json.dumps(model_args)]
     if metadata:
         options += ["--metadata", metadata]
     return run_options(vars(parse(options)))
@@ -253,13 +253,12 @@ def _parsed(model_args: str | None) -> dict[str, Any]:
     return read_mapping(model_args or "", "--model_args")
 
 
-def _has_zones(arguments: Mapping[str, Any]) -> bool:
-    """Whether the method treats near and far query-key pairs differently ("zones"), which needs more memory."""
+def _extrapolation(model_args: Mapping[str, Any]) -> Any:
+    """Returns the extrapolation method of the model's arguments as `parse_extrapolation` does, None without."""
     from sbeval.models.extrapolation.methods import parse_extrapolation  # imports torch, which --help does without
 
-    spec = arguments.get("extrapolation")
-    method = None if spec is None else parse_extrapolation(str(spec))
-    return method is not None and not isinstance(method, dict) and len(method.zones) > 1
+    spec = model_args.get("extrapolation")
+    return None if spec is None else parse_extrapolation(str(spec))
 
 
 def _allow_unread(model_args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -295,10 +294,10 @@ def _description_lines(described: "Description") -> list[str]:
 
 def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("tokens", "one window", "fixed_target", "full batch", "generation", "each extra text")
+        ("tokens", "one window", "fixed_target", "full batch", "generation", "full prefill", "each extra text")
     ]
     for row in needs:
-        sizes = (row.all_targets, row.last_targets, row.batch, row.generation, row.further_text)
+        sizes = (row.all_targets, row.last_targets, row.batch, row.generation, row.prefill, row.further_text)
         rows.append((f"{row.length_tokens:,}", *map(bytes_text, sizes)))
     memory = f"{bytes_text(room.memory_bytes)} of {room.place}, with a tenth left free,"
     fits = (
@@ -307,6 +306,7 @@ def _memory_lines(needs: "Sequence[Needs]", room: "Room") -> list[str]:
     )
     return [
         "Memory beside the weights: one window (rolling, stream, sliding, position), one of fixed_target, generation",
+        "of one text; several texts take a full prefill of their prompts, and each its KV cache",
         *("  " + "".join(f"{cell:>16}" for cell in row) for row in rows),
         fits if room.longest_window_tokens else f"{memory} do not hold the weights.",
     ]

@@ -4,7 +4,9 @@ The model is built on the meta device: every tensor has its shape and dtype, but
 """
 
 import dataclasses
+import functools
 import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ from sbeval.checkpoints.files import Weights, find_folder, read_config
 from sbeval.checkpoints.load import build, from_transformers
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
-from sbeval.checkpoints.unread import UnreadTensors
+from sbeval.checkpoints.unread import UnreadTensors, settle_unread_files
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
 from sbeval.errors import UserError, shown
 from sbeval.inspection.memory import Sizes, experts_of, sizes_of
@@ -113,6 +115,7 @@ def describe(
     unread: list[UnreadTensors] = []
     with quiet_transformers():
         try:
+            unread.append(settle_unread_files(headers, allow_unread))
             name, model = _assemble(folder, source, headers, kv_expand, allow_unread=allow_unread, report=unread.append)
         except UserError as error:
             problems.append(str(error))
@@ -144,8 +147,8 @@ def describe(
         learned_positions=None if model is None else learned_positions(model),
         rope=dict(rope) if rope else None,
         tokenizer=tokenizer,
-        extended_from=getattr(config, "extended_from", None),
-        unread=unread[0] if unread else UnreadTensors(),
+        extended_from=None if model is None else facts.extended_from(model.config),
+        unread=functools.reduce(operator.or_, unread, UnreadTensors()),
         problems=tuple(problems),
     )
 

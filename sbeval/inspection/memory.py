@@ -1,7 +1,8 @@
 """Estimates the memory of scored windows and generated texts from a decoder's sizes, and the lengths that fit.
 
 The peak memory of a window is reached either inside a block (residual stream, its norm, the output of attention or MLP
-and their sum, and the inner channels of the MLP) or at the logits of one chunk of targets.
+and their sum, and the inner channels of the MLP) or at the logits of one chunk of targets. Tables of cosine and sine,
+and the input embeddings of a transformers model, stay in memory beside each block. cuBLAS's workspace is added.
 `benchmarks/results/inspection.md` compares the estimates with measurements on a GPU.
 """
 
@@ -19,13 +20,16 @@ from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError
 from sbeval.models.forgetting.layer import cached_channels
 from sbeval.models.mlp import MOST_TOKENS
+from sbeval.rope_parameters import rope_entries
 from sbeval.scoring.scorer import CHUNK_LOGITS
 
 KEPT_FREE = 0.1
-"""Fraction of the memory left free for uses that are not estimated: workspaces, fragmentation, the CUDA context."""
+"""Fraction of the memory left free for uses that are not estimated: fragmentation, the CUDA context."""
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65536}
 """Most tokens in a batch of the model adapter."""
-_ZONE_TENSORS = 17
+WORKSPACE_BYTES = {"cpu": 0, "cuda": 2**25}
+"""PyTorch's workspace for cuBLAS on an H100 or H200, for each CUDA stream; smaller GPUs have one of 8 MiB."""
+_ZONE_TENSORS = 16
 """Number of further tensors, each as large as the queries and in the model's dtype, that attention needs if an
 extrapolation method treats near and far query-key pairs ("zones") differently: queries, keys and outputs of each zone,
 and fp32 products of the outputs with the zones' shares of the weight. Fitted to peaks of SmolLM2-135M on an H100."""
@@ -57,6 +61,8 @@ class Sizes:
         idle_parameters: parameters of the experts that a token does not pass.
         weight_bytes: bytes of all weights.
         item_bytes: bytes of one number in the residual stream.
+        holds_embeddings: whether the input embeddings stay in memory until the forward pass ends, as in transformers.
+        rope_tables: pairs of tables of cosine and sine, one for each type of layers with RoPE parameters of its own.
         zones: whether an extrapolation method computes near and far query-key pairs ("zones") separately.
     """
 
@@ -78,6 +84,8 @@ class Sizes:
     idle_parameters: int
     weight_bytes: int
     item_bytes: int
+    holds_embeddings: bool = False
+    rope_tables: int = 0
     zones: bool = False
 
     def __str__(self) -> str:
@@ -102,7 +110,9 @@ class Needs:
         last_targets: one window with the last 256 targets scored (protocol fixed_target).
         batch: a full batch of windows with all targets scored; a batch that does not fit is halved in a run.
         generation: generating one text: its KV cache and the prefill of its prompt.
-        further_text: memory that each further text adds if several are generated at the same time.
+        prefill: the prefill of a full batch of prompts. Several texts that are generated at the same time need it, and
+            `further_text` for each of them.
+        further_text: memory that each further text adds if several are generated at the same time: its KV cache.
     """
 
     length_tokens: int
@@ -110,6 +120,7 @@ class Needs:
     last_targets: int
     batch: int
     generation: int
+    prefill: int
     further_text: int
 
 
@@ -159,6 +170,8 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
         idle_parameters=0 if not experts else idle * (experts - chosen) // experts,
         weight_bytes=sum(weight.numel() * weight.itemsize for weight in parameters.values()),
         item_bytes=model.dtype.itemsize,
+        holds_embeddings=config.model_type != "sbeval",
+        rope_tables=len(rope_entries(getattr(config, "rope_parameters", None))),
     )
 
 
@@ -208,20 +221,35 @@ def _integer(config: Any, name: str) -> int | None:
 
 def needs(sizes: Sizes, length_tokens: int, *, device: str) -> Needs:
     """Returns the memory that windows and texts of one length need; chunks of logits differ on "cuda" and "cpu"."""
-    batch_tokens = max(1, BATCH_TOKENS[device] // length_tokens) * length_tokens
-    text = text_bytes(sizes, length_tokens)
+    rows = max(1, BATCH_TOKENS[device] // length_tokens)
+    batch_tokens = rows * length_tokens
     return Needs(
         length_tokens=length_tokens,
         all_targets=window_bytes(sizes, length_tokens, length_tokens, device),
         last_targets=window_bytes(sizes, length_tokens, min(length_tokens, 256), device),
-        batch=window_bytes(sizes, batch_tokens, batch_tokens, device),
-        generation=text + window_bytes(sizes, length_tokens, 1, device),
-        further_text=text,
+        batch=window_bytes(sizes, batch_tokens, batch_tokens, device, rows=rows),
+        generation=_generation_bytes(sizes, length_tokens, device),
+        # decode steps are captured in a CUDA graph on a stream of their own
+        prefill=window_bytes(sizes, batch_tokens, rows, device, rows=rows) + WORKSPACE_BYTES[device],
+        further_text=text_bytes(sizes, length_tokens),
     )
 
 
-def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
-    """Returns the peak bytes, without the weights, of scoring a batch with `tokens` inputs and `scored` targets."""
+def _generation_bytes(sizes: Sizes, length_tokens: int, device: str) -> int:
+    prefill = window_bytes(sizes, length_tokens, 1, device) + WORKSPACE_BYTES[device]
+    return text_bytes(sizes, length_tokens) + prefill
+
+
+def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str, *, rows: int = 1) -> int:
+    """Returns the peak bytes, without the weights, of scoring a batch.
+
+    Args:
+        sizes: sizes of the decoder.
+        tokens: number of input tokens in all rows.
+        scored: number of targets in all rows.
+        device: "cuda" or "cpu".
+        rows: number of windows in the batch.
+    """
     width, query, key = sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.key_value_heads * sizes.head_dim
     in_attention = 2 * width + 3 * query + 3 * key  # q, k, v, their copies with RoPE, and the output of attention
     in_attention += _ZONE_TENSORS * query if sizes.zones else 0
@@ -230,11 +258,12 @@ def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
     expert_channels = sizes.chosen_experts * (3 * width + inner * sizes.expert_size)
     at_once = min(tokens, sizes.tokens_of_experts_at_once or tokens)
     in_mlp = tokens * (4 * width + inner * sizes.inner_size) + at_once * expert_channels
-    body = max(tokens * in_attention, in_mlp) * sizes.item_bytes
+    held = sizes.rope_tables * 2 * sizes.head_dim * -(-tokens // rows) + sizes.holds_embeddings * tokens * width
+    body = (max(tokens * in_attention, in_mlp) + held) * sizes.item_bytes
     logits = min(scored * sizes.vocabulary, CHUNK_LOGITS[device])
     # on a CPU logits are converted to fp32, and their exponentials exist beside them
     logit_bytes = sizes.item_bytes if device == "cuda" else sizes.item_bytes + 8
-    return max(body, 2 * tokens * width * sizes.item_bytes + logits * logit_bytes)
+    return max(body, 2 * tokens * width * sizes.item_bytes + logits * logit_bytes) + WORKSPACE_BYTES[device]
 
 
 def text_bytes(sizes: Sizes, length_tokens: int) -> int:
@@ -250,7 +279,7 @@ def longest_tokens(sizes: Sizes, memory_bytes: int, device: str) -> tuple[int, i
     room = int(memory_bytes * (1 - KEPT_FREE)) - sizes.weight_bytes
     return (
         _longest(lambda tokens: window_bytes(sizes, tokens, tokens, device), room),
-        _longest(lambda tokens: text_bytes(sizes, tokens) + window_bytes(sizes, tokens, 1, device), room),
+        _longest(lambda tokens: _generation_bytes(sizes, tokens, device), room),
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+AT_ONCE_NUMBERS = 2**24
+"""How many numbers of a module's output get random errors at a time; their fp32 copies take 128 MiB."""
 _EPS_OF_TF32 = 2.0**-10
 _LEAST_EPS = 4.0
 
@@ -57,9 +59,13 @@ def rounded_anew(model: nn.Module, *, seed: int, times: float) -> Iterator[None]
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return output
         largest_error = times * torch.finfo(output.dtype).eps / 2
-        factor = torch.empty(output.shape, dtype=torch.float32, device=device)
-        factor.uniform_(1 - largest_error, 1 + largest_error, generator=generator)
-        return (output * factor.to(output.device)).to(output.dtype)
+        rounded = torch.empty_like(output, memory_format=torch.contiguous_format)
+        pieces = zip(output.flatten().split(AT_ONCE_NUMBERS), rounded.view(-1).split(AT_ONCE_NUMBERS), strict=True)
+        for numbers, rounded_numbers in pieces:
+            factor = torch.empty(numbers.shape, dtype=torch.float32, device=device)
+            factor.uniform_(1 - largest_error, 1 + largest_error, generator=generator)
+            rounded_numbers.copy_(numbers * factor.to(output.device))
+        return rounded
 
     leaves = (module for module in model.modules() if not list(module.children()))
     hooks = [module.register_forward_hook(add_rounding) for module in leaves]

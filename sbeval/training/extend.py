@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import set_seed
 
+from sbeval.checkpoints.facts import text_config
 from sbeval.checkpoints.files import Weights, find_folder
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.corpora.tokenizers import load_tokenizer, separator_ids, tokenizer_sha256
@@ -124,13 +125,14 @@ def longer_context(
         model: the parent model.
         context_tokens: new context length.
         rope_scaling: scaling to train with, such as "dynamic:4"; None keeps the parent's.
-        parent: name, hash and `training_length_tokens` (may be None) of the parent; saved as `config.extended_from`.
+        parent: name, hash and `training_length_tokens` (may be None) of the parent; saved as `extended_from` of the
+            configuration, or of its text configuration in a multimodal model.
 
     Raises:
         UserError: the context is not longer than the parent's, the model has too few learned positions, or the scaling
             does not fit the model.
     """
-    config = model.config
+    config = text_config(model.config)
     original = parent["training_length_tokens"]
     positions = learned_positions(model)
     if positions is not None and context_tokens > positions:

@@ -9,8 +9,9 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
+from sbeval.errors import UserError
 from sbeval.model_adapters.open.arguments import check_early
-from sbeval.models import SbevalConfig
+from sbeval.models import SbevalConfig, SbevalForCausalLM
 
 READ_BY_LOADING = (
     *("attn_implementation", "torch_dtype", "low_cpu_mem_usage", "quantization_config", "device_map", "variant"),
@@ -42,6 +43,15 @@ def test_every_argument_of_a_configuration_is_known(kind: str, tmp_path: Path) -
 def test_every_argument_of_this_family_is_known(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "sbeval"}')
     assert set(SbevalConfig().to_dict()) <= (names_of_a_checkpoint(tmp_path) or set())
+
+
+def test_a_name_in_the_code_of_this_family_is_no_argument(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "sbeval"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    name = SbevalForCausalLM.head_logits.__name__
+    with pytest.raises(UserError, match=f"contains {name}, which neither"):
+        check_early({"pretrained": str(tmp_path), name: 1})
+    check_early({"pretrained": str(tmp_path), "logits_divisor": 2.0})
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.checkpoints.facts import training_length_tokens
-from sbeval.checkpoints.files import Weights, check_weights
+from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.load import load_checkpoint, released_format
 from sbeval.checkpoints.registry import FORMATS
+from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.errors import UserError
 from sbeval.inspection.description import describe
 from sbeval.models import SbevalConfig, SbevalForCausalLM
@@ -237,30 +238,43 @@ def beside(folder: Path, name: str, tensors: Iterable[str]) -> None:
         save_file(held, folder / name)
 
 
-@pytest.mark.parametrize("stored", ["safetensors", "bin"])
-@pytest.mark.parametrize("make", [llama, own])
-def test_a_shard_that_no_index_names_is_refused_or_named_in_the_log(
-    make: Callable[[Path], Any], stored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("make", "stored"), [(llama, "safetensors"), (llama, "bin"), (own, "safetensors")])
+def test_a_shard_that_no_index_names_is_refused_allowed_or_named_in_the_log_of_rank_0(
+    make: Callable[[Path], Any],
+    stored: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make(tmp_path)
     held = list(load_file(tmp_path / "model.safetensors"))
-    name = "model-00002-of-00002.safetensors"
+    name, source = "model-00002-of-00002.safetensors", "model.safetensors"
     if stored == "bin":
         torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
         (tmp_path / "model.safetensors").unlink()
-        name = "pytorch_model-00002-of-00002.bin"
+        name, source = "pytorch_model-00002-of-00002.bin", "pytorch_model.bin"
     beside(tmp_path, name, [*held, "model.layers.9.mlp.up_proj.weight"])
-    with pytest.raises(UserError, match=rf"{name} in .* has tensors \(model.layers.9.mlp.up_proj.weight\) that"):
+    unread = "model.layers.9.mlp.up_proj.weight"
+    sentence = rf"loaded from {source} does not read 1 tensor of .*{name} \({unread}\), .* correct the index"
+    with pytest.raises(UserError, match=sentence) as refused:
+        load_checkpoint(tmp_path, allow_unread=("*.bias",))
+    described = describe(tmp_path)
+    assert (described.problems[0], described.tensors) == (str(refused.value), len(held))
+    assert "allow_unread=model.layers.*.mlp.up_proj.weight" in str(refused.value)
+    with pytest.raises(UserError, match=r"another folder\.$"):  # where there is no such option
         load_checkpoint(tmp_path)
-    with pytest.raises(UserError, match=name):
-        describe(tmp_path)
-    with pytest.raises(UserError, match=name):
-        check_weights(tmp_path)
+    assert load_checkpoint(tmp_path, allow_unread=("*.up_proj.*",)).unread == UnreadTensors(allowed=(unread,))
+    assert describe(tmp_path, allow_unread=("*.up_proj.*",)).unread == UnreadTensors(allowed=(unread,))
+    caplog.clear()
     beside(tmp_path, name, held)  # of an older copy
-    check_weights(tmp_path)
+    load_checkpoint(tmp_path)
     assert [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    caplog.clear()
+    monkeypatch.setenv("RANK", "1")
+    load_checkpoint(tmp_path)
+    assert not caplog.records
     (tmp_path / name).write_bytes(b"no weights")
-    check_weights(tmp_path)
+    load_checkpoint(tmp_path)
 
 
 def test_the_shards_are_read_that_transformers_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -247,7 +247,7 @@ def test_what_transformers_declares_is_left_unread_and_told(kind: str, tmp_path:
     folder = make(tmp_path)
     # transformers 5.16 fails on every model with weights in fp8
     if kind == "fp8" and Version(transformers.__version__).release < OLDEST_TRANSFORMERS_OF_FP8:
-        with pytest.raises(UserError, match=r"fp8 need transformers 5\.17 or newer, and 5\.16"):
+        with pytest.raises(UserError, match=r"fp8 needs transformers 5\.17 or newer, and 5\.16"):
             load_checkpoint(folder)
         return
     loaded = load_checkpoint(folder)
@@ -292,7 +292,9 @@ def test_patterns_allow_the_names_they_match_and_no_others(tmp_path: Path) -> No
         load_checkpoint(folder, allow_unread=("model.layers.2.*",))
     loaded = load_checkpoint(folder, allow_unread=("model.layers.2.*", "*.bias"))
     assert len(loaded.unread.allowed) == 21
-    answer = inspect(str(folder), check=lambda *_: True, share=lambda *_: None, model_args="allow_unread=*.layers.*")
+    answer = inspect(
+        str(folder), check=lambda *_: True, share=lambda *_: None, model_args={"allow_unread": "*.layers.*"}
+    )
     text = answer.to_text()
     assert "left unread       21 tensors, allowed by allow_unread: model.layers.0-2.self_attn.k_proj.bias" in text
     assert answer.to_json()["checkpoint"]["unread"] == loaded.unread.to_json()

@@ -30,6 +30,8 @@ SENTENCES = {
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},no_such=8": "contains no_such, which neither",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "pass --device instead",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "pass --batch_size instead",
+    "run --tasks sb_stdlib --model local-completions --model_args model=x,batch_size=4": "pass --batch_size instead",
+    "run --tasks sb_stdlib --model local-completions --model_args model=x,device=cpu": "pass --device instead",
     "run --tasks sb_stdlib --model_args pretrained=x,rope_scaling=dynamc:4": "got 'dynamc:4'",
     "run --tasks sb_stdlib --model_args pretraned=x": "found pretraned",
     "run --tasks sb_stdlib": "Expected pretrained=CHECKPOINT in --model_args, found none",
@@ -127,7 +129,7 @@ SENTENCES = {
     "inspect models": "Expected a checkpoint with its config.json at 'models'",
 }
 # what lm-eval's own command answers as it does for every model
-OTHERWISE = ("--lmit", "--model hf")
+OTHERWISE = ("--lmit", "--model hf", "--model local-completions")
 PLAIN = {
     f"lm_eval --model sb {command.removeprefix('run ')}": sentence
     for command, sentence in SENTENCES.items()

@@ -104,6 +104,11 @@ def test_what_cannot_be_asked_is_one_sentence(options: dict[str, Any], said: str
         ask(**options)
 
 
+def test_a_wrong_extrapolation_is_refused_before_the_checkpoint_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="extrapolation must be one of"):
+        inspect(str(tmp_path), check=lambda run: False, share=share_windows, model_args={"extrapolation": "none"})
+
+
 STICKBREAKING = shipped_checkpoints()[0]
 
 

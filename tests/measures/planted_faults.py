@@ -1,10 +1,12 @@
 """Plants one fault after another in the product and counts those that the tests notice; run it as a script.
 
 A fault is a piece of code that stands once in the product and what it is replaced by, so moving code to another file
-does not lose it. The file is written back whatever happens.
+does not lose it. The file is written back whatever happens. `tests/test_planted_faults.py` checks that each can be
+planted.
 """
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
@@ -67,8 +69,8 @@ FAULTS = {
     ),
     "an error behind a prefix counts from it": Fault(
         "scoring/test_scorer.py",
-        "before = 0 if after is None else int(after.get_seq_length())",
-        "before = 0",
+        "prefix_tokens = 0 if after is None else int(after.get_seq_length())",
+        "prefix_tokens = 0",
     ),
     "scores of a learned prompt are shifted": Fault(
         "model_adapters/test_hf_arguments.py", "positions = positions + skipped", "positions = positions"
@@ -112,8 +114,8 @@ FAULTS = {
     ),
     "a band is half as wide": Fault(
         "reports/test_statistics.py",
-        "width_K = max(float(np.quantile(largest_B, confidence)), normal) * believed_K",
-        "width_K = max(float(np.quantile(largest_B, confidence)), normal) * believed_K / 2",
+        "below, above = np.maximum(width, sides_2).tolist()",
+        "below, above = (np.maximum(width, sides_2) / 2).tolist()",
     ),
     "Wilson's middle is the share": Fault(
         "reports/test_statistics.py reports/test_ruler.py",
@@ -160,8 +162,8 @@ FAULTS = {
     ),
     "training windows overlap by a window": Fault(
         "training/test_windows.py",
-        "start = self._offset + int(self._order[place]) * self._length_tokens",
-        "start = self._offset + int(self._order[place])",
+        "start = self._offset + int(self._order[window]) * self._length_tokens",
+        "start = self._offset + int(self._order[window])",
     ),
     "documents see the one before": Fault(
         "training", "begins[:, 0] = True\n", "begins[:, :] = False\n    begins[:, 0] = True\n"
@@ -182,26 +184,40 @@ FAULTS = {
         "checkpoints", "if tuple(tensor.shape) != shape:", "if tensor.dim() != len(shape):"
     ),
     "NaN is a score": Fault(
-        "scoring model_adapters", "found[~found.isfinite()] = torch.nan", "found[~found.isfinite()] = 0.0"
+        "scoring model_adapters/runs/test_non_finite.py",
+        "logprobs[~logprobs.isfinite()] = torch.nan",
+        "logprobs[~logprobs.isfinite()] = 0.0",
     ),
 }
 
 
-def place_of(fault: Fault) -> Path:
-    """The one file that holds the fault's code, once."""
-    files = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
-    places = [file for file in files for _ in range(file.read_text(encoding="utf-8").count(fault.code))]
+@functools.cache
+def sources() -> dict[Path, str]:
+    """The product's source files and their texts, before any fault is planted."""
+    files = (file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
+    return {file: file.read_text(encoding="utf-8") for file in files}
+
+
+def places_of(fault: Fault) -> list[Path]:
+    """Returns the file of each place where the fault's code stands."""
+    return [file for file, text in sources().items() for _ in range(text.count(fault.code))]
+
+
+def why_not_planted(fault: Fault) -> str | None:
+    """Returns why a fault cannot be planted, or None: its code has to stand in one place, and its tests must exist."""
+    places = places_of(fault)
     if len(places) != 1:
-        raise LookupError(f"expected the code in one place, found it in {len(places)}: {fault.code}")
-    return places[0]
+        return f"its code stands in {len(places)} places instead of one: {fault.code}"
+    missing = [test for test in fault.tests.split() if not (ROOT / "tests" / test).exists()]
+    return f"there are no tests at {', '.join(missing)}" if missing else None
 
 
 def noticed(fault: Fault) -> bool:
     """Whether the fault's tests fail while it is planted."""
-    file = place_of(fault)
-    right = file.read_text(encoding="utf-8")
+    (file,) = places_of(fault)
+    right = sources()[file]
     file.write_text(right.replace(fault.code, fault.wrong), encoding="utf-8")
-    tests = [f"tests/{place}" for place in fault.tests.split() if (ROOT / "tests" / place).exists()]
+    tests = [f"tests/{place}" for place in fault.tests.split()]
     try:
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
@@ -218,15 +234,20 @@ def noticed(fault: Fault) -> bool:
 
 
 def main() -> None:
-    """Prints a line a fault and the count; `--find` only looks for each fault's code."""
+    """Prints a line a fault and the count; `--find` only looks for each fault's code.
+
+    No fault is planted if one of those chosen cannot be: the exit code is then 1.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--find", action="store_true", help="only say where each fault's code stands")
     parser.add_argument("names", nargs="*", metavar="NAME", help="some faults; all, if none is named")
     chosen = parser.parse_args()
     names = chosen.names or list(FAULTS)
+    if reasons := {name: reason for name in names if (reason := why_not_planted(FAULTS[name]))}:
+        sys.exit("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
     if chosen.find:
         for name in names:
-            print(f"{place_of(FAULTS[name]).relative_to(ROOT)}: {name}")
+            print(f"{places_of(FAULTS[name])[0].relative_to(ROOT)}: {name}")
         return
     results = {}
     for name in names:

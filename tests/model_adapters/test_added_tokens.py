@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.models.huggingface import HFLM
 from ruler_problems import make_tokenizer
+from sqlitedict import SqliteDict
 from tokenizers import processors
 
 from sbeval.corpora.tokenizers import AddedTokens, added_tokens, adds_bos
@@ -21,7 +22,8 @@ from sbeval.model_adapters.backend import Backend
 from sbeval.model_adapters.encoding import encode_prompts
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.options import AdapterOptions
-from sbeval.model_adapters.record import run_settings
+from sbeval.model_adapters.record import STAMP_KEY, check_cache, run_settings
+from sbeval.model_adapters.session import Session
 from sbeval.tasks.tokens import TokenCounter
 from tests.model_adapters.small import (
     LINES,
@@ -256,11 +258,36 @@ def test_other_models_of_lm_eval_record_what_their_tokenizer_adds(lm: StickBreak
     assert "hf decides what it adds to prompts of text" in added["sentence"]
 
 
-def test_a_response_cache_holds_answers_of_one_template_suffix(lm: StickBreakingLM) -> None:
-    def settings(prefix: list[int], suffix: list[int]) -> dict[str, Any]:
-        assert lm.session is not None
-        opened = dataclasses.replace(lm.opened, tokenizer=templated(lm.tokenizer, prefix, suffix))
-        return run_settings(dataclasses.replace(lm.session, opened=opened))
+def session_with(lm: StickBreakingLM, suffix: Sequence[int], template_suffix: str = "drop") -> Session:
+    assert lm.session is not None
+    tokenizer = templated(tiny_tokenizer(adds_bos=False), [0], suffix)
+    options = lm.opened.options.model_copy(update={"template_suffix": template_suffix})
+    return dataclasses.replace(
+        lm.session, opened=dataclasses.replace(lm.opened, tokenizer=tokenizer, options=options, source=None)
+    )
 
-    assert "template_suffix" not in settings([1], [])
-    assert settings([], [1])["template_suffix"] == "drop"
+
+def test_a_response_cache_holds_answers_of_one_template_suffix(lm: StickBreakingLM) -> None:
+    stamped = {name: run_settings(session_with(lm, [1], name))["template_suffix"] for name in ("drop", "keep")}
+    assert stamped == {"drop": "drop", "keep": "keep"}
+    assert run_settings(session_with(lm, [], "keep")) == run_settings(session_with(lm, []))  # the same answers
+
+
+def test_a_response_cache_without_template_suffix_holds_answers_with_the_suffix(
+    lm: StickBreakingLM, tmp_path: Path
+) -> None:
+    def earlier(suffix: Sequence[int]) -> SqliteDict:
+        database = SqliteDict(str(tmp_path / f"{len(suffix)}.db"), autocommit=True)
+        check_cache(database, session_with(lm, suffix))
+        settings = database[STAMP_KEY]
+        del settings["template_suffix"]
+        database[STAMP_KEY] = settings
+        return database
+
+    with earlier([1]) as database:
+        check_cache(database, session_with(lm, [1], "keep"))
+        with pytest.raises(UserError, match=r"found one made with template_suffix='keep' instead of 'drop': use"):
+            check_cache(database, session_with(lm, [1], "drop"))
+    with earlier([]) as database:
+        for template_suffix in ("drop", "keep"):
+            check_cache(database, session_with(lm, [], template_suffix))

@@ -121,6 +121,24 @@ def test_what_a_run_cannot_load_is_not_recommended_by_inspect(architecture, chan
             load(folder)
 
 
+@pytest.mark.parametrize("load", [load_lm, load_checkpoint])
+def test_weights_in_fp8_are_refused_with_a_transformers_that_cannot_load_them(load, checkpoint, tmp_path, monkeypatch):
+    folder = copied(checkpoint("llama"), tmp_path, quantization_config={"quant_method": "fp8"})
+    monkeypatch.setattr(transformers, "__version__", "5.16.1")
+    with pytest.raises(UserError, match=r"fp8 needs transformers 5\.17 or newer, and 5\.16\.1 is installed: upgrade"):
+        load(folder)
+
+
+def test_a_quantisation_among_the_arguments_is_refused_since_hf_takes_none(checkpoint):
+    arguments = {"quantization_config": {"quant_method": "fp8"}}
+    for refuse in (
+        lambda: check_early({"pretrained": str(checkpoint("llama"))} | arguments),
+        lambda: load_lm(checkpoint("llama"), **arguments),
+    ):
+        with pytest.raises(UserError, match=r"contains quantization_config, .* config\.json: write it there"):
+            refuse()
+
+
 @pytest.mark.parametrize(
     ("architecture", "change"),
     [("llama", {"model_type": "gemma3"}), ("qwen3", {"model_type": "qwen3_moe", "num_experts": 10**9})],

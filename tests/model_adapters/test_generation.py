@@ -1,6 +1,7 @@
 """Batched generation: what padding, prefill and repeated prompts may not change."""
 
 import json
+import re
 import shutil
 from typing import Any
 
@@ -117,3 +118,13 @@ def test_no_stop_sequence_may_be_written_as_null(checkpoint):
         for setting in ({"until": []}, {"until": None}, {"until": [None]}, {})
     ]
     assert answers == answers[:1] * 4
+
+
+def test_the_progress_bar_says_what_it_counts(checkpoint, capfd):
+    lm = load_lm(checkpoint("llama"))
+    lm.generate_until(instances("generate_until", [(LINES[0], SETTING), (LINES[1], SETTING)]))
+    generating = capfd.readouterr().err
+    lm.loglikelihood(instances("loglikelihood", [(LINES[0], " one"), (LINES[1], " two")]))
+    scoring = capfd.readouterr().err
+    assert re.search(r"2/2 \[.*( answers/s|s/ answers)\]", generating)
+    assert re.search(r"\[.*(token/s|s/token)\]", scoring)

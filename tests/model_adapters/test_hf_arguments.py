@@ -83,6 +83,15 @@ def test_tensors_that_the_model_does_not_read_are_refused_unless_they_are_allowe
     assert small.load_lm(checkpoint("llama"), **arguments).get_model_info()["sbeval"]["unread"] is None
 
 
+def test_a_shard_that_no_index_names_is_allowed_and_recorded_like_other_unread_tensors(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    save_file({"model.layers.9.mlp.up_proj.weight": torch.zeros(2)}, folder / "model-00002-of-00002.safetensors")
+    with pytest.raises(UserError, match=r"does not read 1 tensor of .*model-00002-of-00002.safetensors"):
+        small.load_lm(folder)
+    lm = small.load_lm(folder, allow_unread="*.up_proj.*")
+    assert lm.get_model_info()["sbeval"]["unread"] == {"allowed": ["model.layers.9.mlp.up_proj.weight"], "declared": []}
+
+
 def nll_of(model: Any, tokens: list[int]) -> float:
     """The NLL of all tokens but the first, in nats, from one forward pass."""
     inputs, targets = torch.tensor([tokens[:-1]]), torch.tensor(tokens[1:])

@@ -194,5 +194,30 @@ def test_a_report_is_rebuilt_only_when_results_appear_or_grow(tmp_path: Path, mo
     assert (builds, set(sleeps)) == ([1, 3, 5], {2.0})
 
 
+def test_a_report_is_rebuilt_for_no_other_files_than_results_and_samples(tmp_path: Path) -> None:
+    builds: list[int] = []
+    steps = iter(
+        [
+            *("samples_a_2026-11-20T10-00-00.jsonl", "results_1.json", "page/summary.json", "config.json"),
+            *("samples_b_2026-11-20T10-00-00.jsonl", "page/index.jsonl", "out_2026-11-20T10-00-00.json", "log.json"),
+        ]
+    )
+    written: list[str] = []
+
+    def sleep(_: float) -> None:
+        file = tmp_path / next(steps)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+        written.append(file.name)
+
+    def build() -> None:
+        builds.append(len(written))
+
+    with pytest.raises(RuntimeError):  # no steps are left
+        for _ in watch([tmp_path], build, sleep=sleep):
+            pass
+    assert builds == [2, 5, 7]
+
+
 def test_what_a_kind_of_measurement_needs_is_read() -> None:
     assert {kind.needs for kind in KINDS if kind.needs is not None} <= set(READERS)

@@ -18,11 +18,20 @@ from training_problems import (
     tiny_extension,
     tiny_model,
 )  # fmt: skip
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import (
+    AutoTokenizer,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+)
 
 from sbeval.checkpoints.load import load_checkpoint
 from sbeval.errors import UserError
 from sbeval.fingerprint.checkpoint import weights_sha256
+from sbeval.inspection.description import describe
+from sbeval.model_adapters.record import model_facts
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.rope import held_rope_frequencies
 from sbeval.rope_parameters import parse_rope_scaling
@@ -299,6 +308,25 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
     found = checkpoint.model.config.rope_parameters
     assert (found["rope_type"], found["factor"]) == (scaling.partition(":")[0], 2.0)
     assert found["original_max_position_embeddings"] == 64
+
+
+def test_the_text_configuration_of_a_multimodal_checkpoint_is_extended(tmp_path, data_folder):
+    copy_tokenizer(data_folder, tmp_path / "parent")
+    text = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+    text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 16, "patch_size": 8}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "parent")
+    extension = tiny_extension(tmp_path / "parent", data_folder, rope_scaling="linear:2")
+    checkpoint = load_checkpoint(extended := extend(extension, tmp_path / "run"))
+    assert checkpoint.extended_from is not None
+    assert (checkpoint.training_length_tokens, checkpoint.extended_from["name"]) == (CONTEXT_TOKENS, "parent")
+    assert checkpoint.model.config.text_config.rope_parameters["full_attention"]["factor"] == 2.0
+    assert describe(extended).extended_from == checkpoint.extended_from
+    facts = model_facts(checkpoint.model.config, str(extended), checkpoint.model)
+    assert facts["extended_from"] == checkpoint.extended_from
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,8 @@ def test_settings_that_change_no_answer_go_on_with_a_cache(checkpoint, tmp_path)
 
 def test_every_option_of_the_adapter_is_stamped_but_the_batch_size(checkpoint):
     stamped = run_settings(load_lm(checkpoint("llama")).session)
-    # a cache beside context_parallel is refused, tensors that a model does not read change no number,
-    # and this tokenizer adds no suffix
-    apart = {"max_batch_tokens", "draft_tokens", "context_parallel", "allow_unread", "template_suffix"}
+    # a cache beside context_parallel is refused, and tensors that a model does not read change no number
+    apart = {"max_batch_tokens", "draft_tokens", "context_parallel", "allow_unread"}
     assert AdapterOptions.model_fields.keys() - set(stamped) == apart
 
 

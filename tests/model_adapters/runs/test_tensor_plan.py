@@ -18,7 +18,6 @@ from sbeval.errors import UserError
 from sbeval.model_adapters.batching import SharedDoesNotFit, share_passes
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
 from sbeval.model_adapters.generate.slots.stepper import Stepper
-from sbeval.model_adapters.open import tensor_plan
 from sbeval.model_adapters.open.tensor_plan import OLDEST_TRANSFORMERS_OF_PLANS, check_tensor_plan
 from sbeval.model_adapters.prepare.changes.sums import RowParallelForward, give_back_sums
 from sbeval.model_adapters.prepare.trial import Trial
@@ -147,7 +146,7 @@ def test_no_answers_are_kept_of_processes_that_share_a_model(checkpoint):
 
 
 def test_a_plan_is_refused_with_a_transformers_that_splits_matrices_in_another_way(monkeypatch):
-    monkeypatch.setattr(tensor_plan, "installed_version", lambda package: "5.20.2")
+    monkeypatch.setattr(transformers, "__version__", "5.20.2")
     with pytest.raises(UserError, match=r"tp_plan needs transformers 5\.21 or newer, and 5\.20\.2 is installed"):
         check_tensor_plan(transformers.LlamaConfig(), "auto")
 

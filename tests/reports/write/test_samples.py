@@ -31,9 +31,9 @@ def generated(index: int, answers: list[str], scores: list[float], **changes: An
     } | changes
 
 
-def write_answers(folder: Path, attention: str, samples: list[dict[str, Any]]) -> Path:
+def write_answers(folder: Path, attention: str, samples: list[dict[str, Any]], **options: Any) -> Path:
     name, results, record, _ = ruler_task("niah_single_1", 4096, lengths=ASKED)
-    return write_run(folder / attention, model_record(attention), [(name, results, record, samples)])
+    return write_run(folder / attention, model_record(attention), [(name, results, record, samples)], **options)
 
 
 def tables(folder: Path) -> dict[str, Table]:
@@ -88,6 +88,26 @@ def test_a_samples_file_that_ends_within_a_line_gives_what_is_whole(tmp_path: Pa
         file.write(json.dumps(generated(1, ["c", "d"], [0.0, 0.0]))[:200])
     ((_, answers),) = load_results([tmp_path])[ANSWERS].items()
     assert [one.text for one in answers] == ["a", "b"]
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "not logged"])
+def test_answers_of_another_run_than_the_newest_are_said_to_be_so(damage: str, tmp_path: Path) -> None:
+    earlier = write_answers(tmp_path, "rope", [generated(0, ["a", "b"], [0.0, 0.0])])
+    later = {"date": "2026-11-21T10-00-00.000001", "seconds": 1_795_086_400.0}
+    newest = write_answers(tmp_path, "rope", [generated(0, ["c", "d"], [0.0, 0.0])], **later)
+    results = load_results([tmp_path])
+    assert [answer.text for (answers,) in [results[ANSWERS].values()] for answer in answers] == ["c", "d"]
+    assert not [note for note in results.notes if "no answers" in note.reason]
+    (samples,) = newest.parent.glob("samples_*2026-11-21*.jsonl")
+    if damage == "unreadable":
+        samples.write_text("{", encoding="utf-8")
+    else:
+        samples.unlink()
+    results = load_results([tmp_path])
+    assert [answer.text for (answers,) in [results[ANSWERS].values()] for answer in answers] == ["a", "b"]
+    (note,) = [note for note in results.notes if "no answers" in note.reason]
+    assert note.path == (samples if damage == "unreadable" else newest)
+    assert note.reason.endswith(f"the page shows those of {earlier.name}.")
 
 
 def test_single_documents_are_shown_from_the_largest_fall_to_the_largest_rise(tmp_path: Path) -> None:

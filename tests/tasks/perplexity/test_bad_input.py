@@ -9,10 +9,13 @@ from corpus_problems import WIKITEXT_FILE, KnownLM, run_task, tiny_tokenizer, wr
 from lm_eval.tasks import TaskManager
 
 from sbeval import plugin, registered
+from sbeval.corpora.local import local_corpus
 from sbeval.errors import UserError
+from sbeval.hub_names import local_path
 from sbeval.scoring.requests import TokenLogprobs
 from sbeval.tasks.perplexity import inputs
 from sbeval.tasks.perplexity.options import CorpusOptions
+from sbeval.tasks.user_options import check_options
 
 
 @pytest.fixture
@@ -133,3 +136,11 @@ def test_a_copy_of_wikitext_is_wikitext_and_a_changed_one_not(tmp_path: Path, mo
     assert inputs.load_corpus("wikitext", CorpusOptions(data_path=copy), None).name == "wikitext"
     copy.write_bytes(copy.read_bytes() + b"One word more.\n")
     assert inputs.load_corpus("wikitext", CorpusOptions(data_path=copy), None).name == "wiki.test.raw"
+
+
+def test_a_missing_text_is_one_sentence_before_and_while_it_is_read() -> None:
+    with pytest.raises(UserError) as checked:
+        check_options((), {"data_path": "~/no/such/text"})
+    with pytest.raises(UserError) as read:
+        local_corpus(local_path("~/no/such/text"))
+    assert str(checked.value) == str(read.value)
