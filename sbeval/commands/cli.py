@@ -18,6 +18,7 @@ from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, say_next
 from sbeval.processes.signals import AskedToEnd
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+_HF = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its model of transformers
 # for sub-commands that pass their options on to another parser
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False}
 
@@ -291,8 +292,12 @@ def check_run(run: Any) -> bool:
     _load("sbeval.tasks.packaged", "check_model")(run.model, run.tasks)
     if run.model == "sb":
         _load("sbeval.model_adapters.open.arguments", "check_early")(run.model_args, batch_size=run.batch_size)
-    _load("sbeval.tasks.user_options", "check_options")(run.tasks, run.metadata)
+    elif run.model in _HF:
+        _load("sbeval.model_adapters.open.arguments", "check_names")(run.model_args, of_hf=True)
+    _load("sbeval.tasks.user_options", "check_options")(run.tasks, run.metadata, run.model_args)
     _load("sbeval.tasks.user_options", "check_keys")(run.tasks, run.metadata.keys() - run.model_args.keys())
+    if run.model in ("sb", *_HF):
+        _load("sbeval.model_adapters.open.arguments", "check_hub_id")(run.model_args)
     return not _load("sbeval.tasks.packaged", "are_all_here")(run.tasks, run.folders)
 
 
