@@ -40,6 +40,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest reads `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `exhaustive` what `every_combination` leaves to `make test-all`.
+
+    Few combinations of a test's parameters stay that together have each value of each parameter.
+    """
+    combinations: dict[str, list[tuple[pytest.Function, set[tuple[int, str]]]]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("every_combination"):
+            values = {*enumerate(item.callspec._idlist)}
+            combinations.setdefault(item.nodeid.partition("[")[0], []).append((item, values))
+    for of_test in combinations.values():
+        missing = set.union(*(values for _, values in of_test))
+        while missing:
+            chosen = max(of_test, key=lambda each: len(each[1] & missing))
+            of_test.remove(chosen)
+            missing -= chosen[1]
+        for item, _ in of_test:
+            item.add_marker(pytest.mark.exhaustive)
+
+
 @pytest.fixture(autouse=True)
 def logs_as_in_a_fresh_process() -> None:
     """Undoes what commands that earlier tests ran in this process have set: lm-eval's, and `sbeval launch`."""

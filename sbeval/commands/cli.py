@@ -242,13 +242,16 @@ def demo(
         _load("sbeval.tasks.user_options", "check_options")((), {"data_path": str(text)})
     for page_folder in () if replace else (output, output / "extension"):
         _load("sbeval.reports", "check_output_folder")(page_folder)
-    folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
-    title, labels = (_load("sbeval.demo.extension", name) for name in ("TITLE", "LABELS"))
-    with tempfile.TemporaryDirectory() as stored:
-        _load("sbeval.demo.extension", "unpack")(Path(stored))
-        stored_page = _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
-        print(f"The page with stored results is {stored_page.resolve()}", flush=True)
-    page = _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+
+    def build_pages(folder: Path) -> Path:
+        title, labels = (_load("sbeval.demo.extension", name) for name in ("TITLE", "LABELS"))
+        with tempfile.TemporaryDirectory() as stored:
+            _load("sbeval.demo.extension", "unpack")(Path(stored))
+            stored_page = _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
+            print(f"The page with stored results is {stored_page.resolve()}", flush=True)
+        return _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+
+    page: Path = _load("sbeval.demo.evaluation", "evaluate")(results, text=text, build_pages=build_pages)
     yours = EVALUATE.format("FOLDER").replace("sbeval", _load("sbeval.demo.evaluation", "program")(), 1)
     say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {yours}")
 
