@@ -1,6 +1,5 @@
 # Every target but `clean` does all set-up itself: a virtual environment in .venv with the exact tested packages.
-# `make PYTHON=python3.13 ...` chooses the interpreter, `make EXTRA_PIP="--index-url ..." ...` adds options of pip. Where uv
-# is installed, it installs; what it does not find, such as wheels that only pip's settings name, pip installs.
+# `make PYTHON=python3.13 ...` chooses the interpreter, `make EXTRA_PIP="--index-url ..." ...` adds options of pip or uv.
 
 candidates := python3 python3.14 python3.13 python3.12 python3.11
 PYTHON ?= $(firstword $(foreach p,$(candidates),$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
@@ -44,11 +43,7 @@ help:
 	@echo "make setup         only install into .venv"
 	@echo "make clean         remove what the other targets made, results and report included"
 
-uv := $(shell command -v uv)
-define install
-$(if $(uv),$(uv) pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match $(EXTRA_PIP) $(1) ||) \
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet $(EXTRA_PIP) $(1)
-endef
+INSTALL = EXTRA_PIP="$(EXTRA_PIP)" .ci/environment $(BIN)/python
 
 setup: $(INSTALLED)
 
@@ -57,7 +52,7 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25"
 	@echo "installing the packages of constraints.txt into $(VENV); this takes some minutes the first time"
-	$(call install,--constraint constraints.txt --editable ".[dev]")
+	$(INSTALL) --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/sbeval install-plugin
 	@touch $@
 
@@ -83,7 +78,7 @@ docs: $(DOCS_INSTALLED) tree
 	@echo "open file://$(CURDIR)/build/site/index.html in a browser"
 
 $(DOCS_INSTALLED): $(INSTALLED)
-	$(call install,--constraint constraints.txt --editable ".[docs]")
+	$(INSTALL) --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 fuzz: $(INSTALLED)
