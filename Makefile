@@ -1,5 +1,5 @@
 # Every target but `clean` does all set-up itself: a virtual environment in .venv with the exact tested packages.
-# `make PYTHON=python3.13 ...` chooses the interpreter, `make EXTRA_PIP="--index-url ..." ...` adds options of pip.
+# `make PYTHON=python3.13 ...` chooses the interpreter, `make EXTRA_PIP="--index-url ..." ...` adds options of pip or uv.
 
 candidates := python3 python3.14 python3.13 python3.12 python3.11
 PYTHON ?= $(firstword $(foreach p,$(candidates),$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
@@ -18,11 +18,12 @@ REAL ?= real
 VLLM ?= .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-machines census docs fuzz test-browser test-ray kills surroundings families check lint types tree editor bench hub-kernel real vllm engines clean
+.PHONY: help setup demo test test-all test-machines census docs fuzz test-browser test-ray kills surroundings families check lint types tree editor bench hub-kernel real vllm engines clean
 
 help:
 	@echo "make demo          evaluate the two shipped checkpoints, write report/index.html"
-	@echo "make test          run the tests; TESTS=... names some, TEST_WORKERS=... sets the processes"
+	@echo "make test          run the tests that find most faults, in five minutes; TESTS=... names some, TEST_WORKERS=... processes"
+	@echo "make test-all      run all tests: those of make test, then the rest"
 	@echo "make test-machines run the tests that multiply matrices as other processors would; ROWS=... names some rows"
 	@echo "make census        print files, lines and modules of the product"
 	@echo "make fuzz          read N=10000 damaged files of every kind; SEED=..., FIRST=... and KIND=typed choose which"
@@ -42,6 +43,8 @@ help:
 	@echo "make setup         only install into .venv"
 	@echo "make clean         remove what the other targets made, results and report included"
 
+INSTALL = EXTRA_PIP="$(EXTRA_PIP)" .ci/environment $(BIN)/python
+
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt setup.py
@@ -49,7 +52,7 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25"
 	@echo "installing the packages of constraints.txt into $(VENV); this takes some minutes the first time"
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/sbeval install-plugin
 	@touch $@
 
@@ -57,7 +60,11 @@ demo: $(INSTALLED)
 	$(BIN)/sbeval demo
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m "not exhaustive" $(TESTS)
+
+# pytest's exit code 5: none of TESTS is left to run
+test-all: test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m exhaustive $(TESTS) || test $$? = 5
 
 test-machines: $(INSTALLED)
 	$(BIN)/python tests/measures/machines.py --workers $(TEST_WORKERS) $(ROWS)
@@ -71,7 +78,7 @@ docs: $(DOCS_INSTALLED) tree
 	@echo "open file://$(CURDIR)/build/site/index.html in a browser"
 
 $(DOCS_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet $(EXTRA_PIP) --constraint constraints.txt --editable ".[docs]"
+	$(INSTALL) --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 fuzz: $(INSTALLED)

@@ -5,19 +5,28 @@ each pair is one measurement. Run: `python benchmarks/startup.py [PAIRS]`. With 
 folder with one file of N GB of random bytes is timed instead, each time in a fresh process: the first reads the file,
 later ones know its hash, and the last finds 4 KiB changed in its middle with size and time kept. With `--commands N`
 the CPU time of help and of what is refused is measured, N times each in turn; `--sbeval FILE` names the command of
-another installation to measure instead.
+another installation to measure instead. With `--stages "OPTIONS"`, those of `sbeval run`, the run is started with empty
+caches (SBEVAL_CACHE, Triton's and Inductor's) and then three times with what the first start kept. A table shows the
+seconds of each stage; what Triton compiled is part of the stages.
 """
 
 import argparse
+import contextlib
+import functools
+import importlib
+import json
 import os
 import random
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import venv
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sbeval.commands import install_plugin
 
@@ -41,6 +50,22 @@ COMMANDS = (
     f"extend {CHECKPOINT} --data /no/such --context 2048 --out out",
     "convert /no/such out",
 )
+IMPORTS = {
+    "import torch": ["torch"],
+    "import transformers": ["transformers.modeling_utils", "transformers.models.auto.modeling_auto"],
+    "import lm-eval": ["lm_eval.evaluator", "lm_eval.models.huggingface"],
+    "import sbeval": ["sbeval.model_adapters.lm", "sbeval.tasks.perplexity.fixed_target"],
+}
+# stages in the order of a run: module and function
+FUNCTIONS = {
+    "load the model": ("sbeval.model_adapters.lm", "StickBreakingLM.open"),
+    "try faster parts": ("sbeval.model_adapters.lm", "prepare"),
+    "self-test": ("sbeval.model_adapters.lm", "begin"),
+    "tokenise the corpus": ("sbeval.tasks.perplexity.task", "tokenize_corpus"),
+    "make requests": ("sbeval.tasks.perplexity.task", "PerplexityTask.build_all_requests"),
+    "score": ("sbeval.model_adapters.lm", "StickBreakingLM.token_logprobs"),
+}
+WARM_STARTS = 3
 FINGERPRINT = """
 import sys, time
 began = time.perf_counter()
@@ -117,6 +142,66 @@ def measure_commands(sbeval: str, times: int) -> None:
         print(f"{statistics.median(later):5.2f} s CPU ({min(later):.2f} to {max(later):.2f})  sbeval {shown}")
 
 
+def measure_stages(arguments: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        caches = ("SBEVAL_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+        environment = {**os.environ, **{name: f"{folder}/{name}" for name in caches}}
+        starts = []
+        for _ in range(1 + WARM_STARTS):
+            command = [sys.executable, __file__, "--stages", arguments, "--one-start", f"{folder}/stages.json"]
+            began = time.perf_counter()
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+            took = time.perf_counter() - began
+            stages, compiled = json.loads(Path(folder, "stages.json").read_text(encoding="utf-8"))
+            starts.append({**stages, "everything else": took - sum(stages.values()), "in all": took, **compiled})
+    print(f"sbeval run {arguments}\n{'seconds':24}{'cold':>8}{'warm':>8}")
+    for stage, cold in starts[0].items():
+        print(f"{stage:24}{cold:8.2f}{statistics.median(start.get(stage, 0.0) for start in starts[1:]):8.2f}")
+
+
+def one_start(arguments: str, file: str) -> None:
+    """Runs `sbeval run` in this process and writes the seconds of each stage to a file."""
+    stages: dict[str, float] = {}
+    compiled = {"Triton: kernels": 0.0, "Triton: seconds": 0.0}
+
+    def timed(stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def wrapper(*given: Any, **options: Any) -> Any:
+            began, before = time.perf_counter(), sum(stages.values())
+            try:
+                return call(*given, **options)
+            finally:
+                nested = sum(stages.values()) - before
+                stages[stage] = stages.get(stage, 0.0) + time.perf_counter() - began - nested
+
+        return wrapper
+
+    def import_all(check: Callable[..., Any], *given: Any) -> Any:
+        needed = timed("check the options", check)(*given)
+        for stage, modules in IMPORTS.items():
+            timed(stage, lambda modules=modules: [importlib.import_module(name) for name in modules])()
+        import torch
+
+        if torch.cuda.is_available():
+            timed("start CUDA", lambda: torch.zeros(1, device="cuda"))()
+        for stage, (module, path) in FUNCTIONS.items():
+            *kind, name = path.split(".")
+            owner = functools.reduce(getattr, kind, importlib.import_module(module))
+            setattr(owner, name, timed(stage, getattr(owner, name)))
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton").knobs.compilation.listener = count
+        return needed
+
+    def count(*, times: Any, cache_hit: bool, **_: Any) -> None:
+        compiled["Triton: kernels"] += not cache_hit
+        compiled["Triton: seconds"] += 0 if cache_hit else times.total / 1e6
+
+    cli = importlib.import_module("sbeval.commands.cli")
+    cli.check_run = functools.partial(import_all, cli.check_run)
+    cli.run(shlex.split(arguments))
+    Path(file).write_text(json.dumps([stages, compiled]), encoding="utf-8")
+
+
 def measure_ms(environment: Path) -> float:
     start = time.perf_counter()
     subprocess.run([environment / "bin" / "python", "-c", "pass"], check=True)
@@ -139,8 +224,14 @@ if __name__ == "__main__":
     parser.add_argument(
         "--sbeval", default=str(Path(sys.executable).with_name("sbeval")), help="the command to measure"
     )
+    parser.add_argument("--stages", metavar="OPTIONS", help="measure the stages of `sbeval run OPTIONS` instead")
+    parser.add_argument("--one-start", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.commands:
+    if options.one_start:
+        one_start(options.stages, options.one_start)
+    elif options.stages:
+        measure_stages(options.stages)
+    elif options.commands:
         measure_commands(options.sbeval, options.commands)
     elif options.weights_gb:
         measure_fingerprint(options.weights_gb, options.folder)

@@ -9,6 +9,7 @@ from lm_eval.api.model import hash_args
 from tqdm import tqdm
 
 from sbeval.model_adapters.session import Session
+from sbeval.processes.progress import shown_bar
 from sbeval.scoring.non_finite import NonFiniteError
 
 Instances = Sequence[Instance]
@@ -98,10 +99,12 @@ class Answers(Generic[Key, Response]):
         self._error: BaseException | None = None
         self._results: Generator[Any, None, None] | None = None
         self._counts_tokens = False
+        self._whole = None if quiet or session.quiet else shown_bar()
+        self._total = len(arguments)
         # no smoothing: the longest requests run first, so the speed of recent requests would give a wrong estimate
         self._bar = tqdm(
-            total=len(arguments),
-            disable=quiet or session.quiet,
+            total=self._total,
+            disable=quiet or session.quiet or self._whole is not None,
             desc=f"Running {kind} requests",
             unit=" answers",
             smoothing=0.0,
@@ -140,13 +143,13 @@ class Answers(Generic[Key, Response]):
 
         The longest requests run first, so a bar that counts requests would overestimate the remaining time.
         """
-        self._counts_tokens = True
+        self._counts_tokens, self._total = True, total
         self._bar.unit, self._bar.unit_scale = "token", True
         self._bar.reset(total)
 
     def read(self, tokens: int) -> None:
-        """Advances the progress bar by this number of input tokens, if it counts tokens."""
-        self._bar.update(tokens)
+        """Advances the progress bar by this number of input tokens; the bar must count tokens."""
+        self._advance(tokens)
 
     def give(self, key: Key, answer: Response) -> None:
         """Stores an answer, and writes it to the response cache."""
@@ -156,7 +159,12 @@ class Answers(Generic[Key, Response]):
         except BaseException as error:  # also an interrupt; `each` raises it after all computed results were yielded
             self.fail(error)
         if not self._counts_tokens:
-            self._bar.update(1)
+            self._advance(1)
+
+    def _advance(self, done: int) -> None:
+        self._bar.update(done)
+        if self._whole is not None:
+            self._whole.advance(done / self._total)
 
     def fail(self, error: BaseException) -> None:
         """Makes `each` raise this error after it has yielded the results that are computed already."""

@@ -94,6 +94,26 @@ def is_on_the_hub(name: str, arguments: Mapping[str, Any] | None = None) -> bool
         return isinstance(error, errors.HfHubHTTPError | errors.EntryNotFoundError) and not is_missing
 
 
+def config_of_hub(name: str, arguments: Mapping[str, Any] | None = None) -> Path | None:
+    """Returns config.json of a repository in the hub's local cache, downloaded if needed; None if there is none.
+
+    `arguments` are those of the model, of which `revision`, `cache_dir`, `subfolder` and `token` are used.
+    """
+    # the import takes a third of a second, and most names are folders
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    options = {name: value for name, value in (arguments or {}).items() if value is not None}
+    file = f"{options['subfolder']}/{_ASKED_FOR}" if "subfolder" in options else _ASKED_FOR
+    place: dict[str, Any] = {key: str(options[key]) for key in ("revision", "cache_dir") if key in options}
+    try:
+        cached = try_to_load_from_cache(name, file, **place)
+        if not isinstance(cached, str):
+            cached = hf_hub_download(name, file, **place, token=options.get("token"), etag_timeout=_MOST_SECONDS)
+        return Path(cached)
+    except Exception:  # without a network, the HTTP client raises an error of its own class; loading says why
+        return None
+
+
 def hub_commit(name: str, kind: str, revision: str | None = None) -> str | None:
     """Returns the commit that the hub's local cache has for a revision of a hub id, None if the cache has none.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import datasets
+from lm_eval.api import task as task_module
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
@@ -66,6 +67,15 @@ class BaseTask(ConfigurableTask):  # type: ignore[misc]
             UserError: the text cannot be loaded.
         """
         return None, None, None
+
+    def build_all_requests(self, **arguments: Any) -> None:
+        """Builds the requests as lm-eval does, without its progress bar: contexts are empty, so it ends at once."""
+        shown = task_module.tqdm
+        task_module.tqdm = functools.partial(shown, disable=True)
+        try:
+            super().build_all_requests(**arguments)
+        finally:
+            task_module.tqdm = shown
 
     def keep_documents(self, documents: Iterable[Mapping[str, Any]]) -> None:
         """Sets the task's documents, which lm-eval counts, selects with `--limit`, and logs."""

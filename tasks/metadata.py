@@ -77,11 +77,24 @@ class TaskOptions(Settings):
         for key in entry:
             if key not in known:
                 raise UserError(unknown_key(key, known, place=task, source="--metadata"))
-        for key in metadata.keys() - {task} - known:
-            _check_shared(str(key), task, known)
+        cls.check_shared_keys(metadata.keys() - {task}, task=task, source="--metadata")
         chosen = {key: metadata[key] for key in known & metadata.keys()} | dict(entry)
         user_values = {key: value for key, value in chosen.items() if value is not None}
         return cls.read({**(definition or {}), **user_values}, place=task, source="--metadata")
+
+    @classmethod
+    def check_shared_keys(cls, keys: Iterable[str], *, task: str, source: str) -> None:
+        """Refuses keys for all tasks that look like a misspelt option of one task or like a misspelt task.
+
+        `task` is the name of the one task, and `source` the option in which the user wrote the keys, for messages.
+
+        Raises:
+            UserError: there is such a key; the message names it and the likely spelling.
+        """
+        known = cls.model_fields.keys() - cls.fixed
+        for key in keys:
+            if key not in known:
+                _check_shared(str(key), task, known, source)
 
     def lengths_of(self, task: str, pretrained: object, *, thinking_tokens: int | None = None) -> SettledLengths:
         """Returns the context lengths to run, and the default lengths that are too long for the model or the machine.
@@ -140,19 +153,19 @@ class SampleOptions(TaskOptions):
         return options
 
 
-def _check_shared(key: str, task: str, known: Iterable[str]) -> None:
+def _check_shared(key: str, task: str, known: Iterable[str], source: str) -> None:
     """Refuses a metadata key outside any task's entry that looks like a misspelt option or task name, or is a group.
 
     Raises:
         UserError: the key is such a key; the message names it and the likely spelling.
     """
     if near := get_close_matches(key, known, n=1, cutoff=_LEAST_LIKENESS):
-        raise UserError(f"{task}: expected {near[0]} in --metadata, found {key}: correct the name.")
+        raise UserError(f"{task}: expected {near[0]} in {source}, found {key}: correct the name.")
     packaged = definitions()
     tasks = [name for name, settings in packaged.items() if not is_group(settings)]
     if not key.startswith(PREFIX) or key in tasks:
         return
-    expected = "Expected the name of a task as a key of --metadata, found"
+    expected = f"Expected the name of a task as a key of {source}, found"
     if key in packaged:
         raise UserError(f"{expected} the group {key}: set the options for all tasks, or under the name of each.")
     if near := get_close_matches(key, tasks, n=3):

@@ -76,11 +76,16 @@ def metadata_keys() -> list[tuple[str, list[tuple[str, str]]]]:
     return titled
 
 
-def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
+def check_options(tasks: Iterable[str], metadata: Mapping[str, Any], model_args: Iterable[str] = ()) -> None:
     """Checks every option of the packaged tasks, and loads the corpora of RULER's tasks.
 
     Loaded corpora stay in memory, so the tasks do not read them again. `tasks` may also hold patterns or tasks of
     lm-eval. For these names only the options that all tasks share are checked.
+
+    Args:
+        tasks: names and patterns of tasks and groups.
+        metadata: the metadata that lm-eval passes to tasks, which includes the model's arguments.
+        model_args: names of the model's arguments; a misspelt one is reported as one of `--model_args`.
 
     Raises:
         UserError: an option has an impossible value, or a text cannot be read.
@@ -89,6 +94,9 @@ def check_options(tasks: Iterable[str], metadata: Mapping[str, Any]) -> None:
         if isinstance(options, Mapping) and (not place or place.startswith(PREFIX)):
             _check_shared(place, options)
     definitions = {name: definition for name, definition in expand_names(tasks) if definition and "class" in definition}
+    for name, definition in definitions.items():
+        kind = task_class(definition["class"]).options_class
+        kind.check_shared_keys(model_args, task=name, source="--model_args")
     options_of = {name: task_options(name, definition, metadata) for name, definition in definitions.items()}
     missing: dict[Missing, list[str]] = {}
     for name, options in options_of.items():

@@ -3,6 +3,7 @@
 Triton's kernels run in Triton's interpreter where there is no GPU, and in forked processes, which have none.
 """
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -12,11 +13,13 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import other_machines
 import pytest
 from source_tree import ROOT
+from torch.utils import collect_env
 
 if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
     import interpreted  # noqa: F401
@@ -24,6 +27,8 @@ if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES")
 # told to use plain instructions, torch still asks oneDNN for matrix instructions (AMX), and fails where there are any
 if os.environ.get("ATEN_CPU_CAPABILITY") == "default":
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "SSE41")
+
+_ALONE = SimpleNamespace(_idlist=())
 
 # a busy or slow machine is no failure
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -40,6 +45,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest reads `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `exhaustive` what `make test` leaves out of a product of several parametrisations of one test.
+
+    Few combinations stay, which together have each value of each parametrisation; the first of those with the most
+    values that no earlier one has.
+    """
+    products: dict[str, list[tuple[pytest.Function, set[tuple[int, str]]]]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and len(values := getattr(item, "callspec", _ALONE)._idlist) > 1:
+            products.setdefault(item.nodeid.partition("[")[0], []).append((item, {*enumerate(values)}))
+    for combinations in products.values():
+        missing = set.union(*(values for _, values in combinations))
+        while missing:
+            chosen = max(combinations, key=lambda each: len(each[1] & missing))
+            combinations.remove(chosen)
+            missing -= chosen[1]
+        for item, _ in combinations:
+            item.add_marker(pytest.mark.exhaustive)
+
+
 @pytest.fixture(autouse=True)
 def logs_as_in_a_fresh_process() -> None:
     """Undoes what commands that earlier tests ran in this process have set: lm-eval's, and `sbeval launch`."""
@@ -47,6 +73,12 @@ def logs_as_in_a_fresh_process() -> None:
     harness = logging.getLogger("lm_eval")
     harness.setLevel(logging.NOTSET)
     harness.propagate = True
+
+
+@pytest.fixture(autouse=True, scope="session")
+def environment_asked_once() -> None:
+    """lm-eval describes this machine, with twelve programs, at the end of each evaluation; here once for all."""
+    collect_env.get_pretty_env_info = functools.cache(collect_env.get_pretty_env_info)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The arrows `tests -> {reports, model_adapters, tasks} -> sbeval`, in the source and in fresh processes."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -45,6 +46,7 @@ PREPARE = [name for name in MODULES if name.startswith("sbeval.model_adapters.pr
 ROOM_NAME = re.compile(rf"sbeval\.({'|'.join(ROOMS)})\b[\w.:]*")
 
 
+@functools.cache
 def imported_names(file: Path) -> set[str]:
     """Every absolute import of a file, those inside functions included."""
     names = set()
@@ -64,18 +66,28 @@ def rooms_named_in_strings(file: Path) -> set[str]:
     return {text for text in texts if ROOM_NAME.fullmatch(text)}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_no_other_room(module: str) -> None:
-    rooms = {layer(name) for name in imported_names(MODULES[module]) if name.startswith("sbeval.")} - {"core"}
-    assert rooms <= {layer(module)}
+def imported_from(start: str, *, by: str = "") -> dict[str, set[str]]:
+    """Names beginning with `start` that each module imports, for modules whose layer is `by` or all modules."""
+    chosen = {name: file for name, file in MODULES.items() if not by or layer(name) == by}
+    names = {
+        module: {name for name in imported_names(file) if name.startswith(start)} for module, file in chosen.items()
+    }
+    assert any(names.values())
+    return names
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if "." in name and layer(name) == "core"])
-def test_a_room_of_the_core_imports_those_before_it(module: str) -> None:
-    room = module.split(".")[1]
-    imported = {name.split(".")[1] for name in imported_names(MODULES[module]) if name.startswith("sbeval.")}
-    later = set(CORE_ROOMS[CORE_ROOMS.index(room) + 1 :]) if room in CORE_ROOMS else set()
-    assert not imported & later
+def test_a_module_imports_no_other_room() -> None:
+    rooms = {module: {*map(layer, names)} - {"core"} for module, names in imported_from("sbeval.").items()}
+    assert {module: others for module, found in rooms.items() if (others := found - {layer(module)})} == {}
+
+
+def test_a_room_of_the_core_imports_those_before_it() -> None:
+    later = {}
+    for module, names in imported_from("sbeval.", by="core").items():
+        room = module.split(".")[1] if "." in module else ""
+        after = set(CORE_ROOMS[CORE_ROOMS.index(room) + 1 :]) if room in CORE_ROOMS else set()
+        later[module] = {name.split(".")[1] for name in names} & after
+    assert {module: rooms for module, rooms in later.items() if rooms} == {}
 
 
 def test_every_room_of_the_core_has_its_place() -> None:
@@ -87,30 +99,34 @@ def report_room(module: str) -> str:
     return ".".join(module.split(".")[2:3])
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "reports" and report_room(name)])
-def test_reports_import_in_one_direction(module: str) -> None:
-    imported = {report_room(name) for name in imported_names(MODULES[module]) if layer(name) == "reports"}
-    assert imported <= REPORT_ARROWS[report_room(module)] | {report_room(module)}
+def test_reports_import_in_one_direction() -> None:
+    wrong = {}
+    for module, names in imported_from("sbeval.reports", by="reports").items():
+        if room := report_room(module):
+            wrong[module] = {*map(report_room, names)} - REPORT_ARROWS[room] - {room}
+    assert {module: rooms for module, rooms in wrong.items() if rooms} == {}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) == "core"])
-def test_only_the_command_the_plugin_and_evaluate_name_a_room(module: str) -> None:
-    assert module in MAY_NAME_ROOMS or not rooms_named_in_strings(MODULES[module])
+def test_only_the_command_the_plugin_and_evaluate_name_a_room() -> None:
+    core = {name: file for name, file in MODULES.items() if layer(name) == "core"}
+    assert {name for name, file in core.items() if rooms_named_in_strings(file)} <= MAY_NAME_ROOMS
 
 
 def step_of(module: str) -> str:
     return module.removeprefix("sbeval.model_adapters.").partition(".")[0]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("sbeval.model_adapters.")])
-def test_a_loaded_model_goes_one_way(module: str) -> None:
-    imported = {step_of(name) for name in imported_names(MODULES[module]) if layer(name) == "model_adapters"}
-    assert not imported & LATER_STEPS.get(step_of(module), {"lm"})
+def test_a_loaded_model_goes_one_way() -> None:
+    wrong = {}
+    for module, names in imported_from("sbeval.model_adapters", by="model_adapters").items():
+        if module != "sbeval.model_adapters":
+            wrong[module] = {*map(step_of, names)} & LATER_STEPS.get(step_of(module), {"lm"})
+    assert {module: steps for module, steps in wrong.items() if steps} == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_room_is_never_imported_by_its_folder_name(module: str) -> None:
-    assert not {name.partition(".")[0] for name in imported_names(MODULES[module])} & set(ROOMS)
+def test_a_room_is_never_imported_by_its_folder_name() -> None:
+    found = {module: {name.partition(".")[0] for name in imported_names(file)} for module, file in MODULES.items()}
+    assert {module: rooms for module, names in found.items() if (rooms := names & set(ROOMS))} == {}
 
 
 HEAVY = ["torch", "lm_eval", "transformers"]
@@ -131,10 +147,10 @@ def test_what_starts_a_command_imports_nothing_heavy_and_each_layer_no_other(pla
     assert loaded_by(names or [name for name in MODULES if layer(name) == place], others) == []
 
 
-@pytest.mark.parametrize("module", PREPARE)
-def test_what_prepares_models_imports_neither_lm_eval_nor_the_rest_of_the_adapter(module: str) -> None:
-    names = imported_names(MODULES[module])
+def test_what_prepares_models_imports_neither_lm_eval_nor_the_rest_of_the_adapter() -> None:
+    names = {name for module in PREPARE for name in imported_names(MODULES[module])}
     held = {name for name in names if layer(name) == "model_adapters" or name.partition(".")[0] == "lm_eval"}
+    assert held
     assert all(name.startswith("sbeval.model_adapters.prepare.") for name in held)
 
 

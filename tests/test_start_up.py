@@ -1,6 +1,7 @@
 """The start-up line that registers the model with lm-eval breaks no interpreter, whatever has become of sbeval."""
 
 import ast
+import functools
 import os
 import shutil
 import signal
@@ -20,7 +21,8 @@ LINE = (ROOT / "sbeval_autoload.pth").read_text(encoding="utf-8")
 OLDEST = (3, 6)
 
 
-def interpreters() -> list[str]:
+@functools.cache
+def interpreters() -> dict[str, str]:
     """This interpreter, and the oldest and the newest of those that lie beside it or on the path."""
     named = [shutil.which(f"python3.{minor}") for minor in range(OLDEST[1], 16)]
     beside = [str(path) for path in Path(sys.base_prefix).parent.glob("*/bin/python3")]
@@ -31,10 +33,12 @@ def interpreters() -> list[str]:
         if asked.returncode == 0 and (version := tuple(map(int, asked.stdout.split()))) >= OLDEST:
             found[version] = python
     versions = sorted(found)
-    return list(dict.fromkeys([sys.executable, *(found[version] for version in (*versions[:1], *versions[-1:]))]))
+    return {"this": sys.executable, "oldest": found[versions[0]], "newest": found[versions[-1]]}
 
 
-PYTHONS = interpreters()
+@pytest.fixture(params=["this", "oldest", "newest"])
+def python(request: pytest.FixtureRequest) -> str:
+    return interpreters()[request.param]
 
 
 def start(site: Path, code: str, *, python: str = sys.executable) -> tuple[str, str]:
@@ -93,7 +97,6 @@ def test_a_broken_package_stops_nobody_and_is_said_in_one_line(what, site):
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty folder", "a folder of caches", "the package without the plugin"])
-@pytest.mark.parametrize("python", PYTHONS)
 def test_a_line_left_by_an_uninstalled_package_does_nothing_quietly(left, python, site):
     if left == "the package without the plugin":
         package(site, __init__="")
@@ -104,7 +107,6 @@ def test_a_line_left_by_an_uninstalled_package_does_nothing_quietly(left, python
     assert start(site, IMPORTS, python=python) == ("went on\n", "")
 
 
-@pytest.mark.parametrize("python", PYTHONS)
 def test_a_python_that_the_package_was_not_written_for_goes_on(python, site):
     package(site, __init__="match 1:\n    case 1 if (type X = int): pass")
     out, err = start(site, IMPORTS, python=python)
@@ -112,7 +114,6 @@ def test_a_python_that_the_package_was_not_written_for_goes_on(python, site):
     assert "SyntaxError" in err
 
 
-@pytest.mark.parametrize("python", PYTHONS)
 def test_the_real_package_stops_no_python(python, site):
     (site / "sbeval").symlink_to(ROOT / "sbeval")
     out, err = start(site, IMPORTS, python=python)

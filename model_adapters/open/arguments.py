@@ -12,7 +12,7 @@ from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_chec
 from sbeval.checkpoints.facts import refuse_adapter
 from sbeval.errors import UserError, shown
 from sbeval.foreign_files import has_tokenizer_files
-from sbeval.hub_names import is_on_the_hub, local_path, looks_like_path
+from sbeval.hub_names import config_of_hub, is_hub_id, is_on_the_hub, local_path, looks_like_path
 from sbeval.model_adapters.options import SOURCE, AdapterOptions
 from sbeval.results.records import LABEL
 from sbeval.settings import Count, Flag, Tokens, read_value
@@ -62,7 +62,7 @@ def check_early(arguments: Mapping[str, Any], *, batch_size: Any = None) -> None
         )
     folder = local_path(name)
     inside = folder / str(remaining.get("subfolder") or "")
-    _check_names(remaining, inside)
+    check_names(remaining)
     if (inside / "checkpoint" / "config.json").is_file() and not (inside / "config.json").exists():
         raise UserError(
             f"Expected a checkpoint at pretrained={name}, found the folder of a training: name {inside / 'checkpoint'}."
@@ -103,12 +103,19 @@ def refuse_command_options(arguments: Mapping[str, Any], options: Iterable[str] 
             )
 
 
-def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
-    """Refuses misspelt arguments, and arguments that are read neither by `hf` nor by the checkpoint's model class."""
+def check_names(arguments: Mapping[str, Any], *, of_hf: bool = False) -> None:
+    """Refuses misspelt arguments, and arguments that are read neither by `hf` nor by the checkpoint's model class.
+
+    If `of_hf`, the arguments are those of lm-eval's model `hf`, which has none of `AdapterOptions`.
+
+    Raises:
+        UserError: nothing reads an argument; the message names it, with a similar name if there is one.
+    """
     known = harness_arguments()
-    names = sorted({*known, *AdapterOptions.model_fields})
-    for key in (key for key in arguments if key not in known):
-        of_model = names_of_a_checkpoint(folder)
+    names = sorted({*known} if of_hf else {*known, *AdapterOptions.model_fields})
+    unknown = [key for key in arguments if key not in known]
+    of_model = names_of_a_checkpoint(_folder_of_config(arguments)) if unknown else None
+    for key in unknown:
         if key in (of_model or ()):
             continue
         if similar_names := get_close_matches(
@@ -117,10 +124,33 @@ def _check_names(arguments: Mapping[str, Any], folder: Path) -> None:
             raise UserError(f"Expected {similar_names[0]} in {SOURCE}, found {key}: correct the name.")
         if of_model is not None and known:
             advice = "give it with --metadata" if key == LABEL else "correct the name, or remove it"
+            readers = "lm-eval's hf" if of_hf else "the model sb, lm-eval's hf"
             raise UserError(
-                f"{SOURCE} contains {key}, which neither the model sb, lm-eval's hf nor the checkpoint's model reads: "
-                f"{advice}."
+                f"{SOURCE} contains {key}, which neither {readers} nor the checkpoint's model reads: {advice}."
             )
+
+
+def check_hub_id(arguments: Mapping[str, Any]) -> None:
+    """Refuses a hub id that neither the hub nor its local cache has, with one request.
+
+    Raises:
+        UserError: there is no such repository.
+    """
+    name = arguments.get("pretrained")
+    if isinstance(name, str) and is_hub_id(name) and not is_on_the_hub(name, arguments):
+        raise UserError(
+            f"Expected a model at pretrained={name}, but {name} is no folder here, and neither the hub nor its cache "
+            "on this machine has that name: correct the name, or check the network and the access rights."
+        )
+
+
+def _folder_of_config(arguments: Mapping[str, Any]) -> Path:
+    """Returns the folder with the model's config.json: the local checkpoint's, or one in the hub's local cache."""
+    name = arguments.get("pretrained")
+    folder = local_path(str(name or "")) / str(arguments.get("subfolder") or "")
+    if isinstance(name, str) and is_hub_id(name) and (file := config_of_hub(name, arguments)) is not None:
+        return file.parent
+    return folder
 
 
 def _name_subfolder(arguments: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from sbeval.processes.next_step import EVALUATE, evaluation_of_folder, say_next
 from sbeval.processes.signals import AskedToEnd
 
 app = typer.Typer(name="sbeval", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+_HF = ("hf", "hf-auto", "huggingface")  # lm-eval's names of its model of transformers
 # for sub-commands that pass their options on to another parser
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": [], "allow_interspersed_args": False}
 
@@ -241,13 +242,16 @@ def demo(
         _load("sbeval.tasks.user_options", "check_options")((), {"data_path": str(text)})
     for page_folder in () if replace else (output, output / "extension"):
         _load("sbeval.reports", "check_output_folder")(page_folder)
-    folder = _load("sbeval.demo.evaluation", "evaluate")(results, text=text)
-    title, labels = (_load("sbeval.demo.extension", name) for name in ("TITLE", "LABELS"))
-    with tempfile.TemporaryDirectory() as stored:
-        _load("sbeval.demo.extension", "unpack")(Path(stored))
-        stored_page = _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
-        print(f"The page with stored results is {stored_page.resolve()}", flush=True)
-    page = _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+
+    def build_pages(folder: Path) -> Path:
+        title, labels = (_load("sbeval.demo.extension", name) for name in ("TITLE", "LABELS"))
+        with tempfile.TemporaryDirectory() as stored:
+            _load("sbeval.demo.extension", "unpack")(Path(stored))
+            stored_page = _build_report([Path(stored)], output / "extension", title, labels=labels, replace=replace)
+            print(f"The page with stored results is {stored_page.resolve()}", flush=True)
+        return _build_report([folder], output, "Stick-breaking and RoPE past their training length", replace=replace)
+
+    page: Path = _load("sbeval.demo.evaluation", "evaluate")(results, text=text, build_pages=build_pages)
     yours = EVALUATE.format("FOLDER").replace("sbeval", _load("sbeval.demo.evaluation", "program")(), 1)
     say_next(f"open {page.resolve().as_uri()} in a browser; your own model: {yours}")
 
@@ -293,8 +297,12 @@ def check_run(run: Any) -> bool:
         _load("sbeval.model_adapters.open.arguments", "check_early")(run.model_args, batch_size=run.batch_size)
     else:
         _load("sbeval.model_adapters.open.arguments", "refuse_command_options")(run.model_args)
-    _load("sbeval.tasks.user_options", "check_options")(run.tasks, run.metadata)
+        if run.model in _HF:
+            _load("sbeval.model_adapters.open.arguments", "check_names")(run.model_args, of_hf=True)
+    _load("sbeval.tasks.user_options", "check_options")(run.tasks, run.metadata, run.model_args)
     _load("sbeval.tasks.user_options", "check_keys")(run.tasks, run.metadata.keys() - run.model_args.keys())
+    if run.model in ("sb", *_HF):
+        _load("sbeval.model_adapters.open.arguments", "check_hub_id")(run.model_args)
     return not _load("sbeval.tasks.packaged", "are_all_here")(run.tasks, run.folders)
 
 

@@ -1,19 +1,21 @@
 """`sbeval demo`: runs lm-eval on the shipped checkpoints and the sources of Python's standard library."""
 
 import datetime
+import importlib
 import importlib.resources
 import itertools
 import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbeval import registered
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
+from sbeval.processes.progress import one_bar
 from sbeval.results.saving import saved_whole
 
 CHECKPOINTS = ("stickbreaking", "rope")
@@ -41,6 +43,9 @@ def lengths(longest_multiple: int) -> tuple[int, ...]:
     return tuple(length for length in doublings if length <= longest)
 
 
+_START, _PAGES = "start", "pages"
+# shares of the time of all evaluations, on two cores
+_START_SHARE, _PAGES_SHARE = 0.05, 0.1
 # at least 20 blocks each: confidence intervals need 20 documents
 ON_CPU = (DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths(4), blocks=40),)
 ON_GPU = (
@@ -55,17 +60,21 @@ def evaluate(
     checkpoints: Sequence[Path] | None = None,
     tasks: Sequence[DemoTask] | None = None,
     text: Path | None = None,
+    build_pages: Callable[[Path], Path] | None = None,
 ) -> Path:
     """Evaluates checkpoints on the demo's tasks, and prints for each evaluation the command that does the same.
+
+    One progress bar shows how far all evaluations and the pages are.
 
     Args:
         results: folder in which a new folder is made for this run.
         checkpoints: checkpoint folders; None takes the shipped ones.
         tasks: tasks to run; None chooses by device, fewer on a CPU.
         text: file or folder to read in place of the standard library.
+        build_pages: builds pages of the folder of this run's results and samples files, and returns one.
 
     Returns:
-        The folder of this run's results and samples files.
+        What `build_pages` returns; without it, the folder of this run's results and samples files.
 
     Raises:
         UserError: a checkpoint is missing.
@@ -77,13 +86,22 @@ def evaluate(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if tasks is None:
         tasks = ON_GPU if device == "cuda" else ON_CPU
-    steps = [(checkpoint, task) for checkpoint in checkpoints for task in tasks]
-    for number, (checkpoint, task) in enumerate(steps, start=1):
-        print(f"\n[{number}/{len(steps)}] {checkpoint.name} on {task.name}; the same as")
-        print(program(), shlex.join(command(checkpoint, task, text, device)[1:]), flush=True)
-        with saved_whole(str(run / checkpoint.name)) as output:
-            _evaluate_one(checkpoint, task, text, output, device)
-    return run
+    steps = {f"{checkpoint.name} on {task.name}": (checkpoint, task) for checkpoint in checkpoints for task in tasks}
+    tokens = {name: float(task.blocks * sum(task.context_lengths)) for name, (_, task) in steps.items()}
+    others = {_START: _START_SHARE} | ({} if build_pages is None else {_PAGES: _PAGES_SHARE})
+    others = {name: share * sum(tokens.values()) for name, share in others.items()}
+    with one_bar({**tokens, **others}) as bar:
+        with bar.stage(_START):
+            importlib.import_module("sbeval.evaluation")  # imports lm-eval
+        for name, (checkpoint, task) in steps.items():
+            print(f"\n{name}; the same as")
+            print(program(), shlex.join(command(checkpoint, task, text, device)[1:]), flush=True)
+            with bar.stage(name), saved_whole(str(run / checkpoint.name)) as output:
+                _evaluate_one(checkpoint, task, text, output, device)
+        if build_pages is None:
+            return run
+        with bar.stage(_PAGES):
+            return build_pages(run)
 
 
 def program() -> str:
@@ -114,19 +132,21 @@ def model_args(checkpoint: Path) -> dict[str, Any]:
 def _evaluate_one(checkpoint: Path, task: DemoTask, text: Path | None, output: str, device: str) -> None:
     from lm_eval.utils import setup_logging  # imports torch, which checking the options does without
 
+    from sbeval.checkpoints.quiet import without_bars  # imports transformers
     from sbeval.evaluation import run_tasks  # imports lm-eval and torch
 
     setup_logging("WARNING")
     arguments = model_args(checkpoint)
-    run_tasks(
-        registered.MODEL_NAME,
-        [task.name],
-        output=output,
-        metadata={**arguments, **_metadata(task, text)},
-        model_args=arguments,
-        device=device,
-        limit=task.blocks,
-    )
+    with without_bars():
+        run_tasks(
+            registered.MODEL_NAME,
+            [task.name],
+            output=output,
+            metadata={**arguments, **_metadata(task, text)},
+            model_args=arguments,
+            device=device,
+            limit=task.blocks,
+        )
 
 
 def command(checkpoint: Path, task: DemoTask, text: Path | None, device: str) -> list[str]:

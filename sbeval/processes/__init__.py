@@ -1,9 +1,11 @@
-"""The processes of a command: starting several ranks, ending all of them when one fails, errors, and signals.
+"""The processes of a command: starting several ranks, ending all of them when one fails, errors, signals and
+progress.
 
 - `launch`: `sbeval launch`, which starts several processes and prints the error of the one that failed
 - `ranks`: this process's rank, and the thread that ends it when another rank fails
 - `signals`: signals as exceptions
 - `ending`: the end of a command: an error as one sentence, a signal, a closed pipe
+- `progress`: one progress bar over all stages of a command
 - `next_step`: the last line of a command, which names the next command to run
 
 Decisions:

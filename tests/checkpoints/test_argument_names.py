@@ -10,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 
 from sbeval.checkpoints.argument_names import harness_arguments, names_of_a_checkpoint
 from sbeval.errors import UserError
-from sbeval.model_adapters.open.arguments import check_early
+from sbeval.model_adapters.open.arguments import check_early, check_names
 from sbeval.models import SbevalConfig, SbevalForCausalLM
 
 READ_BY_LOADING = (
@@ -38,6 +38,21 @@ def test_every_argument_of_a_configuration_is_known(kind: str, tmp_path: Path) -
     assert names is not None
     assert set(config().to_dict()) | set(inspect.signature(config.__init__).parameters) - {"args"} <= names | {"kwargs"}
     assert names.issuperset(READ_BY_LOADING)
+
+
+@pytest.mark.parametrize("revision", [None, "b"])
+def test_names_of_a_checkpoint_of_the_hub_are_those_of_its_cached_configuration(
+    revision: str | None, tmp_path: Path
+) -> None:
+    repository = tmp_path / "models--owner--name"
+    (snapshot := repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (refs := repository / "refs").mkdir()
+    (refs / (revision or "main")).write_text("0" * 40)
+    (snapshot / "config.json").write_text('{"model_type": "llama"}')
+    arguments = {"pretrained": "owner/name", "cache_dir": str(tmp_path)} | ({"revision": revision} if revision else {})
+    check_names(arguments | {"rope_theta": 8})
+    with pytest.raises(UserError, match="no_such, which neither"):
+        check_names(arguments | {"no_such": 8})
 
 
 def test_every_argument_of_this_family_is_known(tmp_path: Path) -> None:

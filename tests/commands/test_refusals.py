@@ -13,6 +13,7 @@ from sbeval.harness.options import option_errors_explained
 
 CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 RUN = "run --model_args pretrained=x --tasks"
+LOADED = f"run --model_args pretrained={CHECKPOINT} --tasks"
 SENTENCES = {
     f"{RUN} sb_stdlib_steam": "There is no task 'sb_stdlib_steam'",
     f"{RUN} helaswag": "There is no task 'helaswag'",
@@ -28,6 +29,11 @@ SENTENCES = {
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},revison=main": "Expected revision in --model_args",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},label=x": "contains label, which neither",
     f"run --tasks sb_stdlib --model_args pretrained={CHECKPOINT},no_such=8": "contains no_such, which neither",
+    f"{RUN} sb_stdlib": "pretrained=x, but x is no folder here, and neither the hub nor its cache on this machine has",
+    f"run --tasks sb_stdlib --model hf --model_args pretrained={CHECKPOINT},label=x": "label, which neither lm-eval",
+    "run --tasks sb_stdlib --model hf --model_args pretrained=x,max_lenght=64": "length in --model_args, found",
+    "run --tasks sb_stdlib --model vllm --model_args pretrained=x,max_lenght=64": "length in --model_args, found",
+    f"{RUN} sb_stdlib --model vllm --metadata max_lenght=64": "max_length in --metadata, found max_lenght",
     "run --tasks sb_stdlib --model_args pretrained=x,device=cpu": "pass --device instead",
     "run --tasks sb_stdlib --model_args pretrained=x,batch_size=4": "pass --batch_size instead",
     "run --tasks sb_stdlib --model local-completions --model_args model=x,batch_size=4": "pass --batch_size instead",
@@ -116,8 +122,8 @@ SENTENCES = {
         for command in ("inspect", "report", "train --text", f"{RUN} sb_stdlib --output_path", "report models -o")
     },
     f"run --tasks sb_text --metadata context_lengths=8 --model_args pretrained={'y' * 300}": "(File name too long)",
-    f"{RUN} sb_stdlib --use_cache text.txt/a": "folder 'text.txt' cannot be written to, for answers",
-    f"{RUN} sb_stdlib --use_cache /proc/a": "folder '/proc' cannot be written to, for answers",
+    f"{LOADED} sb_stdlib --use_cache text.txt/a": "folder 'text.txt' cannot be written to, for answers",
+    f"{LOADED} sb_stdlib --use_cache /proc/a": "folder '/proc' cannot be written to, for answers",
     **{
         f"{name}=x {RUN} sb_stdlib": f"the environment variable {name}, found 'x': unset it"
         for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -129,7 +135,7 @@ SENTENCES = {
     "inspect models": "Expected a checkpoint with its config.json at 'models'",
 }
 # what lm-eval's own command answers as it does for every model
-OTHERWISE = ("--lmit", "--model hf", "--model local-completions")
+OTHERWISE = ("--lmit", "--model hf", "--model local-completions", "--model vllm")
 PLAIN = {
     f"lm_eval --model sb {command.removeprefix('run ')}": sentence
     for command, sentence in SENTENCES.items()
@@ -138,14 +144,14 @@ PLAIN = {
 # what is found with torch imported, most of it by lm-eval alone
 LATER = {
     f"convert {CHECKPOINT} trained": "trained is not empty; choose a new or empty folder",
-    f"{RUN} sb_stdlib --wandb_args nope=1": "got an unexpected keyword argument 'nope'",
-    f"{RUN} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
-    f"{RUN} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",
+    f"{LOADED} sb_stdlib --wandb_args nope=1": "got an unexpected keyword argument 'nope'",
+    f"{LOADED} sb_stdlib --hf_hub_log_args nope=1": "got an unexpected keyword argument 'nope'",
+    f"{LOADED} sb_stdlib --hf_hub_log_args push_results_to_hub=True": "Hugging Face token is not defined",
     f"run --tasks negative.yaml --model_args pretrained={CHECKPOINT}": "Unknown config shape: keys=['seed']",
     f"inspect {CHECKPOINT} --tasks negative.yaml": "lm-eval cannot load --tasks: Unknown config shape",
     f"inspect {CHECKPOINT} --tasks 2": "lm-eval cannot load --tasks",
     f"inspect {CHECKPOINT} --tasks ~nobodyxx/a": "lm-eval cannot load --tasks: Could not",
-    f"{RUN} sb_stdlib --log_samples": "Specify --output_path",
+    f"{LOADED} sb_stdlib --log_samples": "Specify --output_path",
 }
 # one process for all, since starting it is most of what a refusal takes
 IN_TURN = """

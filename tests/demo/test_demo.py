@@ -30,7 +30,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_every_checkpoint_is_scored_at_every_length_on_the_same_blocks(
-    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SBEVAL_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text"
@@ -40,6 +40,9 @@ def test_every_checkpoint_is_scored_at_every_length_on_the_same_blocks(
     lengths = (64, 128, 256)
     task = evaluation.DemoTask(name="sb_stdlib_fixed_target", context_lengths=lengths, blocks=3)
     run = evaluation.evaluate(tmp_path / "results", checkpoints=checkpoints, tasks=[task], text=text)
+    bars = capsys.readouterr().err
+    assert "100%" in bars
+    assert not [name for name in ("Loading", "Running", "it/s", "token/s") if name in bars]
     scored = []
     for checkpoint in checkpoints:
         (file,) = (run / checkpoint.name).rglob("results_*.json")

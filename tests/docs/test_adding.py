@@ -13,6 +13,7 @@ RECIPES = {part.partition("\n")[0]: part for part in GUIDE.split("\n## ")[1:]}
 STEP = re.compile(r"^(?:(New file|In) `([^`]+)`[^\n]*\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("title", RECIPES)
 def test_a_recipe_leads_to_what_it_says(title: str, tmp_path: Path) -> None:
     checkout = copy_of_the_checkout(tmp_path / "checkout")

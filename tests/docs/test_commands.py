@@ -48,6 +48,7 @@ def blocks() -> Iterator[Block]:
             yield Block(page.relative_to(ROOT).as_posix(), found["comment"] or "", found["commands"])
 
 
+@pytest.mark.exhaustive
 def test_commands_that_need_nothing_run(tmp_path: Path) -> None:
     (tmp_path / "sbeval" / "demo").mkdir(parents=True)
     (tmp_path / "sbeval" / "demo" / "checkpoints").symlink_to(ROOT / "sbeval" / "demo" / "checkpoints")

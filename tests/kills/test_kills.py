@@ -6,6 +6,8 @@ import kills
 import pytest
 import surroundings
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.mark.parametrize("name", ["report"])
 def test_a_command_killed_at_random_moments_loses_and_changes_nothing(name: str, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Plants one fault after another in the product and counts those that the tests notice; run it as a script.
+"""Plants one fault after another in the product and counts those that `make test` notices; run it as a script.
+
+`--exhaustive` runs every test, as `make test-all` does.
 
 A fault is a piece of code that stands once in the product and what it is replaced by, so moving code to another file
 does not lose it. The file is written back whatever happens. `tests/test_planted_faults.py` checks that each can be
@@ -212,15 +214,16 @@ def why_not_planted(fault: Fault) -> str | None:
     return f"there are no tests at {', '.join(missing)}" if missing else None
 
 
-def noticed(fault: Fault) -> bool:
-    """Whether the fault's tests fail while it is planted."""
+def noticed(fault: Fault, *, exhaustive: bool = False) -> bool:
+    """Whether the fault's tests fail while it is planted: those of `make test`, or all of them if `exhaustive`."""
     (file,) = places_of(fault)
     right = sources()[file]
     file.write_text(right.replace(fault.code, fault.wrong), encoding="utf-8")
     tests = [f"tests/{place}" for place in fault.tests.split()]
+    chosen = [] if exhaustive else ["-m", "not exhaustive"]
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen, *tests],
             cwd=ROOT,
             env={"OMP_NUM_THREADS": "1"} | os.environ,
             capture_output=True,
@@ -241,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--find", action="store_true", help="only say where each fault's code stands")
     parser.add_argument("names", nargs="*", metavar="NAME", help="some faults; all, if none is named")
+    parser.add_argument("--exhaustive", action="store_true", help="run every test")
     chosen = parser.parse_args()
     names = chosen.names or list(FAULTS)
     if reasons := {name: reason for name in names if (reason := why_not_planted(FAULTS[name]))}:
@@ -251,7 +255,7 @@ def main() -> None:
         return
     results = {}
     for name in names:
-        results[name] = noticed(FAULTS[name])
+        results[name] = noticed(FAULTS[name], exhaustive=chosen.exhaustive)
         print(f"{'noticed' if results[name] else 'MISSED '}  {name}", flush=True)
     print(f"{sum(results.values())} of {len(results)} faults noticed")
 

@@ -215,7 +215,13 @@ def test_a_sound_model_is_run_as_before(checkpoint):
     assert lm.session.own_batches.max_rows is None
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in families.OF_MAKE_TEST else pytest.mark.exhaustive)
+        for family in families.FAMILIES
+    ],
+)
 def test_a_family_answers_in_a_batch_as_whole_texts_do(family, tmp_path):
     if find_spec("fla") and family in ("qwen3_next", "mamba"):
         pytest.skip("flash-linear-attention's kernels, which transformers takes on any device, need a GPU")

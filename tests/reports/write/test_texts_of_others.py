@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import functools
 import json
 import random
 import re
@@ -34,14 +35,12 @@ FREE = (
 )
 
 
+@functools.cache
 def _by_category() -> dict[str, list[str]]:
     categories: dict[str, list[str]] = defaultdict(list)
     for code in range(sys.maxunicode + 1):
         categories[unicodedata.category(chr(code))].append(chr(code))
     return dict(categories)
-
-
-CATEGORIES = _by_category()
 
 
 def any_text(draw: random.Random, letters: int = 12) -> str:
@@ -62,7 +61,7 @@ def any_text(draw: random.Random, letters: int = 12) -> str:
         ";",
         '"',
     ]
-    pools = [*CATEGORIES.values(), special, special]
+    pools = [*_by_category().values(), special, special]
     return "".join(draw.choice(draw.choice(pools)) for _ in range(letters))
 
 
