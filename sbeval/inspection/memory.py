@@ -1,7 +1,8 @@
 """Estimates the memory of scored windows and generated texts from a decoder's sizes, and the lengths that fit.
 
 The peak memory of a window is reached either inside a block (residual stream, its norm, the output of attention or MLP
-and their sum, and the inner channels of the MLP) or at the logits of one chunk of targets.
+and their sum, the inner channels of the MLP, and the attention logits that entmax materialises) or at the logits of one
+chunk of targets.
 `benchmarks/results/inspection.md` compares the estimates with measurements on a GPU.
 """
 
@@ -17,6 +18,8 @@ from transformers import PreTrainedModel
 
 from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError
+from sbeval.models.config import WITH_ENTMAX
+from sbeval.models.entmax.attention import block_bytes
 from sbeval.models.forgetting.layer import cached_channels
 from sbeval.models.mlp import MOST_TOKENS
 from sbeval.scoring.scorer import CHUNK_LOGITS
@@ -58,6 +61,7 @@ class Sizes:
         weight_bytes: bytes of all weights.
         item_bytes: bytes of one number in the residual stream.
         zones: whether an extrapolation method computes near and far query-key pairs ("zones") separately.
+        entmax: whether attention materialises the logits of a block of queries, as entmax does.
     """
 
     hidden_size: int
@@ -79,6 +83,7 @@ class Sizes:
     weight_bytes: int
     item_bytes: int
     zones: bool = False
+    entmax: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.heads} heads of {self.head_dim}"
@@ -159,6 +164,7 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
         idle_parameters=0 if not experts else idle * (experts - chosen) // experts,
         weight_bytes=sum(weight.numel() * weight.itemsize for weight in parameters.values()),
         item_bytes=model.dtype.itemsize,
+        entmax=config.model_type == "sbeval" and config.attention_weights in WITH_ENTMAX,
     )
 
 
@@ -230,7 +236,8 @@ def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str) -> int:
     expert_channels = sizes.chosen_experts * (3 * width + inner * sizes.expert_size)
     at_once = min(tokens, sizes.tokens_of_experts_at_once or tokens)
     in_mlp = tokens * (4 * width + inner * sizes.inner_size) + at_once * expert_channels
-    body = max(tokens * in_attention, in_mlp) * sizes.item_bytes
+    of_logits = block_bytes(sizes.heads, sizes.key_value_heads, sizes.head_dim, tokens, device) if sizes.entmax else 0
+    body = max(tokens * in_attention * sizes.item_bytes + of_logits, in_mlp * sizes.item_bytes)
     logits = min(scored * sizes.vocabulary, CHUNK_LOGITS[device])
     # on a CPU logits are converted to fp32, and their exponentials exist beside them
     logit_bytes = sizes.item_bytes if device == "cuda" else sizes.item_bytes + 8
