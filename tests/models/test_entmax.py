@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from torch.testing import assert_close
 
-from sbeval.models import SbevalForCausalLM, softmax
+from sbeval.models import SbevalForCausalLM
 from sbeval.models.biases import AlibiBias, nape_slopes
 from sbeval.models.entmax import attention as blocks
 from sbeval.models.entmax import kernel
@@ -19,6 +19,7 @@ from sbeval.models.entmax.attention import entmax_attention, entmax_decode
 from sbeval.models.entmax.definition import exact_entmax15, reference_attention
 from sbeval.models.entmax.scales import SSMaxScale
 from sbeval.models.entmax.weights import all_newton_steps, entmax15, thresholds
+from sbeval.models.softmax import rows_of_a_block
 from tests.models.small import VARIANTS, small_config, small_model, tokens, written_out
 
 HAS_ADASPLASH = torch.cuda.is_available() and importlib.util.find_spec("adasplash") is not None
@@ -112,7 +113,7 @@ def test_blocks_of_queries_equal_the_definition(queries, older, group, window, p
     bias = BIASES[scheme]
     slopes = None if bias is None else torch.tensor(bias.slopes, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setitem(softmax.MASK_ELEMENTS, "cpu", elements)
+        patch.setitem(blocks.BLOCK_ELEMENTS, "cpu", elements)
         options: dict[str, Any] = {"scale": 0.7, "sliding_window": window, "seq_start_B": start}
         output = entmax_attention(q, k, v, **options, bias=bias)
         expected = reference_attention(q.double(), k.double(), v.double(), **options, slope_H=slopes)
@@ -125,8 +126,8 @@ def test_gradients_through_blocks_are_those_of_the_definition(scheme: str, monke
     bias = BIASES[scheme]
     slopes = None if bias is None else torch.tensor(bias.slopes, dtype=torch.float64)
     q, k, v = (torch.randn(2, heads, 16, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
-    monkeypatch.setitem(softmax.MASK_ELEMENTS, "cpu", 600)
-    assert softmax.rows_of_a_block(16, 16, 16, blocks.TENSORS_OF_A_BLOCK * 8, q.device) < 16
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 600)
+    assert rows_of_a_block(16, 16, 16, 600 // (blocks.TENSORS_OF_A_BLOCK * 8)) < 16
     output = entmax_attention(q, k, v, scale=0.9, bias=bias)
     exact = reference_attention(q, k, v, scale=0.9, slope_H=slopes)
     gradient = torch.randn_like(output)
@@ -136,7 +137,7 @@ def test_gradients_through_blocks_are_those_of_the_definition(scheme: str, monke
 
 
 def test_backward_keeps_the_weights_of_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(softmax.MASK_ELEMENTS, "cpu", 4 * 4 * 256 * 8)
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 4 * 4 * 256 * 8)
     q, k, v = (torch.randn(1, 4, 256, 8, requires_grad=True) for _ in range(3))
     kept: dict[int, int] = {}
 
@@ -155,7 +156,7 @@ def test_heads_with_alibi_compute_only_keys_that_may_have_a_weight(monkeypatch: 
     q, k, v = torch.randn(3, 1, 4, 300, 8)
     widths: list[int] = []
     monkeypatch.setattr(blocks, "entmax15", lambda logits: widths.append(logits.shape[-1]) or entmax15(logits))
-    monkeypatch.setitem(softmax.MASK_ELEMENTS, "cpu", 4 * 300 * 16)
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 4 * 300 * 16)
     output = entmax_attention(q, k, v, scale=0.35, bias=AlibiBias(4, [2.0, 1.0, 0.0, 0.0]))
     with_slope = [width for width in widths if width <= 100]
     assert with_slope

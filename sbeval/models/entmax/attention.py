@@ -18,10 +18,15 @@ from torch.utils.checkpoint import checkpoint
 from sbeval.models.biases import AlibiBias
 from sbeval.models.entmax.kernel import adasplash_attention, suits_adasplash
 from sbeval.models.entmax.weights import entmax15
-from sbeval.models.softmax import Bias, block_elements, rows_of_a_block
+from sbeval.models.softmax import Bias, rows_of_a_block
 
+BLOCK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
+"""Limit on the elements of all fp32 tensors of a block, by device type: 16 MiB, and 2 GiB on a GPU.
+
+A GPU would idle with few rows.
+"""
 TENSORS_OF_A_BLOCK = 4
-"""Number of fp32 tensors, each as large as a block's logits, that exist at the peak of a block."""
+"""Number of tensors, each as large as a block's logits, that exist at the peak of a block."""
 _WEIGHT_RANGE = 2.0  # in logits: entmax-1.5 gives no weight to a key further below the largest
 _ROUNDING_MARGIN = 1.01
 
@@ -120,7 +125,8 @@ def _attend(
             output_BGND = weights_BHRC.view(batch, k.shape[1], -1, columns) @ v_BGCD
         return output_BGND.view(batch, heads, rows, v.shape[3])
 
-    rows = rows_of_a_block(queries, keys, window, TENSORS_OF_A_BLOCK * batch * heads, q_BHQD.device)
+    elements = BLOCK_ELEMENTS.get(q_BHQD.device.type, BLOCK_ELEMENTS["cpu"])
+    rows = rows_of_a_block(queries, keys, window, elements // (TENSORS_OF_A_BLOCK * batch * heads))
     outputs = []
     # the first block is the shorter one, as in `softmax_attention`
     for stop in range((queries - 1) % rows + 1, queries + 1, rows):
@@ -137,8 +143,8 @@ def _attend(
 
 
 def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_type: str) -> int:
-    """Returns the bytes that a block needs at its peak without gradients: its logits, and the fp32 copy of the keys."""
-    elements = min(block_elements(device_type, gradients=False), TENSORS_OF_A_BLOCK * heads * tokens**2)
+    """Returns the bytes that a block needs at its peak: its logits and weights, and the fp32 copy of the keys."""
+    elements = min(BLOCK_ELEMENTS[device_type], TENSORS_OF_A_BLOCK * heads * tokens**2)
     return torch.float32.itemsize * (elements + key_heads * tokens * head_dim)
 
 
