@@ -2,7 +2,7 @@ r"""Trains models of five attention schemes on algorithms at 64 tokens and tests
 
     python -m research.paper_experiments.algorithm_grid --max-seconds 480 --archive algorithms.tar.xz
     mkdir -p build/found && tar xJf algorithms.tar.xz -C build/found
-    sbeval report build/found/results -o report                       # exact match by length, a figure for each algorithm
+    sbeval report build/found/results -o report        # exact match by length, a figure for each algorithm
     python -m research.paper_experiments.algorithm_grid --table algorithms.tar.xz
 
 The tasks are those of Vasylenko et al. 2025 (arXiv 2506.16640), with two differences: a length counts all inputs
