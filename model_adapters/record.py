@@ -36,6 +36,8 @@ from sbeval.model_adapters.open.tokenizer import added_to_texts
 from sbeval.model_adapters.prepare.changes.seen_keys import attention_before
 from sbeval.model_adapters.prepare.prepared import Prepared
 from sbeval.model_adapters.session import Session
+from sbeval.models.config import WITH_ENTMAX
+from sbeval.models.entmax.kernel import is_installed
 from sbeval.results.records import ModelRecord, recorded_command
 
 STAMP_KEY = "sbeval:settings"
@@ -52,8 +54,13 @@ T = TypeVar("T")
 
 
 def kernels_in_use(model: nn.Module, chosen: str, device: torch.device) -> str | None:
-    """Returns the name of the attention implementation: our kernels for stick-breaking, else transformers' name."""
+    """Returns the name of the attention implementation.
+
+    It names our kernels for stick-breaking attention, "adasplash" or "blockwise" for entmax, else transformers' name.
+    """
     config = text_config(getattr(model, "config", None))
+    if getattr(config, "model_type", None) == "sbeval" and config.attention_weights in WITH_ENTMAX:
+        return "adasplash" if device.type == "cuda" and is_installed() else "blockwise"
     if (head_dim := _stickbreaking_head_dim(config)) is not None:
         if chosen != "auto":
             return chosen

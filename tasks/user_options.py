@@ -33,6 +33,7 @@ TASK_CLASSES = (
     "sbeval.tasks.recall.mqrar.MqrarTextTask",
     "sbeval.tasks.recall.mqrar.MqrarTask",
     "sbeval.tasks.recall.mqrar.FlipFlopTask",
+    "sbeval.tasks.recall.algorithmic.AlgorithmTask",
     "sbeval.tasks.recall.copying.PassageTask",
     "sbeval.tasks.recall.copying.SelectiveTask",
     "sbeval.tasks.recall.copying.PhraseTask",

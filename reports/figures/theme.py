@@ -35,6 +35,11 @@ _SCHEME_HUES = {
     "alibi": "purple",
     "fire": "orange",
     "forgetting": "teal",
+    "nape": "olive",
+    "nape-asentmax": "crimson",
+    "rope-asentmax": "sky",
+    "rope-ssmax": "indigo",
+    "rope-entmax15": "brown",
 }
 
 LIGHT = {"ink": "#16191d", "muted": "#5a626b", "grid": "#e6e8eb", "axis": "#b9bfc6", "paper": "#ffffff"}

@@ -37,6 +37,12 @@ _TASKS = {
         for stratum in ("short", "medium", "long")
     },
     "sb_flipflop": ("Flip-flop", "Write, ignore and read a bit; a read shows the bit written last."),
+    "sb_algorithm_association": ("Association of tokens", "The values of four of many keys, each of two tokens."),
+    "sb_algorithm_copy": ("Copying the source", "A random source comes again as a whole."),
+    "sb_algorithm_reverse": ("Reversing the source", "A random source comes again backwards, as a whole."),
+    "sb_algorithm_sort": ("Sorting the source", "A random source comes again in order, as a whole."),
+    "sb_algorithm_two_back": ("Two back", "Each symbol of a sequence comes again two steps later; all of them count."),
+    "sb_algorithm_flipflop": ("Flip-flop of tokens", "The bit written last, at the end of a sequence."),
 }
 _MANY_SHOT = "sb_many_shot_"
 _TOOLTIP = {"setting": "model", "x_text": "", "value_text": "exact answers", "interval_text": "95% interval"}

@@ -21,15 +21,20 @@ from sbeval.results.records import IDENTICAL_TARGETS, ModelRecord
 from sbeval.rope_parameters import GLOBAL_LAYERS, kind_of, rope_entries
 
 ModelKey = tuple[str, ...]
+_POSITION_WORDS = {"rope": "RoPE", "nope": "no positions", "alibi": "ALiBi", "nape": "NAPE"}
+_WEIGHT_WORDS = {"ssmax": "SSMax", "entmax15": "entmax-1.5", "asentmax": "ASEntmax"}
 SCHEME_WORDS = {
     "stickbreaking": "stick-breaking attention",
-    "rope": "softmax attention, RoPE",
-    "nope": "softmax attention, no positions",
-    "alibi": "softmax attention, ALiBi",
+    **{name: f"softmax attention, {position}" for name, position in _POSITION_WORDS.items()},
     "fire": "softmax attention, FIRE",
     "forgetting": "forgetting attention",
+    **{
+        f"{name}-{kind}": f"{weights} attention, {position}"
+        for kind, weights in _WEIGHT_WORDS.items()
+        for name, position in _POSITION_WORDS.items()
+    },
 }
-"""Position scheme to its name, in the order in which a report lists models."""
+"""Attention scheme to its name, in the order in which a report lists models."""
 _TENSORS_NAMED = 8
 _OF_THE_WEIGHTS = ("remainder", "head_norm", "seed")
 

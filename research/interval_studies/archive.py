@@ -25,6 +25,11 @@ NAMES = {
     "rope_window_256": "RoPE, window 1/4x",
     "rope_window_512": "RoPE, window 1/2x",
     "rope_window_1024": "RoPE, window 1x",
+    "ssmax": "SSMax, RoPE",
+    "entmax": "entmax-1.5, RoPE",
+    "asentmax": "ASEntmax, RoPE",
+    "nape": "NAPE",
+    "nape_asentmax": "ASEntmax, NAPE",
     "stickbreaking_extended": "stick-breaking, extended to 4x",
     "rope_extended": "RoPE, extended to 4x with `dynamic:4`",
 }

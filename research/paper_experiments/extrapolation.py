@@ -45,6 +45,11 @@ SCHEMES = {
     "rope_window_256": {"sliding_window": 256},
     "rope_window_512": {"sliding_window": 512},
     "rope_window_1024": {"sliding_window": 1024},
+    "ssmax": {},
+    "entmax": {},
+    "asentmax": {},
+    "nape": {},
+    "nape_asentmax": {},
 }
 """The lengths in each scheme's recipe (`recipes/scheme_*`), which `--shrink` divides."""
 LENGTH_KEYS = ("training_length_tokens", "sliding_window", "rope_parameters.original_max_position_embeddings")

@@ -13,6 +13,7 @@
 - `quiet`: silences transformers' log and progress bars
 - `dolomite`: checkpoints of dolomite-engine and lm-engine
 - `fla`: stick-breaking models of flash-linear-attention, and the Forgetting Transformer
+- `fox_stickbreaking`: stick-breaking checkpoints of a fork of the Forgetting Transformer
 - `moduleformer`: checkpoints of ModuleFormer (MoLM)
 - `moduleformer_model`: ModuleFormer's model, for evaluation
 

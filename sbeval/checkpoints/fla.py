@@ -21,6 +21,7 @@ FOX_TYPE, FOX_SOFTMAX_TYPE = "forgetting_transformer-project_fox", "transformer-
 FORGETTING_TYPE = "forgetting_transformer"
 _FOX_TYPES = (FOX_TYPE, FOX_SOFTMAX_TYPE)
 MODEL_TYPES = (STICKBREAKING_TYPE, FORGETTING_TYPE, *_FOX_TYPES)
+_SIZES = {"vocab_size": 32000, "hidden_size": 2048, "num_hidden_layers": 24, "num_heads": 32}
 _QK_NORM_EPS = 1e-5  # epsilon of the QK norm: both packages ignore `norm_eps` there
 Names = dict[str, tuple[str, tuple[int, ...]]]
 """Maps a tensor name in the loaded model to its name and shape in the checkpoint."""
@@ -41,7 +42,7 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
     is_stickbreaking = model_type == STICKBREAKING_TYPE
     values = ConfigValues(source)
     values.one_of("hidden_act", ("swish", "silu") if is_stickbreaking else ("swish",), "swish")
-    fields = _shared_fields(values)
+    fields = shared_fields(values, _SIZES)
     fields["intermediate_size"] = weights.shape("model.layers.0.mlp.gate_proj.weight")[0]
     if model_type != FOX_SOFTMAX_TYPE:
         fields["qk_norm"] = values.get("qk_norm", bool, False)
@@ -67,13 +68,17 @@ def read_fla(source: Mapping[str, Any], weights: Weights) -> tuple[str, SbevalCo
     return f"{package}:{model_type.removesuffix('-project_fox')}", config, tensors
 
 
-def _shared_fields(values: ConfigValues) -> dict[str, Any]:
-    """Returns the fields of `SbevalConfig` whose keys are the same in all these formats."""
+def shared_fields(values: ConfigValues, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the fields of `SbevalConfig` whose keys are the same in all these formats.
+
+    `sizes` are the defaults of `vocab_size`, `hidden_size`, `num_hidden_layers` and `num_heads`.
+    """
+    vocabulary, width, layers, heads = (values.count(name, default=size) for name, size in sizes.items())
     return {
-        "vocab_size": values.count("vocab_size", default=32000),
-        "hidden_size": values.count("hidden_size", default=2048),
-        "num_hidden_layers": values.count("num_hidden_layers", default=24),
-        "num_attention_heads": values.count("num_heads", default=32),
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
         "num_key_value_heads": values.count("num_kv_heads", default=None),
         "norm_eps": values.get("norm_eps", float, 1e-6),
         "tie_word_embeddings": values.get("tie_word_embeddings", bool, False),
@@ -107,7 +112,8 @@ def fla_names(config: SbevalConfig) -> Names:
         if "qkv" in config.bias:
             block[f"self_attn.{letter}_proj.bias"] = (f"attn.{letter}_proj.bias", (rows,))
         if config.qk_norm and letter != "v":
-            block[f"self_attn.{letter}_norm.weight"] = (f"attn.{letter}_norm.weight", (head_dim,))
+            norm_width = rows if config.qk_norm_over_heads else head_dim
+            block[f"self_attn.{letter}_norm.weight"] = (f"attn.{letter}_norm.weight", (norm_width,))
     for layer in range(config.num_hidden_layers):
         for ours, (theirs, shape) in block.items():
             names[f"model.layers.{layer}.{ours}"] = (f"model.layers.{layer}.{theirs}", shape)

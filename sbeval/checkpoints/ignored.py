@@ -92,6 +92,15 @@ FOX: Ignored = {
 _FORGETTING_KEYS = ("log_pruning_tolerance", "decay_time_min", "decay_time_max", "fgate_bias_init", "window_size")
 FOX_SOFTMAX: Ignored = {key: values for key, values in FOX.items() if key not in _FORGETTING_KEYS}
 FOX_SOFTMAX["qk_norm"] = (False,)  # the key existed until March 2025
+FOX_STICKBREAKING: Ignored = {
+    # the width of the MLP is taken from its tensors; the code reads the last line and computes nothing of it
+    **_any_value(
+        """hidden_ratio intermediate_size initializer_range fuse_norm fuse_cross_entropy
+        normalize_attention use_k_shift use_v_shift window_size"""
+    ),
+    # a field of the fork's training configuration
+    "elementwise_affine": (True,),
+}
 MODULEFORMER: Ignored = {
     # n_ctx is derived from other keys; the norms use PyTorch's default epsilon whatever layer_norm_epsilon is
     **_any_value(

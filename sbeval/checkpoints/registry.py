@@ -16,6 +16,7 @@ from sbeval.checkpoints.facts import KvExpand
 from sbeval.checkpoints.files import Weights
 from sbeval.checkpoints.fla import MODEL_TYPES as FLA_TYPES
 from sbeval.checkpoints.fla import read_fla
+from sbeval.checkpoints.fox_stickbreaking import is_fox_stickbreaking, read_fox_stickbreaking
 from sbeval.checkpoints.moduleformer import MODEL_TYPE as MODULEFORMER_TYPE
 from sbeval.checkpoints.moduleformer import read_moduleformer
 from sbeval.checkpoints.moduleformer_model import ModuleFormerForCausalLM
@@ -48,12 +49,17 @@ class CheckpointFormat:
     takes_kv_expand: bool = False
 
 
+def _read_dolomite_or_fox(
+    source: Mapping[str, Any], weights: Weights, kv_expand: KvExpand
+) -> tuple[str, Any, dict[str, Tensor]]:
+    """Reads the formats that share the model type "stickbreaking"."""
+    if is_fox_stickbreaking(source, weights):
+        return read_fox_stickbreaking(source, weights)
+    return read_dolomite(read_dolomite_config(source), weights, kv_expand)
+
+
 FORMATS = (
-    CheckpointFormat(
-        model_types=(*FLAT_TYPES, *BLOCK_TYPES),
-        read=lambda source, weights, kv_expand: read_dolomite(read_dolomite_config(source), weights, kv_expand),
-        takes_kv_expand=True,
-    ),
+    CheckpointFormat(model_types=(*FLAT_TYPES, *BLOCK_TYPES), read=_read_dolomite_or_fox, takes_kv_expand=True),
     CheckpointFormat(model_types=FLA_TYPES, read=lambda source, weights, kv_expand: read_fla(source, weights)),
     CheckpointFormat(
         model_types=(MODULEFORMER_TYPE,),

@@ -16,7 +16,10 @@ REVISION = "revision"
 """Ending of the names of parts that are hub commits, which may be unknown before a download."""
 _HASH_CHARACTERS = 20
 _HASH = re.compile(r"[0-9a-f]{20,}")
-_PACKAGES = ("sbeval", "lm_eval", "torch", "triton", "transformers", "tokenizers", "flash-linear-attention", "peft")
+_PACKAGES = (
+    *("sbeval", "lm_eval", "torch", "triton", "transformers", "tokenizers", "flash-linear-attention", "peft"),
+    "adasplash",
+)
 TESTED = {
     "lm_eval": ("0.4.13", "0.4.13"),
     "transformers": ("5.16.1", "5.23"),

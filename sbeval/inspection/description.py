@@ -21,6 +21,7 @@ from transformers.modeling_utils import str_to_torch_dtype
 
 from sbeval.checkpoints import facts
 from sbeval.checkpoints.files import Weights, find_folder, read_config
+from sbeval.checkpoints.fox_stickbreaking import is_fox_stickbreaking, keys_without_effect
 from sbeval.checkpoints.load import build, from_transformers
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
@@ -198,6 +199,11 @@ def _evidence(source: Mapping[str, Any], headers: Headers) -> list[str]:
     evidence = [f"model_type {model_type!r} in config.json" if model_type else "no model_type in config.json"]
     released = format_of_type(str(model_type))
     if released is None or not released.takes_kv_expand:
+        return evidence
+    if is_fox_stickbreaking(source, headers):
+        evidence.append("tensor names of Lanni-ni/forgetting-transformer")
+        if without_effect := keys_without_effect(source):
+            evidence.append(f"its code does not compute {', '.join(without_effect)} as the names say")
         return evidence
     blocks = "sequence_mixer_blocks" in source
     evidence.append("its list sequence_mixer_blocks" if blocks else "no list of blocks in it")

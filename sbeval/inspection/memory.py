@@ -1,8 +1,9 @@
 """Estimates the memory of scored windows and generated texts from a decoder's sizes, and the lengths that fit.
 
 The peak memory of a window is reached either inside a block (residual stream, its norm, the output of attention or MLP
-and their sum, and the inner channels of the MLP) or at the logits of one chunk of targets. Tables of cosine and sine,
-and the input embeddings of a transformers model, stay in memory beside each block. cuBLAS's workspace is added.
+and their sum, the inner channels of the MLP, and the attention logits that entmax materialises) or at the logits of one
+chunk of targets. Tables of cosine and sine, and the input embeddings of a transformers model, stay in memory beside each
+block. cuBLAS's workspace is added.
 `benchmarks/results/inspection.md` compares the estimates with measurements on a GPU.
 """
 
@@ -18,6 +19,8 @@ from transformers import PreTrainedModel
 
 from sbeval.checkpoints.facts import text_config
 from sbeval.errors import UserError
+from sbeval.models.config import WITH_ENTMAX
+from sbeval.models.entmax.attention import block_bytes
 from sbeval.models.forgetting.layer import cached_channels
 from sbeval.models.mlp import MOST_TOKENS
 from sbeval.rope_parameters import rope_entries
@@ -64,6 +67,7 @@ class Sizes:
         holds_embeddings: whether the input embeddings stay in memory until the forward pass ends, as in transformers.
         rope_tables: pairs of tables of cosine and sine, one for each type of layers with RoPE parameters of its own.
         zones: whether an extrapolation method computes near and far query-key pairs ("zones") separately.
+        entmax: whether attention materialises the logits of a block of queries, as entmax does.
     """
 
     hidden_size: int
@@ -87,6 +91,7 @@ class Sizes:
     holds_embeddings: bool = False
     rope_tables: int = 0
     zones: bool = False
+    entmax: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.heads} heads of {self.head_dim}"
@@ -172,6 +177,7 @@ def sizes_of(model: PreTrainedModel) -> Sizes | None:
         item_bytes=model.dtype.itemsize,
         holds_embeddings=config.model_type != "sbeval",
         rope_tables=len(rope_entries(getattr(config, "rope_parameters", None))),
+        entmax=config.model_type == "sbeval" and config.attention_weights in WITH_ENTMAX,
     )
 
 
@@ -259,7 +265,9 @@ def window_bytes(sizes: Sizes, tokens: int, scored: int, device: str, *, rows: i
     at_once = min(tokens, sizes.tokens_of_experts_at_once or tokens)
     in_mlp = tokens * (4 * width + inner * sizes.inner_size) + at_once * expert_channels
     held = sizes.rope_tables * 2 * sizes.head_dim * -(-tokens // rows) + sizes.holds_embeddings * tokens * width
-    body = (max(tokens * in_attention, in_mlp) + held) * sizes.item_bytes
+    of_logits = block_bytes(sizes.heads, sizes.key_value_heads, sizes.head_dim, tokens, device) if sizes.entmax else 0
+    in_attention_bytes = tokens * in_attention * sizes.item_bytes + of_logits
+    body = max(in_attention_bytes, in_mlp * sizes.item_bytes) + held * sizes.item_bytes
     logits = min(scored * sizes.vocabulary, CHUNK_LOGITS[device])
     # on a CPU logits are converted to fp32, and their exponentials exist beside them
     logit_bytes = sizes.item_bytes if device == "cuda" else sizes.item_bytes + 8

@@ -5,14 +5,15 @@
 - `decoder`: transformer block, `SbevalModel` and `SbevalForCausalLM`
 - `pretrained`: base class of both: loading, weight initialisation, choice of kernels
 - `mlp`: MLP and mixture of experts
-- `attention`: attention layer: projections, KV cache, mixer (stick-breaking or softmax), gates and norms
+- `attention`: attention layer: projections, KV cache, mixer (stick-breaking, softmax or entmax), gates and norms
 - `norms`: norms of the residual stream, and of the queries, keys and outputs of heads
 - `positions`: position ids, padding and packing of one forward pass
 - `softmax`: causal softmax attention of the baselines
 - `packed_softmax`: causal softmax attention within each of several texts packed into one row
 - `slots`: KV cache with one fixed-size slot for each text, and attention of a decode step over it
 - `flex`: FlexAttention: when it is used, and how it is compiled
-- `biases`: ALiBi and FIRE
+- `biases`: ALiBi, NAPE and FIRE
+- `entmax`: entmax-1.5 attention, and the scales of queries of SSMax and ASEntmax
 - `forgetting`: forget gates and token shifts of the Forgetting Transformer
 - `rope`: rotary embeddings with frequencies that are computed for each request
 - `extrapolation`: SelfExtend, dual chunk attention and other ways to exceed a RoPE model's training length

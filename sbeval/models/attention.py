@@ -4,6 +4,7 @@ Shape suffixes: B batch, H query heads, G key/value heads, Q new positions, K ca
 E hidden_size.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +14,24 @@ from transformers import Cache
 from sbeval.attention import stickbreaking_attention, stickbreaking_decode
 from sbeval.attention.api import Implementation
 from sbeval.attention.context_parallel import ContextParallel
-from sbeval.models.biases import AlibiBias, FireBias
-from sbeval.models.config import SbevalConfig
+from sbeval.models.biases import AlibiBias, FireBias, nape_slopes
+from sbeval.models.config import SCALED, WITH_ENTMAX, SbevalConfig
+from sbeval.models.entmax.attention import entmax_attention, entmax_decode
+from sbeval.models.entmax.scales import QueryScale
 from sbeval.models.forgetting.layer import ForgetGate, TokenShift, newest_cached, sums_in, with_decay
 from sbeval.models.forgetting.whole_text import whole_text_attention
 from sbeval.models.norms import HeadNorm, PerHeadRMSNorm, make_qk_norm
-from sbeval.models.packed_softmax import packed_softmax_attention
+from sbeval.models.packed_softmax import packed_softmax_attention, text_by_text
 from sbeval.models.positions import Positions
 from sbeval.models.rope import rotate
 from sbeval.models.slots import SlotCache, softmax_decode
 from sbeval.models.softmax import softmax_attention
 
-BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire": FireBias}
+BIASED: dict[str, Callable[[int], AlibiBias | FireBias]] = {
+    "alibi": AlibiBias,
+    "nape": lambda heads: AlibiBias(heads, nape_slopes(heads)),
+    "fire": FireBias,
+}
 
 
 class StickBreakingKernels(NamedTuple):
@@ -87,7 +94,9 @@ class StickBreakingMixer(nn.Module):
 
 
 class SoftmaxMixer(nn.Module):
-    """Causal softmax attention, optionally with ALiBi or FIRE; for RoPE, the caller rotates queries and keys.
+    """Causal softmax or entmax attention, optionally with ALiBi, NAPE or FIRE.
+
+    For RoPE, the caller rotates queries and keys; for SSMax and ASEntmax, it scales the queries.
 
     For forgetting attention, queries, keys and values have extra channels after those of the head, which hold the bias
     of the forget gates (`forgetting.layer.with_decay`). The output may then have extra channels too; the caller cuts
@@ -101,6 +110,7 @@ class SoftmaxMixer(nn.Module):
         self.context_parallel: ContextParallel | None = None
         self.head_dim = config.head_dim
         self.forgets = config.attention == "forgetting"
+        self.entmax = config.attention_weights in WITH_ENTMAX
         self.skip_threshold: float | None = None
         self.bias = BIASED[config.attention](config.num_attention_heads) if config.attention in BIASED else None
 
@@ -110,14 +120,17 @@ class SoftmaxMixer(nn.Module):
         """Computes attention for a prefill or a training step, [B, H, Q, D]."""
         heads, context, places = (q_BHQD, k_BGKD, v_BGKD), self.context_parallel, positions.position_ids
         options: dict[str, Any] = {"scale": self.scale, "sliding_window": self.sliding_window, "bias": self.bias}
+        attention = entmax_attention if self.entmax else softmax_attention
         if context is not None and context.active:
 
             def attend(chunk: slice, k: Tensor, v: Tensor) -> Tensor:
-                return softmax_attention(q_BHQD[:, :, chunk], k, v, position_ids_BQ=places[:, chunk], **options)
+                return attention(q_BHQD[:, :, chunk], k, v, position_ids_BQ=places[:, chunk], **options)
 
             return torch.cat(context.with_all_keys(attend, k_BGKD, v_BGKD), dim=2)
         lengths = positions.packed_lengths
         if lengths is not None and len(lengths) > 1:
+            if self.entmax:
+                return text_by_text(*heads, lengths=lengths, position_ids=places, attention=attention, **options)
             return packed_softmax_attention(
                 *heads, lengths, position_ids_1T=places, cu_seqlens=positions.cu_seqlens, **options
             )
@@ -126,19 +139,20 @@ class SoftmaxMixer(nn.Module):
             whole_BHQD = whole_text_attention(*heads, head_dim=self.head_dim, scale=self.scale, **pruning)
             if whole_BHQD is not None:
                 return whole_BHQD
-        return softmax_attention(*heads, seq_start_B=seq_start_B, position_ids_BQ=places, **options)
+        return attention(*heads, seq_start_B=seq_start_B, position_ids_BQ=places, **options)
 
     def step(self, q_BHQD: Tensor, v_BGQD: Tensor, slots: SlotCache, k_BGKD: Tensor, v_BGKD: Tensor) -> Tensor:
         """Computes one decode step, [B, H, Q, D]; with a sliding window, the slots hold only the keys inside it.
 
         Raises:
-            ValueError: the scheme is ALiBi or FIRE, whose bias needs the positions of the keys.
+            ValueError: the scheme is ALiBi, NAPE or FIRE, whose bias needs the positions of the keys.
         """
         if self.bias is not None:
             raise ValueError(
-                "ALiBi and FIRE need the positions of keys, which a SlotCache does not store: use another cache"
+                "ALiBi, NAPE and FIRE need the positions of keys, which a SlotCache does not store: use another cache"
             )
-        return softmax_decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
+        decode = entmax_decode if self.entmax else softmax_decode
+        return decode(q_BHQD, k_BGKD, v_BGKD, slots.length_B, scale=self.scale)
 
 
 def _for_each_head(v_BGQD: Tensor, output_BHQD: Tensor) -> Tensor:
@@ -181,6 +195,7 @@ class Attention(nn.Module):
         self.exclusive = config.exclusive_self_attention
         self.rotates = config.attention in ("rope", "forgetting")
         self.head_norm = HeadNorm(config) if config.head_norm else None
+        self.query_scale = QueryScale(config) if config.attention_weights in SCALED else None
         mixer = StickBreakingMixer if config.attention == "stickbreaking" else SoftmaxMixer
         self.mixer: nn.Module = mixer(config)
 
@@ -203,6 +218,8 @@ class Attention(nn.Module):
                 norm(x.to(norm.weight.dtype)).to(v_BGQD.dtype)
                 for norm, x in ((self.q_norm, q_BHQD), (self.k_norm, k_BGQD))
             )
+        if self.query_scale is not None:
+            q_BHQD = self.query_scale(q_BHQD, hidden_BQE, positions.position_ids)
         if self.rotates and positions.cos_sin is not None:
             q_BHQD, k_BGQD = rotate(q_BHQD, *positions.cos_sin), rotate(k_BGQD, *positions.cos_sin)
         new_v_BGQD = v_BGQD

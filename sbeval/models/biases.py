@@ -1,4 +1,4 @@
-"""Position schemes that add a bias to the attention logits: ALiBi and FIRE.
+"""Position schemes that add a bias to the attention logits: ALiBi, NAPE and FIRE.
 
 Shape suffixes: B batch, H heads, R rows (queries of a block), C keys a block can see.
 """
@@ -29,14 +29,27 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + [2.0 ** (-4.0 * (2 * index + 1) / power) for index in range(heads - power)]
 
 
+def nape_slopes(heads: int) -> list[float]:
+    """Returns the slopes of NAPE (Vasylenko et al. 2025, arXiv 2506.16640): ALiBi in one half of the heads only.
+
+    The first heads // 2 heads have the slopes 1, 1/2, 1/3, ..., as in the authors' code. The other heads have no
+    positions, which is a slope of 0.
+    """
+    with_alibi = heads // 2
+    return [1.0 / (index + 1) for index in range(with_alibi)] + [0.0] * (heads - with_alibi)
+
+
 class AlibiBias(nn.Module):
-    """ALiBi: adds minus the distance times the head's fixed slope to each logit; has no parameters."""
+    """ALiBi: adds minus the distance times the head's fixed slope to each logit; has no parameters.
+
+    `slopes` has one number for each head; None means those of `alibi_slopes`.
+    """
 
     by_distance = True
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, slopes: list[float] | None = None) -> None:
         super().__init__()
-        self.slopes = alibi_slopes(heads)
+        self.slopes = alibi_slopes(heads) if slopes is None else slopes
         self.channels = heads
 
     def forward(self, position_BR: Tensor | None, distance_RC: Tensor) -> Tensor:

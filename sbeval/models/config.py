@@ -12,14 +12,24 @@ from sbeval.errors import UserError, shown
 from sbeval.foreign_files import fits, kind_text
 from sbeval.rope_parameters import any_factor_of_yarn, check_rope_values
 
-ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "fire", "forgetting")
+ATTENTIONS = ("stickbreaking", "rope", "nope", "alibi", "nape", "fire", "forgetting")
+ATTENTION_WEIGHTS = ("softmax", "ssmax", "entmax15", "asentmax")
+WITH_ENTMAX = ("entmax15", "asentmax")
+SCALED = ("ssmax", "asentmax")
+_SCHEMES_OF_ALL_WEIGHTS = ("rope", "nope", "alibi", "nape")
 REMAINDERS = ("none", "value", "head_bias")
 NORMS = ("rmsnorm", "layernorm")
 GATED_ACTIVATIONS = ("swiglu", "geglu")
 PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu", "silu", "relu")
 BIASES = ("qkv", "output", "mlp")
 _ACTIVATIONS = GATED_ACTIVATIONS + PLAIN_ACTIVATIONS
-_CHOICES = {"attention": ATTENTIONS, "remainder": REMAINDERS, "norm": NORMS, "activation": _ACTIVATIONS}
+_CHOICES = {
+    "attention": ATTENTIONS,
+    "attention_weights": ATTENTION_WEIGHTS,
+    "remainder": REMAINDERS,
+    "norm": NORMS,
+    "activation": _ACTIVATIONS,
+}
 
 # transformers reports `original_max_position_embeddings` as an unknown key of these types; here any type may have it
 _ROPE_TYPES_WITHOUT_ORIGINAL_LENGTH = ("default", "linear", "dynamic")
@@ -65,8 +75,11 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         intermediate_size: hidden width of the MLP, or of each expert.
         num_key_value_heads: number of key/value heads, a divisor of the query heads; None means as many as query heads.
         head_dim: width of a head; None means hidden_size / num_attention_heads.
-        attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi", "fire" or "forgetting"
-            (forget gates).
+        attention: "stickbreaking", or softmax with "rope", "nope" (no positions), "alibi", "nape" (ALiBi in one half
+            of the heads, no positions in the other), "fire" or "forgetting" (forget gates).
+        attention_weights: how the logits of "rope", "nope", "alibi" and "nape" become weights: "softmax", "ssmax"
+            (softmax of logits times s log n for n keys), "entmax15", or "asentmax" (entmax-1.5 of logits times
+            1 + beta (log n)^gamma); s is learned, beta and gamma are projections of the layer's input.
         sliding_window: query j attends only to keys i with j - i < window (softmax schemes); None means all keys.
         remainder: term that is added to a head's output for the remainder, the attention weight that no key received:
             "none", "value" (remainder times the position's own value) or "head_bias" (remainder times a learned vector
@@ -76,6 +89,8 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         attend_current: let a stick-breaking query attend to its own position.
         qk_norm: RMSNorm on the queries and keys of each head.
         qk_norm_per_head: use separate norm weights for each head.
+        qk_norm_over_heads: take the mean square of each RMSNorm on queries and keys over all heads together, with
+            separate weights for each head, as OLMo 2 does.
         qk_norm_eps: epsilon of the RMSNorms on queries and keys; None means `norm_eps`.
         key_shift: mix each key with the key of the previous position: s * previous + (1 - s) * key, where s is the
             sigmoid of a linear projection of the layer's input.
@@ -115,6 +130,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     num_key_value_heads: int = None  # type: ignore[assignment]
     head_dim: int = None  # type: ignore[assignment]
     attention: str = "stickbreaking"
+    attention_weights: str = "softmax"
     sliding_window: int | None = None
     remainder: str = "none"
     attend_current: bool = False
@@ -122,6 +138,7 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     exclusive_self_attention: bool = False
     qk_norm: bool = False
     qk_norm_per_head: bool = False
+    qk_norm_over_heads: bool = False
     qk_norm_eps: float | None = None
     key_shift: bool = False
     value_shift: bool = False
@@ -190,8 +207,12 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 
     @property
     def scheme(self) -> str:
-        """Name of the attention scheme; if layers differ, their schemes joined by "+", as "stickbreaking+rope"."""
-        return "+".join(self.schemes)
+        """Name of the attention scheme: `attention`, and `attention_weights` other than softmax, as "rope-ssmax".
+
+        If layers differ, their schemes are joined by "+", as "stickbreaking+rope".
+        """
+        weights = "" if self.attention_weights == "softmax" else f"-{self.attention_weights}"
+        return "+".join(scheme + weights for scheme in self.schemes)
 
     @property
     def schemes(self) -> list[str]:
@@ -278,6 +299,11 @@ class SbevalConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
                 "remainder and attend_current belong to stick-breaking attention, got "
                 f"remainder={shown(self.remainder)}, attend_current={self.attend_current} with "
                 f"attention={shown(self.attention)}"
+            )
+        if self.attention_weights != "softmax" and self.attention not in _SCHEMES_OF_ALL_WEIGHTS:
+            raise UserError(
+                f"attention_weights={shown(self.attention_weights)} needs attention to be one of "
+                f"{', '.join(_SCHEMES_OF_ALL_WEIGHTS)}, got {shown(self.attention)}"
             )
         self._check_experts()
         if self.rope_parameters is not None:

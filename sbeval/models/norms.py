@@ -23,6 +23,8 @@ def make_qk_norm(config: SbevalConfig, heads: int) -> nn.Module | None:
     if not config.qk_norm:
         return None
     eps = config.norm_eps if config.qk_norm_eps is None else config.qk_norm_eps
+    if config.qk_norm_over_heads:
+        return AllHeadsRMSNorm(heads, config.head_dim, eps)
     if config.qk_norm_per_head:
         return PerHeadRMSNorm(heads, config.head_dim, eps)
     return nn.RMSNorm(config.head_dim, eps=eps)
@@ -39,6 +41,16 @@ class PerHeadRMSNorm(nn.Module):
     def forward(self, x_BHQD: Tensor) -> Tensor:
         """Returns the normed heads, [B, H, Q, D]."""
         return rms_norm(x_BHQD, x_BHQD.shape[3:], eps=self.eps) * self.weight[:, None]
+
+
+class AllHeadsRMSNorm(PerHeadRMSNorm):
+    """RMSNorm whose mean square is taken over all heads, with a separate weight vector for each head."""
+
+    def forward(self, x_BHQD: Tensor) -> Tensor:
+        """Returns the normed heads, [B, H, Q, D]."""
+        wide = x_BHQD.to(torch.promote_types(x_BHQD.dtype, torch.float32))
+        mean_B1Q1 = wide.square().mean(dim=(1, 3), keepdim=True)
+        return (wide * (mean_B1Q1 + self.eps).rsqrt()).to(x_BHQD.dtype) * self.weight[:, None]
 
 
 class HeadNorm(nn.GroupNorm):

@@ -102,14 +102,20 @@ def packed_softmax_attention(
     return text_by_text(*heads, lengths=lengths, position_ids=position_ids_1T, bias=bias, **options)
 
 
-def text_by_text(*heads: Tensor, lengths: Sequence[int], position_ids: Tensor | None = None, **options: Any) -> Tensor:
-    """Runs `softmax_attention` with these arguments, once for each text; returns [1, H, T, D]."""
+def text_by_text(
+    *heads: Tensor,
+    lengths: Sequence[int],
+    position_ids: Tensor | None = None,
+    attention: Callable[..., Tensor] = softmax_attention,
+    **options: Any,
+) -> Tensor:
+    """Runs `attention` with these arguments, once for each text; returns [1, H, T, D]."""
     texts = [torch.split(x, list(lengths), dim=2) for x in heads]
     positions = [None] * len(lengths) if position_ids is None else torch.split(position_ids, list(lengths), dim=1)
     # cuDNN builds a plan for every new length, which takes longer than the attention of a text
     with sdpa_kernel(_WITHOUT_CUDNN) if heads[0].is_cuda else contextlib.nullcontext():
         mixed = [
-            softmax_attention(q, k, v, position_ids_BQ=position_ids_BQ, **options)
+            attention(q, k, v, position_ids_BQ=position_ids_BQ, **options)
             for q, k, v, position_ids_BQ in zip(*texts, positions, strict=True)
             if q.shape[2]
         ]

@@ -14,6 +14,7 @@ from sbeval.errors import UserError
 from sbeval.models.attention import SoftmaxMixer, StickBreakingKernels, StickBreakingMixer
 from sbeval.models.biases import FIRE_INITIAL_SCALE, FireBias
 from sbeval.models.config import SbevalConfig
+from sbeval.models.entmax.scales import SSMaxScale
 from sbeval.models.mlp import Experts, Mixture
 from sbeval.models.norms import HeadNorm, PerHeadRMSNorm
 from sbeval.models.rope import RopeFrequencies, rope_frequencies, scaled_parameters
@@ -56,6 +57,8 @@ class SbevalPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 init.zeros_(module.bias)
         elif isinstance(module, StickBreakingMixer) and module.remainder == "head_bias":
             init.zeros_(module.head_bias)
+        elif isinstance(module, SSMaxScale):
+            init.constant_(module.multiple, module.initial_multiple)
         elif isinstance(module, FireBias):
             init.constant_(module.scale, FIRE_INITIAL_SCALE)
             init.ones_(module.threshold_multiple)

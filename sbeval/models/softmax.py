@@ -110,7 +110,7 @@ def softmax_attention(
     k_BHKD, v_BHKD = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_BGKD, v_BGKD))
     per_row = seq_start_B is not None or (not by_distance and texts > 1)
     layers = (q_BHQD.shape[0] if per_row else 1) * (1 if bias is None else bias.channels)
-    rows = _rows_of_a_block(queries, keys, sliding_window, layers, q_BHQD.device)
+    rows = rows_of_a_block(queries, keys, sliding_window, _mask_elements(q_BHQD.device) // layers)
 
     def mask(last: int, rows: int, columns: int, position_BR: Tensor | None) -> Tensor:
         """Returns [B or 1, H or 1, rows, columns] for the rows that end before key `last`, in the queries' dtype."""
@@ -239,18 +239,19 @@ def _masked_attention(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, last: int,
         return scaled_dot_product_attention(q_BHRD, k_BHCD, v_BHCD, attn_mask=mask, scale=scale)
 
 
-def _rows_of_a_block(queries: int, keys: int, sliding_window: int, layers: int, device: torch.device) -> int:
-    """Returns how many rows a block may have so that `layers` masks [rows, visible keys] fit into `MASK_ELEMENTS`."""
-    elements = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
-    if not torch.is_grad_enabled():
-        elements *= _MORE_WITHOUT_GRADIENTS.get(device.type, 1)
-    budget = elements // layers
-    rows = budget // keys
+def rows_of_a_block(queries: int, keys: int, sliding_window: int, elements: int) -> int:
+    """Returns how many rows a block may have so that a mask [rows, visible keys] has at most that many elements."""
+    rows = elements // keys
     if sliding_window < keys:
         # a block has rows * (rows + window) elements; with more rows than the window, most of them would be masked
-        rows = max(rows, min(sliding_window, budget // (2 * sliding_window)))
+        rows = max(rows, min(sliding_window, elements // (2 * sliding_window)))
     rows = max(1, min(rows, queries))
     return rows - rows % _MULTIPLE if rows > _MULTIPLE else rows
+
+
+def _mask_elements(device: torch.device) -> int:
+    elements = MASK_ELEMENTS.get(device.type, MASK_ELEMENTS["cpu"])
+    return elements if torch.is_grad_enabled() else elements * _MORE_WITHOUT_GRADIENTS.get(device.type, 1)
 
 
 def _aligned(columns: int) -> int:

@@ -163,7 +163,8 @@ class ModelRecord(_Record):
         training_length_tokens: the original training length, None if unknown.
         declared_length_tokens: the longest context that the checkpoint's configuration declares, None if unknown.
         extended_from: name, hash and length of the parent checkpoint before context extension, else None.
-        attention: "stickbreaking", "rope", "nope", "alibi", "fire", "forgetting", or the model type of another project.
+        attention: "stickbreaking", "rope", "nope", "alibi", "nape", "fire", "forgetting", the second to fifth also with
+            "-ssmax", "-entmax15" or "-asentmax"; or the model type of another project.
         sliding_window: window in tokens, None for full attention.
         remainder: what the remainder of stick-breaking attention adds to the output, as the model's configuration names
             it; None if unknown.
@@ -172,7 +173,7 @@ class ModelRecord(_Record):
             if it was `sb`.
         recipe: name of the training recipe, None if the checkpoint does not record it.
         training_seed: seed of the initial weights; runs of one recipe with different seeds are shown as one line.
-        kernels: implementation of attention: "triton", "blockwise", "reference", "sdpa", ...
+        kernels: implementation of attention: "triton", "blockwise", "reference", "adasplash", "sdpa", ...
         rope_scaling: the RoPE scaling in force, in transformers' form; by type of layer if layers with a sliding window
             are scaled too; else None.
         extrapolation: the method of attention beyond the training length: `method` and its parameters in tokens by

@@ -2,8 +2,8 @@
 
 A query's span at 90 % is the number of keys, counted from the newest, that together hold 90 % of its weight. Also
 measured are the weight on the first token, the entropy of the weights (in nats, after dividing by their sum), and the
-remaining stick, the weight that no key received. The definitions are the same for softmax, whose weights add up to one,
-and for stick-breaking. Weights are computed for the last queries of a window, block by block.
+remaining stick, the weight that no key received. The definitions are the same for softmax and entmax, whose weights add
+up to one, and for stick-breaking. Weights are computed for the last queries of a window, block by block.
 
 Shape suffixes: H query heads, G key/value heads, R queries of a block, K keys, D head dimension.
 """
@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sbeval.attention.impl.reference import log_weights
 from sbeval.errors import UserError
 from sbeval.models.attention import SoftmaxMixer, StickBreakingMixer
+from sbeval.models.entmax.weights import entmax15
 from sbeval.scoring.non_finite import NonFiniteError
 from sbeval.scoring.requests import NonFinite
 
@@ -151,15 +152,15 @@ def _softmax(mixer: Any, q_1HRD: Tensor, k_1GKD: Tensor, first: int) -> tuple[Te
     if mixer.sliding_window is not None:
         seen_RK &= distance_RK < mixer.sliding_window
     added = 0.0 if mixer.bias is None else mixer.bias(position_R[None], distance_RK)[0]
-    return _softmax_weights(q_1HRD, k_1GKD, mixer.scale, seen_RK, added)
+    return _softmax_weights(q_1HRD, k_1GKD, mixer.scale, seen_RK, added, entmax=mixer.entmax)
 
 
 def _softmax_weights(
-    q_1HRD: Tensor, k_1GKD: Tensor, scale: float, seen_RK: Tensor, added: Tensor | float
+    q_1HRD: Tensor, k_1GKD: Tensor, scale: float, seen_RK: Tensor, added: Tensor | float, *, entmax: bool = False
 ) -> tuple[Tensor, Tensor, int]:
     k_HKD = k_1GKD[0].repeat_interleave(q_1HRD.shape[1] // k_1GKD.shape[1], dim=0)
     logits_HRK = (scale * (q_1HRD[0] @ k_HKD.mT) + added).masked_fill(~seen_RK, -torch.inf)
-    weights_HRK = logits_HRK.softmax(-1)
+    weights_HRK = entmax15(logits_HRK) if entmax else logits_HRK.softmax(-1)
     return weights_HRK, 0.0 * weights_HRK[..., 0], 0  # the product with 0 keeps NaN
 
 

@@ -4,6 +4,8 @@
 - `options`: the options of recall tasks
 - `sequences`: multi-query repeated associative recall (MQRAR) as sequences of token ids
 - `mqrar`: MQRAR tasks over token ids and as text, and flip-flops
+- `algorithms`: sequences of token ids that end as an algorithm says: copy, reverse, sort and others
+- `algorithmic`: tasks of these sequences
 - `copying`: copying of words that already occurred earlier in the text
 - `json_kv`: retrieval of a key's value from a long JSON object
 - `retrieval`: retrieval of sentences that share no word with the question, and of the n-th of several similar replies

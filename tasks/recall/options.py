@@ -51,6 +51,15 @@ class FlipFlopOptions(SampleOptions):
     ignore_share: Share = Field(default=0.8, description="Share of instructions that the model has to ignore.")
 
 
+class AlgorithmOptions(SampleOptions):
+    """Options of algorithms over token ids."""
+
+    title = "algorithms over token ids: sb_algorithm"
+    default_lengths = doublings(64, 65536)
+
+    num_samples: Counted = Field(default=100, description="Samples at each length.")
+
+
 class CopyOptions(SampleOptions):
     """Options of every copying task."""
 

@@ -3,8 +3,8 @@
     python -m tests.checkpoints.config_keys FOLDER
 
 FOLDER holds clones named lm-engine, dolomite-engine-branches (shawntan/dolomite-engine), flash-linear-attention,
-forgetting-transformer (zhixuan-lin) and ModuleFormer. Every version in their histories counts: checkpoints outlive the
-code that wrote them.
+forgetting-transformer (zhixuan-lin), forgetting-transformer-fork (Lanni-ni) and ModuleFormer. Every version in their
+histories counts: checkpoints outlive the code that wrote them.
 """
 
 import ast
@@ -52,6 +52,14 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     "fla forgetting": (Source(*_FLA, (f"fla/models/{_FORGETTING[0]}",), _FORGETTING[1]),),
     "fox": (Source(*_AUTHORS, (f"{_FOX}/{_FORGETTING[0]}",), _FORGETTING[1]),),
     "fox softmax": (Source(*_AUTHORS, (f"{_FOX}/transformer/configuration_transformer.py",), ("TransformerConfig",)),),
+    "fox stickbreaking": (
+        Source(
+            "forgetting-transformer-fork",
+            ("HEAD",),
+            (f"{_FOX}/stickbreaking/configuration_stickbreaking.py",),
+            ("StickbreakingConfig",),
+        ),
+    ),
     "moduleformer": (
         Source("ModuleFormer", ("HEAD",), ("moduleformer/configuration_moduleformer.py",), ("ModuleFormerConfig",)),
     ),

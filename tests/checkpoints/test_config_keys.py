@@ -16,6 +16,7 @@ from sbeval.errors import UserError
 from tests.checkpoints.config_keys import KEYS_FILE, declared_keys
 from tests.checkpoints.layouts import Made, dolomite, fla, logits, save, with_experts
 from tests.checkpoints.test_forgetting import PRO, fla_forgetting, fox
+from tests.checkpoints.test_fox_stickbreaking import fox_stickbreaking
 from tests.checkpoints.test_moduleformer import checkpoint as moduleformer
 
 DECLARED: dict[str, dict[str, str]] = json.loads(KEYS_FILE.read_text())
@@ -62,6 +63,9 @@ PARTS = {
     "fla forgetting": Part(lambda: fla_forgetting(), _whole, ignored.FLA_FORGETTING),
     "fox": Part(lambda: fox(use_rope=True, **PRO), _whole, ignored.FOX),
     "fox softmax": Part(lambda: fox(model_type="transformer-project_fox"), _whole, ignored.FOX_SOFTMAX),
+    "fox stickbreaking": Part(
+        lambda: fox_stickbreaking(use_rope=True, num_kv_heads=2), _whole, ignored.FOX_STICKBREAKING
+    ),
     "moduleformer": Part(lambda: moduleformer("mlp"), _whole, ignored.MODULEFORMER),
 }
 

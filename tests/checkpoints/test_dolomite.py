@@ -197,9 +197,9 @@ def test_biases_against_the_configuration_are_refused(fields: dict[str, Any], sa
 def test_another_architecture_of_the_same_name_is_refused_for_what_it_is(tmp_path: Path) -> None:
     config = {"model_type": "stickbreaking", "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4}
     config |= {"num_kv_heads": None, "hidden_ratio": 4, "use_rope": False, "qk_norm": False, "use_k_shift": False}
-    names = ["embeddings.weight", "layers.0.attn.q_proj.weight", "layers.1.attn.q_proj.weight"]
+    names = ["embed_tokens.weight", "layers.0.attn.q_proj.weight", "layers.1.attn.q_proj.weight"]
     folder = save(tmp_path, config, {f"model.{name}": torch.zeros(32, 32) for name in names})
-    with pytest.raises(UserError, match="another architecture with the same name, such as Lanni-ni/stickbreaking_pile"):
+    with pytest.raises(UserError, match="another architecture with the same name, which is not supported"):
         load_checkpoint(folder)
 
 

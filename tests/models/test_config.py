@@ -55,6 +55,12 @@ def test_mixtures_use_as_many_parameters_a_token_as_the_paper_says(name, active_
         ({"attention": "linear"}, "attention must be one of"),
         ({"sliding_window": 8}, "sliding_window is for the softmax schemes"),
         ({"attention": "rope", "remainder": "value"}, "belong to stick-breaking"),
+        (
+            {"attention_weights": "ssmax"},
+            "attention_weights='ssmax' needs attention to be one of rope, .*'stickbreaking'",
+        ),
+        ({"attention": "fire", "attention_weights": "entmax15"}, "one of rope, nope, alibi, nape, got 'fire'"),
+        ({"attention": "nape", "attention_weights": "sparsemax"}, "attention_weights must be one of softmax, ssmax"),
         ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
         ({"hidden_size": 30}, "set head_dim"),
         ({"num_hidden_layers": 0}, "positive integer"),
@@ -77,6 +83,13 @@ def test_mixtures_use_as_many_parameters_a_token_as_the_paper_says(name, active_
 def test_configurations_without_meaning_are_refused(fields, words):
     with pytest.raises(UserError, match=words):
         small_config(**fields)
+
+
+def test_the_name_of_a_scheme_says_how_logits_become_weights():
+    assert small_config(attention="nape").scheme == "nape"
+    assert small_config(attention="rope", attention_weights="ssmax").scheme == "rope-ssmax"
+    both = small_config(attention="rope", attention_weights="entmax15", layer_overrides=[{}, {"attention": "nope"}])
+    assert (both.scheme, both.schemes) == ("rope-entmax15+nope-entmax15", ["rope", "nope"])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

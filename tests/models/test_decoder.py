@@ -24,7 +24,9 @@ def test_later_tokens_never_change_earlier_logits(variant: str) -> None:
         before, after = model(ids).logits, model(changed).logits
     # experts get other numbers of tokens, which their products may add in another order
     assert_equal_but_for_rounding(before[:, :15], after[:, :15])
-    assert (before[:, 15:] - after[:, 15:]).abs().amax(-1).min() > 1e-4
+    # entmax may give a key no weight at all
+    later = slice(15, 16 if "entmax" in variant else None)
+    assert (before[:, later] - after[:, later]).abs().amax(-1).min() > 1e-4
 
 
 @pytest.mark.parametrize("remainder", ["none", "value", "head_bias"])

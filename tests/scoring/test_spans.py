@@ -109,10 +109,12 @@ def test_stick_breaking_spans_equal_a_loop_that_breaks_sticks(attend_current: bo
         assert own[4:] == pytest.approx(plain(own_weights), abs=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["rope", "nope", "alibi", "fire", "forgetting"])
+@pytest.mark.parametrize("attention", ["rope", "nope", "alibi", "nape-asentmax", "rope-entmax15", "fire", "forgetting"])
 def test_every_softmax_scheme_of_the_family_is_seen(attention: str) -> None:
     torch.manual_seed(2)
-    config = SbevalConfig(attention=attention, sliding_window=9, **SIZES)
+    positions, _, weights = attention.partition("-")
+    fields = {"attention": positions, "attention_weights": weights or "softmax"}
+    config = SbevalConfig(**fields, sliding_window=9, **SIZES)
     model = sharpened(transformers.AutoModelForCausalLM.from_config(config), 6.0)
     found = attention_spans(model, torch.randint(50, (1, LENGTH)), QUERIES)
     assert len(found) == 8

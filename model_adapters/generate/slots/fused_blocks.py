@@ -184,7 +184,7 @@ def _other_parts(attention: Any, linears: Sequence[Any], norms: Sequence[Any], a
             return "ranks shard its linear layers in another way"
     if other := [type(norm).__name__ for norm in norms if _eps(norm) is None]:
         return f"its norms are {', '.join(other)}"
-    named = ("q_norm", "k_norm", "head_gate", "exclusive")
+    named = ("q_norm", "k_norm", "head_gate", "exclusive", "query_scale")
     if more := [name for name in named if getattr(attention, name, None) not in (None, False)]:
         return f"its attention has {', '.join(more)}"
     if getattr(getattr(attention, "mixer", None), "bias", None) is not None:

@@ -80,7 +80,7 @@ def read_dolomite_config(source: Mapping[str, Any]) -> DolomiteConfig:
         raise UserError(
             f"model_type {model_type!r} is a model type of dolomite-engine, but this configuration has other keys "
             "(hidden_size and num_hidden_layers instead of n_embd and n_layer): it is another architecture with the "
-            "same name, such as Lanni-ni/stickbreaking_pile_4layer, which needs its own code and is not supported"
+            "same name, which is not supported"
         )
     blocks = "sequence_mixer_blocks" in config
     if blocks:

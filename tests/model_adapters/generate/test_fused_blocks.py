@@ -22,6 +22,7 @@ OWN: dict[str, dict[str, Any]] = {
     "rope-window": {"attention": "rope", "sliding_window": 5, "num_key_value_heads": 2},
     "rope-partial": VARIANTS["rope-partial"],
     "nope-geglu": {"attention": "nope", "activation": "geglu", "num_key_value_heads": 2},
+    "rope-entmax": {"attention": "rope", "attention_weights": "entmax15", "num_key_value_heads": 2},
     "mup-biases": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_divisor": 1.7, "bias": True},
 }
 
@@ -56,6 +57,7 @@ def test_a_step_has_the_logits_of_the_model_s_own_parts(name, faster):
     [
         ({"qk_norm": True}, "its attention has q_norm, k_norm"),
         ({"norm": "layernorm"}, "its norms are LayerNorm, LayerNorm"),
+        ({"attention": "rope", "attention_weights": "ssmax"}, "its attention has query_scale"),
         ({"activation": "gelu_tanh"}, "its activation is gelu_tanh"),
         ({"num_attention_heads": 2, "head_dim": 8}, "no multiple of 32 wide"),
     ],

@@ -1,0 +1,278 @@
+"""Entmax attention, SSMax, ASEntmax and NAPE against their definitions in fp64."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import softplus
+from torch.testing import assert_close
+
+from sbeval.models import SbevalForCausalLM
+from sbeval.models.biases import AlibiBias, nape_slopes
+from sbeval.models.entmax import attention as blocks
+from sbeval.models.entmax import kernel
+from sbeval.models.entmax.attention import entmax_attention, entmax_decode
+from sbeval.models.entmax.definition import exact_entmax15, reference_attention
+from sbeval.models.entmax.scales import SSMaxScale
+from sbeval.models.entmax.weights import all_newton_steps, entmax15, thresholds
+from sbeval.models.softmax import rows_of_a_block
+from tests.models.small import VARIANTS, small_config, small_model, tokens, written_out
+
+HAS_ADASPLASH = torch.cuda.is_available() and importlib.util.find_spec("adasplash") is not None
+needs_adasplash = pytest.mark.skipif(not HAS_ADASPLASH, reason="needs a GPU and the package adasplash")
+
+
+def halved(logits: Tensor) -> Tensor:
+    """Weights of one row from a threshold that 200 halvings of an interval find."""
+    low, high = float(logits.max()) / 2 - 1, float(logits.max()) / 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        total = float((logits / 2 - middle).clamp_min(0).square().sum())
+        low, high = (middle, high) if total > 1 else (low, middle)
+    return (logits / 2 - low).clamp_min(0).square()
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.3, -1.9, 1.999, 2.5, 40.0])
+def test_two_logits_have_the_weights_of_the_closed_form(apart: float) -> None:
+    half = min(max(apart / 2, -1.0), 1.0)
+    tau = (half - (2 - half * half) ** 0.5) / 2
+    expected = torch.tensor([max(half - tau, 0.0) ** 2, max(-tau, 0.0) ** 2], dtype=torch.float64)
+    assert_close(exact_entmax15(torch.tensor([apart, 0.0], dtype=torch.float64)), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    keys=st.sampled_from([1, 2, 3, 17, 400]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 30.0, 1e6]),
+    hidden=st.integers(0, 16),
+    seed=st.integers(0, 1000),
+)
+def test_weights_are_those_of_the_definition(keys: int, spread: float, hidden: int, seed: int) -> None:
+    logits = spread * torch.randn(3, keys, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    logits[1, 1 : 1 + hidden] = -torch.inf
+    exact = exact_entmax15(logits)
+    assert_close(entmax15(logits), exact, rtol=1e-9, atol=1e-12)
+    assert_close(exact.sum(-1), torch.ones(3, dtype=torch.float64))
+    assert_close(exact[1], halved(logits[1]), rtol=1e-6, atol=1e-9)
+    assert_close(entmax15(logits.float()).double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def rows_that_need_many_steps() -> list[Tensor]:
+    """z = 0, and ever more z ever closer to the lowest threshold."""
+    rows = []
+    for share in (0.5, 1.0, 2.0):
+        for power in (2.0, 2.5, 3.0):
+            for ratio in (1.5, 2.0, 4.0):
+                counts = [min(int(share * ratio ** (power * k)), 20_000) for k in range(1, 12)]
+                parts = [torch.full((count,), ratio**-k - 1) for k, count in enumerate(counts, 1) if count]
+                rows.append(torch.cat([torch.zeros(1), *parts]).double()[None])
+    return rows
+
+
+def test_newton_steps_end_at_the_threshold_even_of_bad_rows() -> None:
+    for z in rows_that_need_many_steps():
+        expected = exact_entmax15(2 * z)
+        for tau in (thresholds(z), all_newton_steps(z)):
+            assert_close((z - tau).clamp_min(0).square(), expected, rtol=1e-7, atol=1e-9)
+        assert_close(thresholds(z.float()).double(), thresholds(z), rtol=0, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_weights() -> None:
+    torch.manual_seed(0)
+    logits = (2 * torch.randn(4, 9, dtype=torch.float64)).requires_grad_()
+    assert (entmax15(logits) == 0).any()
+    assert torch.autograd.gradcheck(entmax15, logits)
+    seen = torch.ones(4, 9).tril(5).bool()
+    assert torch.autograd.gradcheck(lambda x: entmax15(x.masked_fill(~seen, -torch.inf)), logits)
+
+
+BIASES = {"none": None, "alibi": AlibiBias(4), "nape": AlibiBias(4, nape_slopes(4))}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    queries=st.integers(1, 40),
+    older=st.integers(0, 12),
+    group=st.sampled_from([1, 2, 4]),
+    window=st.none() | st.integers(1, 9),
+    padded=st.booleans(),
+    scheme=st.sampled_from(list(BIASES)),
+    elements=st.sampled_from([1, 600, 4000, 1 << 20]),
+    spread=st.sampled_from([0.2, 3.0]),
+)
+def test_blocks_of_queries_equal_the_definition(queries, older, group, window, padded, scheme, elements, spread):
+    torch.manual_seed(0)
+    keys, heads = queries + older, 4
+    q, k, v = torch.randn(2, heads, queries, 8), *torch.randn(2, 2, heads // group, keys, 8)
+    q = q * spread
+    start = torch.tensor([0, keys // 2]) if padded else None
+    bias = BIASES[scheme]
+    slopes = None if bias is None else torch.tensor(bias.slopes, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setitem(blocks.BLOCK_ELEMENTS, "cpu", elements)
+        options: dict[str, Any] = {"scale": 0.7, "sliding_window": window, "seq_start_B": start}
+        output = entmax_attention(q, k, v, **options, bias=bias)
+        expected = reference_attention(q.double(), k.double(), v.double(), **options, slope_H=slopes)
+    assert_close(output.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", list(BIASES))
+def test_gradients_through_blocks_are_those_of_the_definition(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    bias = BIASES[scheme]
+    slopes = None if bias is None else torch.tensor(bias.slopes, dtype=torch.float64)
+    q, k, v = (torch.randn(2, heads, 16, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 600)
+    assert rows_of_a_block(16, 16, 16, 600 // (blocks.TENSORS_OF_A_BLOCK * 8)) < 16
+    output = entmax_attention(q, k, v, scale=0.9, bias=bias)
+    exact = reference_attention(q, k, v, scale=0.9, slope_H=slopes)
+    gradient = torch.randn_like(output)
+    found, expected = (torch.autograd.grad(y, (q, k, v), gradient) for y in (output, exact))
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_backward_keeps_the_weights_of_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 4 * 4 * 256 * 8)
+    q, k, v = (torch.randn(1, 4, 256, 8, requires_grad=True) for _ in range(3))
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        entmax_attention(q, k, v, scale=0.4)
+    assert sum(kept.values()) < 4 * 256 * 256
+
+
+@torch.no_grad()
+def test_heads_with_alibi_compute_only_keys_that_may_have_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 4, 300, 8)
+    widths: list[int] = []
+    monkeypatch.setattr(blocks, "entmax15", lambda logits: widths.append(logits.shape[-1]) or entmax15(logits))
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 4 * 300 * 16)
+    output = entmax_attention(q, k, v, scale=0.35, bias=AlibiBias(4, [2.0, 1.0, 0.0, 0.0]))
+    with_slope = [width for width in widths if width <= 100]
+    assert with_slope
+    assert max(widths) == 300
+    slopes = torch.tensor([2.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    expected = reference_attention(*(x.double() for x in (q, k, v)), scale=0.35, slope_H=slopes)
+    assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
+    q[..., 7, 3] = torch.nan
+    assert not entmax_attention(q, k, v, scale=0.35, bias=AlibiBias(4)).isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_decode_step_is_the_definition_for_each_slot(queries: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    lengths = [3, 20, 9]
+    q, k, v = torch.randn(3, 4, queries, 8).to(dtype), *torch.randn(2, 3, 2, 24, 8).to(dtype)
+    output = entmax_decode(q, k, v, torch.tensor(lengths), scale=0.8)
+    assert output.dtype == dtype
+    tolerance = {} if dtype == torch.float64 else {"rtol": 2e-2, "atol": 2e-2}
+    for slot, length in enumerate(lengths):
+        one = (q[slot, None], *(x[slot, None, :, :length] for x in (k, v)))
+        expected = reference_attention(*(x.double() for x in one), scale=0.8)
+        assert_close(output[slot, None].double(), expected, **tolerance)
+
+
+def test_half_of_nape_s_heads_have_harmonic_slopes_and_the_others_none() -> None:
+    assert nape_slopes(8) == [1.0, 1 / 2, 1 / 3, 1 / 4, 0.0, 0.0, 0.0, 0.0]
+    assert nape_slopes(3) == [1.0, 0.0, 0.0]
+    assert nape_slopes(1) == [0.0]
+
+
+def factors(variant: dict[str, Any], hidden: Tensor, weights: dict[str, Tensor]) -> Tensor:
+    """The factor of each head's queries, [L, heads], as the papers have them."""
+    count = torch.arange(1, len(hidden) + 1, dtype=torch.float64)[:, None].clamp_max(variant.get("sliding_window", 99))
+    if variant["attention_weights"] == "ssmax":
+        scaled = weights["query_scale.factor.multiple"] * count.log()
+    else:
+        raw = hidden @ weights["query_scale.factor.weight"].T + weights["query_scale.factor.bias"]
+        beta, gamma = raw.chunk(2, dim=1)
+        scaled = 1 + softplus(beta) * (count + 1).log() ** (2 * gamma.tanh())
+    return torch.cat([torch.ones(len(hidden), 4 - scaled.shape[1], dtype=torch.float64), scaled], dim=1)
+
+
+@pytest.mark.parametrize("position", ["nope", "nape"])
+@pytest.mark.parametrize("weights", ["softmax", "ssmax", "entmax15", "asentmax"])
+@torch.no_grad()
+def test_a_model_equals_its_definition_written_out(position: str, weights: str) -> None:
+    fields: dict[str, Any] = {"attention": position, "attention_weights": weights, "sliding_window": 9}
+    model, ids = small_model(num_hidden_layers=1, initializer_range=0.4, **fields).double(), tokens(1, 14)[0]
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, normed: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+        if weights in ("ssmax", "asentmax"):
+            factor = factors(fields, normed, tensors)
+            assert (factor[5] == 1).sum() == (2 if position == "nape" else 0)
+            q = q * factor[..., None]
+        slopes = torch.tensor([1.0, 0.5, 0.0, 0.0] if position == "nape" else [0.0] * 4, dtype=torch.float64)
+        options: dict[str, Any] = {"entmax": "entmax" in weights, "sliding_window": 9, "slope_H": slopes}
+        heads = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return reference_attention(*heads, scale=8**-0.5, **options)[0].transpose(0, 1)
+
+    assert_close(model(ids[None]).logits[0], written_out(model, ids, mix), rtol=1e-6, atol=1e-6)
+
+
+def test_ssmax_begins_with_a_mean_factor_of_one() -> None:
+    config = small_config(attention="rope", attention_weights="ssmax", training_length_tokens=1024)
+    (scale, *_) = [module for module in SbevalForCausalLM(config).modules() if isinstance(module, SSMaxScale)]
+    factor = scale(torch.empty(0), torch.arange(1, 1025)[None])
+    assert_close(factor.mean(), torch.tensor(1.0), rtol=1e-4, atol=1e-4)
+    assert scale.multiple.tolist() == pytest.approx([0.1685] * 4, abs=1e-4)
+
+
+ENTMAX_OR_SCALED = [name for name, fields in VARIANTS.items() if "attention_weights" in fields]
+
+
+@pytest.mark.parametrize("variant", ENTMAX_OR_SCALED)
+@torch.no_grad()
+def test_packed_texts_have_the_logits_of_each_alone(variant: str) -> None:
+    model, lengths = small_model(**VARIANTS[variant]), [5, 1, 12]
+    ids = tokens(1, sum(lengths))
+    packed = model(ids, cu_seqlens=torch.tensor([0, 5, 6, 18], dtype=torch.int32), use_cache=False).logits
+    alone = [model(text).logits for text in ids.split(lengths, dim=1)]
+    assert_close(packed, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4)
+
+
+@needs_adasplash
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("length", "group", "scale"), [(64, 1, 0.125), (1024, 2, 0.125), (1500, 1, 0.4), (9000, 1, 0.125)]
+)
+def test_adasplash_gives_the_definition_s_values(dtype: torch.dtype, length: int, group: int, scale: float) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, length, 64, device="cuda").to(dtype) for heads in (4, 4 // group, 4 // group))
+    assert kernel.suits_adasplash(q, k, v)
+    output = kernel.adasplash_attention(q, k, v, scale=scale)
+    assert output is not None
+    exact = reference_attention(*(x.double() for x in (q, k, v)), scale=scale)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "suits_adasplash", lambda *heads: False)
+        in_pytorch = entmax_attention(q, k, v, scale=scale)
+    error, error_in_pytorch = ((x.double() - exact).square().mean().sqrt() for x in (output, in_pytorch))
+    assert error <= max(2 * error_in_pytorch, 1e-5)
+
+
+@needs_adasplash
+@pytest.mark.parametrize("length", [1024, 700])
+def test_adasplash_gives_the_definition_s_gradients(length: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, length, 64, device="cuda", requires_grad=True) for heads in (4, 2, 2))
+    output = kernel.adasplash_attention(q, k, v, scale=0.125)
+    assert output is not None
+    gradient = torch.randn_like(output)
+    found = torch.autograd.grad(output, (q, k, v), gradient)
+    double = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(reference_attention(*double, scale=0.125), double, gradient.double())
+    for one, other in zip(found, expected, strict=True):
+        assert (one.double() - other).norm() <= 1e-3 * other.norm()
