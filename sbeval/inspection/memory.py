@@ -2,8 +2,8 @@
 
 The peak memory of a window is reached either inside a block (residual stream, its norm, the output of attention or MLP
 and their sum, the inner channels of the MLP, and the attention logits that entmax materialises) or at the logits of one
-chunk of targets. Tables of cosine and sine, and the input embeddings of a transformers model, stay in memory beside each
-block. cuBLAS's workspace is added.
+chunk of targets. Tables of cosine and sine, and the input embeddings of a transformers model, stay in memory beside
+each block. cuBLAS's workspace is added.
 `benchmarks/results/inspection.md` compares the estimates with measurements on a GPU.
 """
 

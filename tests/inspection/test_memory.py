@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from live_bytes import peak_bytes
 from source_tree import ROOT
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
@@ -18,6 +17,7 @@ from sbeval.inspection.description import describe
 from sbeval.model_adapters.generate.slots.schedule import slot_bytes
 from sbeval.models import SbevalForCausalLM, preset
 from tests.models.small import VARIANTS, small_model
+from tests.scoring.live_bytes import peak_bytes
 
 DEVICES = st.sampled_from(["cpu", "cuda"])
 TOKENS = st.integers(1, 2**21)

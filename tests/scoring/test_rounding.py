@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from live_bytes import peak_bytes
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sbeval.scoring import rounding
 from sbeval.scoring.rounding import rounded_anew
+from tests.scoring.live_bytes import peak_bytes
 
 SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
