@@ -8,7 +8,7 @@
 - `kinds`: one file for each kind of measurement, which builds its section
 - `write`: writes the page, Markdown, LaTeX and CSV files
 - `publish`: publishes results on the hub and in experiment trackers
-- `pairs`: paired differences between two models
+- `pairs`: paired differences between two models, the one way in which `judge` and `gate` compare them
 - `judge`: judges whether a model is worse than a reference model
 - `gate`: judges a model by a policy, a file of rules over several tasks
 

@@ -16,23 +16,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from sbeval.errors import UserError
-from sbeval.reports.analyse.paired import PairedDifference, metric_differences, ruler_differences
 from sbeval.reports.analyse.statistics import CONFIDENCE, octave_weights
 from sbeval.reports.analyse.suite import usual_direction
 from sbeval.reports.judge import OVER_OCTAVES, Judged, Verdict, compare, compare_sides, judge, pair_of_models, rules_of
-from sbeval.reports.pairs import BITS, NATS, OTHER_TOKENIZERS, Difference, Side, scored, text_differences
-from sbeval.reports.read.fields import context_metric, length_text, name_list
+from sbeval.reports.pairs import (
+    BITS,
+    EVERYTHING,
+    NATS,
+    OTHER_TOKENIZERS,
+    RULER,
+    Difference,
+    Side,
+    WeightedSum,
+    paired_differences,
+)
+from sbeval.reports.read.fields import context_metric, length_text
 from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.samples import MetricKey, SampleScores
 
 if TYPE_CHECKING:
     from sbeval.policy import Rule
 
-EVERYTHING = "*"
-RULER = "ruler"
 MEAN = "mean"
 _BITS_METRIC = "bits_per_byte"
 _USUAL_METRICS = ("score", "exact_match")
@@ -102,21 +107,17 @@ def _name(rule: "Rule") -> str:
 
 
 def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], confidence: float) -> list[Judged]:
-    texts = [[text for text in side.texts() if text.task == task] for side in sides]
-    if any(texts):
-        differences, obstacles = text_differences(*texts, confidence=confidence)
+    if any(text.task == task for side in sides for text in side.texts()):
+        differences, obstacles = paired_differences(sides, task, confidence=confidence)
         return [_judge_text(rule, differences, obstacles) for rule in rules]
-    logged = [side.samples() for side in sides]
+    sums = {} if task == RULER else _sums(rules, sides)
+    differences, obstacles = paired_differences(sides, task, confidence=confidence, sums=list(sums.values()))
+    numbers = dict(zip(sums, differences, strict=False))
     if task == RULER:
-        ruler, _ = ruler_differences(logged[1], logged[0], confidence=confidence)
-        return [_judge_score(rule, ruler.get(rule.tokens), True) for rule in rules]
-    if any(task not in scores for scores in logged):
-        tasks = dict.fromkeys(known for side in sides for known in side.results.tasks)
-        reason = "one of the two has no logged samples of this task"
-        if task not in tasks:
-            reason = f"neither has run this task; there are {name_list(tasks, at_most=6)}"
-        return [judge(rule, _name(rule), None, reason) for rule in rules]
-    return _judge_scores(rules, logged[0][task], logged[1][task], sides[1], confidence)
+        by_length = {number.context_length_tokens: number for number in differences}
+        numbers = {rule: by_length[rule.tokens] for rule in rules if rule.tokens in by_length}
+    missing = " ".join(obstacles) or "not measured on the same samples by both"
+    return [judge(rule, _name(rule), numbers.get(rule), "" if rule in numbers else missing) for rule in rules]
 
 
 def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequence[str]) -> Judged:
@@ -135,39 +136,20 @@ def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequ
     return judge(rule, _name(rule), None, reason, comparable=OTHER_TOKENIZERS not in reason or bool(differences))
 
 
-def _judge_score(rule: "Rule", paired: PairedDifference | None, higher_is_better: bool | None) -> Judged:
-    if paired is None:
-        return judge(rule, _name(rule), None, "not measured on the same samples by both")
-    if higher_is_better is None:
-        return judge(rule, _name(rule), None, "it is not recorded which way is better")
-    return judge(rule, _name(rule), scored(paired, group=rule.task, higher_is_better=higher_is_better))
-
-
-def _judge_scores(
-    rules: Sequence["Rule"], reference: SampleScores, candidate: SampleScores, side: Side, confidence: float
-) -> list[Judged]:
-    """Judges the rules of one task by the scores of its samples.
-
-    The number that a rule judges is a weighted sum of metrics. The sums of all rules are compared together, so that
-    their confidence intervals are simultaneous.
-    """
+def _sums(rules: Sequence["Rule"], sides: tuple[Side, Side]) -> dict["Rule", WeightedSum]:
+    """Returns rule to the sum of metrics that it judges; rules with a metric that a model lacks are left out."""
+    reference, candidate = (side.samples().get(rules[0].task) for side in sides)
+    if reference is None or candidate is None:
+        return {}
     both = [metric for metric in reference.scores if metric in candidate.scores]
-    summands = {rule: _summands(rule, _metric_name(rule, reference), both) for rule in rules}
-    known = [rule for rule in rules if summands[rule]]
-    metrics = list(dict.fromkeys(metric for rule in known for metric in summands[rule]))
-    weights_MK = np.array([[summands[rule].get(metric, 0.0) for rule in known] for metric in metrics])
-    differences: dict[Rule, PairedDifference] = {}
-    if known:
-        paired = metric_differences(candidate, reference, metrics, weights_MK=weights_MK, confidence=confidence)
-        differences = dict(zip(known, paired, strict=False))
-    rows = side.results.measurements
-    judged = []
+    rows = sides[1].results.measurements
+    sums = {}
     for rule in rules:
         name = _metric_name(rule, reference)
         ways = rows[(rows["task"] == rule.task) & (rows["metric"] == name)]["higher_is_better"].dropna()
-        better = usual_direction(name) if ways.empty else bool(ways.iloc[0])
-        judged.append(_judge_score(rule, differences.get(rule), better))
-    return judged
+        if weights := _summands(rule, name, both):
+            sums[rule] = WeightedSum(weights, usual_direction(name) if ways.empty else bool(ways.iloc[0]))
+    return sums
 
 
 def _summands(rule: "Rule", name: str, both: Iterable[MetricKey]) -> dict[MetricKey, float]:

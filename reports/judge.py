@@ -21,12 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import sbeval.reports.pairs as pairs
 from sbeval.errors import UserError
 from sbeval.reports.analyse.panels import seen_text
 from sbeval.reports.analyse.statistics import CONFIDENCE
 from sbeval.reports.build import load_results
-from sbeval.reports.pairs import Difference, Side
+from sbeval.reports.pairs import OCTAVES, ORDINARY, SCORE, Difference, Side, paired_differences
 from sbeval.reports.read.fields import grouped, length_text
 from sbeval.reports.read.files import Labels, Paths, Place
 from sbeval.reports.read.results import Results
@@ -97,6 +96,8 @@ def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "", 
         reason: why there is no number.
         comparable: False if the models cannot be compared in this number, however much data there is.
     """
+    if number is not None and number.higher_is_better is None:
+        number, reason = None, "it is not recorded which way is better"
     if number is None:
         return Judged(rule=rule, name=name, allowed=rule.largest_change, reason=reason, comparable=comparable)
     change, low, high = number.change
@@ -109,7 +110,7 @@ def judge(rule: "Rule", name: str, number: Difference | None, reason: str = "", 
         change=change,
         low=low,
         high=high,
-        allowed=0.0 if number.unit == pairs.OCTAVES else most,
+        allowed=0.0 if number.unit == OCTAVES else most,
         reason=_FEW if few else f"doubtful: {_DOUBTFUL}" if doubtful else "",
     )
 
@@ -181,7 +182,7 @@ class Comparison:
         for number in self.effective:
             lines += ["", number.name + ("  worse" if number.worse else "")]
         for group, numbers in grouped((number.group, number) for number in self.scores).items():
-            counted = "" if group == pairs.ORDINARY else f", {numbers[0].count} samples"
+            counted = "" if group == ORDINARY else f", {numbers[0].count} samples"
             lines += ["", f"{group} (score{counted}; verdicts follow each score's own direction)"]
             lines += map(self._line, numbers)
         notes = (*self.obstacles, *self.remarks)
@@ -207,7 +208,7 @@ def _place(number: Difference) -> str:
         return length_text(number.context_length_tokens)
     if number.name:
         return f"{number.name} ({number.count} samples)"
-    return OVER_OCTAVES if number.unit == pairs.SCORE else BEYOND
+    return OVER_OCTAVES if number.unit == SCORE else BEYOND
 
 
 def compare(
@@ -293,17 +294,15 @@ def compare_sides(sides: tuple[Side, Side], rule: "Rule", *, other_groups: int =
     seen = dict.fromkeys(remark for model in models for text in shared for remark in seen_text(model, text))
 
     def compared(confidence: float) -> Comparison:
-        lengths, obstacles = pairs.text_differences(*texts, confidence=confidence)
-        effective = pairs.effective_differences(*texts, least_effect=rule.largest_change, confidence=confidence)
-        scores, further = pairs.score_differences(*sides, confidence=confidence)
+        numbers, obstacles = paired_differences(sides, confidence=confidence, least_effect=rule.largest_change)
         return Comparison(
             reference=sides[0].shown,
             candidate=sides[1].shown,
             rule=rule,
-            lengths=tuple(lengths),
-            effective=tuple(effective),
-            scores=tuple(scores),
-            obstacles=(*obstacles, *further),
+            lengths=tuple(number for number in numbers if number.unit not in (OCTAVES, SCORE)),
+            effective=tuple(number for number in numbers if number.unit == OCTAVES),
+            scores=tuple(number for number in numbers if number.unit == SCORE),
+            obstacles=tuple(obstacles),
             remarks=tuple(seen),
         )
 

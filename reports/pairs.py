@@ -1,6 +1,7 @@
 """Paired differences between two models: NLL on the same targets, effective lengths, and scores on the same samples.
 
-Every difference is the number of the candidate, the model to be judged, minus that of the reference model. Differences
+`paired_differences` computes them: `--compare` asks for all numbers of two models, a rule of a policy for those of its
+task. Every difference is the number of the candidate, the model to be judged, minus that of the reference. Differences
 form groups, such as all lengths of one text and perplexity protocol. Confidence intervals are simultaneous over the
 differences of a group. An effective length is the length up to which more context lowers NLL.
 """
@@ -8,18 +9,26 @@ differences of a group. An effective length is the length up to which more conte
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sbeval.reports.analyse.claims import length_claims
 from sbeval.reports.analyse.one_number import effective_nll_length
-from sbeval.reports.analyse.paired import PairedDifference, ruler_differences, task_difference
+from sbeval.reports.analyse.paired import PairedDifference, metric_differences, ruler_differences, task_difference
 from sbeval.reports.analyse.statistics import Estimate, change_weights, simultaneous_band
 from sbeval.reports.analyse.suite import SuiteRow, divided_tasks, suite_rows
+from sbeval.reports.read.fields import name_list
 from sbeval.reports.read.results import Results, records
-from sbeval.reports.read.samples import DOCUMENT_SUMS, NO_SAMPLES, SAMPLE_SCORES, SampleScores, SumsByDocument
+from sbeval.reports.read.samples import (
+    DOCUMENT_SUMS,
+    NO_SAMPLES,
+    SAMPLE_SCORES,
+    MetricKey,
+    SampleScores,
+    SumsByDocument,
+)
 from sbeval.results.intervals import MINIMUM_CLUSTERS
 from sbeval.results.records import IDENTICAL_TARGETS
 
@@ -28,6 +37,8 @@ BITS = "bits per byte"
 SCORE = "score"
 OCTAVES = "octaves"
 ORDINARY = "ordinary tasks"
+EVERYTHING = "*"
+RULER = "ruler"
 OTHER_TOKENIZERS = "the tokenizers differ"
 _ROUNDING = 1e-9
 """Relative tolerance for sizes in bytes: a run may record fractions of the bytes of a page, which are rounded."""
@@ -51,7 +62,7 @@ class Difference(Estimate):
             length.
         unit: `NATS`; `BITS` if the tokenizers differ; `SCORE`; or `OCTAVES` for effective lengths.
         count: number of documents or samples compared.
-        higher_is_better: whether a positive difference is an improvement.
+        higher_is_better: whether a positive difference is an improvement; None if it is not recorded.
         reference_rise: NLL of the reference at this length (or its mean over octaves) minus NLL of the reference at its
             training length, or at the longest evaluated length below it; at least 0, and 0 if there is no such length.
         doubtful: whether documents are so uneven in size that the interval covers the true value in fewer cases than it
@@ -63,7 +74,7 @@ class Difference(Estimate):
     context_length_tokens: int | None = None
     unit: str
     count: int
-    higher_is_better: bool = False
+    higher_is_better: bool | None = False
     reference_rise: float = 0.0
     doubtful: bool = False
 
@@ -134,6 +145,58 @@ class Side(NamedTuple):
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+class WeightedSum(NamedTuple):
+    """A weighted sum of the metrics of one task, such as their mean over octaves of context length."""
+
+    weights: Mapping[MetricKey, float]
+    higher_is_better: bool | None
+
+
+def paired_differences(
+    sides: tuple[Side, Side],
+    task: str = EVERYTHING,
+    *,
+    confidence: float,
+    least_effect: float = 0.0,
+    sums: Sequence[WeightedSum] = (),
+) -> tuple[list[Difference], list[str]]:
+    """Compares two models in the numbers of a task, with intervals that are simultaneous within each group.
+
+    Args:
+        sides: reference and candidate.
+        task: name of a task, `RULER` for the mean over RULER's tasks, or `EVERYTHING`.
+        confidence: probability that the intervals of a group cover all its true differences.
+        least_effect: for effective lengths, as in `effective_differences`.
+        sums: the numbers to compare, for a task that scores samples.
+
+    Returns:
+        The differences (one for each of `sums`, or none), and texts on numbers that could not be compared.
+    """
+    texts = [[text for text in side.texts() if task in (EVERYTHING, text.task)] for side in sides]
+    if task == EVERYTHING:
+        lengths, obstacles = text_differences(*texts, confidence=confidence)
+        effective = effective_differences(*texts, least_effect=least_effect, confidence=confidence)
+        scores, further = score_differences(*sides, confidence=confidence)
+        return [*lengths, *effective, *scores], [*obstacles, *further]
+    if any(texts):
+        return text_differences(*texts, confidence=confidence)
+    base, logged = (side.samples() for side in sides)
+    if task == RULER:
+        ruler, _ = ruler_differences(logged, base, confidence=confidence)
+        of_ruler: dict[str, Any] = {"group": RULER, "higher_is_better": True}
+        return [scored(each, context_length_tokens=length, **of_ruler) for length, each in ruler.items()], []
+    if task not in base or task not in logged:
+        tasks = dict.fromkeys(known for side in sides for known in side.results.tasks)
+        unknown = f"neither has run this task; there are {name_list(tasks, at_most=6)}"
+        return [], ["one of the two has no logged samples of this task" if task in tasks else unknown]
+    metrics = list(dict.fromkeys(metric for each in sums for metric in each.weights))
+    weights_MK = np.array([[each.weights.get(metric, 0.0) for each in sums] for metric in metrics])
+    options: dict[str, Any] = {"weights_MK": weights_MK, "confidence": confidence}
+    paired = metric_differences(logged[task], base[task], metrics, **options) if metrics else []
+    ways = [each.higher_is_better for each in sums]
+    return [scored(each, group=task, higher_is_better=way) for each, way in zip(paired, ways, strict=False)], []
 
 
 def text_differences(

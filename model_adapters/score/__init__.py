@@ -1,8 +1,8 @@
 """Step 4 of 4, score: turns requests into windows of tokens, and computes the log-probabilities of their targets.
 
 A window is one input sequence of the model with the target tokens to score in it. `requests` has one function for each
-request type; it takes the `Session` and returns the answers. The generators that it calls yield pairs of a window's
-index and its scores.
+request type; it takes the `Session` and returns the answers. The generators that it calls yield pairs: a window's index
+or a request, and its scores. `Answers` puts them in order.
 
 - `requests`: one function for each request type that scores; takes lm-eval's requests and returns their answers
 - `windows`: builds the windows of tokens for requests

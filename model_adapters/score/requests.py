@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
-from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, request_name
+from sbeval.model_adapters.answers import Answers, AnswersOnce, Instances, handed_over, request_name
 from sbeval.model_adapters.batching import run_in_batches
 from sbeval.model_adapters.open.tokenizer import warn_of_other_tokens
 from sbeval.model_adapters.score.batch import ScoredWindows, score_texts
@@ -149,44 +149,11 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
     session.check_positions(max((request.inputs for request in answers.todo), default=0))
     session.check_tokens((answers.names[request], _load(request)[::2]) for request in answers.todo)
 
-    def score(batch: Sequence[TargetLogprobsRequest]) -> list[TargetLogprobs]:
-        session.meter.begin()
-        loaded = [_load(request) for request in batch]
-        with session.rope.hold(batch[0].inputs):
-            try:
-                scores = _score_batch(session, loaded)
-            except NonFiniteError as error:
-                raise error.of(answers.names[batch[error.row]]) from None
-        session.meter.add(sum(request.inputs for request in batch))
-        return scores
-
-    again = functools.partial(score_texts, session)
-    todo = sorted(answers.todo, key=lambda request: -request.inputs)
-
-    def batches() -> Generator[tuple[Sequence[TargetLogprobsRequest], list[TargetLogprobs]], None, None]:
-        begun = 0
-        if todo:
-            session.real.begin(again)
-        while begun < len(todo):  # if the check of a batch fails, its texts are scored again under tighter limits
-            limits = session.real.limits(session.own_batches, "scoring")
-            for batch, scores in run_in_batches(
-                todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
-            ):
-                if session.real.wants("one length", len(batch), batch[0].inputs):
-                    texts = [_load(request) for request in batch]
-                    if not session.real.stand("one length", texts, [each.logprobs for each in scores], again):
-                        break
-                begun += len(batch)
-                yield batch, scores
-        if todo:
-            session.real.end(again)
-
-    answers.count_tokens(sum(request.inputs for request in todo))
+    answers.count_tokens(sum(request.inputs for request in answers.todo))
     with answers, session.autocast():
-        for batch, scores in answers.each(batches()):
-            answers.read(sum(request.inputs for request in batch))
-            for request, answer in zip(batch, scores, strict=True):
-                answers.give(request, answer)
+        for request, scores in answers.each(_score_targets(session, answers.todo, answers.names)):
+            answers.read(request.inputs)
+            answers.give(request, scores)
     return answers.in_order()
 
 
@@ -222,6 +189,41 @@ def attention_span(session: Session, requests: Instances, *, quiet: bool) -> lis
             answers.read(request.context_length)
             answers.give(request, rows)
     return answers.in_order()
+
+
+def _score_targets(
+    session: Session, requests: Sequence[TargetLogprobsRequest], names: Mapping[TargetLogprobsRequest, str]
+) -> Generator[tuple[TargetLogprobsRequest, TargetLogprobs], None, None]:
+    """Scores every request, longest first, and yields each with its scores when its batch is finished."""
+
+    def score(batch: Sequence[TargetLogprobsRequest]) -> list[TargetLogprobs]:
+        session.meter.begin()
+        loaded = [_load(request) for request in batch]
+        with session.rope.hold(batch[0].inputs):
+            try:
+                scores = _score_batch(session, loaded)
+            except NonFiniteError as error:
+                raise error.of(names[batch[error.row]]) from None
+        session.meter.add(sum(request.inputs for request in batch))
+        return scores
+
+    again = functools.partial(score_texts, session)
+    todo, begun = sorted(requests, key=lambda request: -request.inputs), 0
+    if todo:
+        session.real.begin(again)
+    while begun < len(todo):  # if the check of a batch fails, its texts are scored again under tighter limits
+        limits = session.real.limits(session.own_batches, "scoring")
+        for batch, scores in run_in_batches(
+            todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
+        ):
+            if session.real.wants("one length", len(batch), batch[0].inputs):
+                texts = [_load(request) for request in batch]
+                if not session.real.stand("one length", texts, [each.logprobs for each in scores], again):
+                    break
+            begun += len(batch)
+            yield from handed_over(zip(batch, scores, strict=True))
+    if todo:
+        session.real.end(again)
 
 
 def _load(request: TargetLogprobsRequest) -> TargetSequence:

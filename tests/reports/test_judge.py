@@ -17,8 +17,8 @@ from sbeval.errors import UserError
 from sbeval.policy import FAIL_IF_WORSE, Rule, read_policy
 from sbeval.reports import compare, gate, load_results
 from sbeval.reports.analyse.panels import perplexity_panels
-from sbeval.reports.judge import Judged
-from sbeval.reports.pairs import Measured, text_differences
+from sbeval.reports.judge import Judged, judge
+from sbeval.reports.pairs import Difference, Measured, text_differences
 
 TEXT, RULER_TASK = "sb_stdlib_fixed_target", "sb_ruler_vt"
 
@@ -186,6 +186,12 @@ def test_a_candidate_that_breaks_has_a_worse_mean_and_a_shorter_effective_length
 def test_a_verdict_needs_the_whole_interval_on_one_side(low: float, high: float, verdict: str) -> None:
     rule = Rule(task="x", largest_change=0.1)
     assert Judged(rule=rule, name="x", low=low, high=high, allowed=0.1).verdict == verdict
+
+
+def test_a_number_whose_better_direction_is_unknown_gets_no_verdict() -> None:
+    number = Difference(group="x", unit="score", count=99, estimate=0.5, low=0.4, high=0.6, higher_is_better=None)
+    verdict = judge(Rule(task="x", largest_change=1.0), "x", number)
+    assert (verdict.verdict, verdict.reason) == ("not enough data", "it is not recorded which way is better")
 
 
 def judged(tmp_path: Path, rules: str, **changes: Any) -> dict[str, Judged]:
