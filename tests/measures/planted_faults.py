@@ -69,8 +69,8 @@ FAULTS = {
     ),
     "an error behind a prefix counts from it": Fault(
         "scoring/test_scorer.py",
-        "before = 0 if after is None else int(after.get_seq_length())",
-        "before = 0",
+        "prefix_tokens = 0 if after is None else int(after.get_seq_length())",
+        "prefix_tokens = 0",
     ),
     "scores of a learned prompt are shifted": Fault(
         "model_adapters/test_hf_arguments.py", "positions = positions + skipped", "positions = positions"
@@ -114,8 +114,8 @@ FAULTS = {
     ),
     "a band is half as wide": Fault(
         "reports/test_statistics.py",
-        "width_K = max(float(np.quantile(largest_B, confidence)), normal) * believed_K",
-        "width_K = max(float(np.quantile(largest_B, confidence)), normal) * believed_K / 2",
+        "below, above = np.maximum(width, sides_2).tolist()",
+        "below, above = (np.maximum(width, sides_2) / 2).tolist()",
     ),
     "Wilson's middle is the share": Fault(
         "reports/test_statistics.py reports/test_ruler.py",
@@ -162,8 +162,8 @@ FAULTS = {
     ),
     "training windows overlap by a window": Fault(
         "training/test_windows.py",
-        "start = self._offset + int(self._order[place]) * self._length_tokens",
-        "start = self._offset + int(self._order[place])",
+        "start = self._offset + int(self._order[window]) * self._length_tokens",
+        "start = self._offset + int(self._order[window])",
     ),
     "documents see the one before": Fault(
         "training", "begins[:, 0] = True\n", "begins[:, :] = False\n    begins[:, 0] = True\n"
@@ -184,7 +184,7 @@ FAULTS = {
         "checkpoints", "if tuple(tensor.shape) != shape:", "if tensor.dim() != len(shape):"
     ),
     "NaN is a score": Fault(
-        "scoring model_adapters", "found[~found.isfinite()] = torch.nan", "found[~found.isfinite()] = 0.0"
+        "scoring model_adapters", "logprobs[~logprobs.isfinite()] = torch.nan", "logprobs[~logprobs.isfinite()] = 0.0"
     ),
 }
 
