@@ -16,7 +16,10 @@ from tests.fuzz.settings import TRAPS
 CASES_PER_KIND = 8
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# kinds of typed commands run each case in a process of its own
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.exhaustive] * kind.startswith("typed ")) for kind in KINDS]
+)
 def test_damaged_input_is_an_equal_number_a_named_one_or_one_sentence(kind: str) -> None:
     place = list(KINDS).index(kind)
     for number in range(place, CASES_PER_KIND * len(KINDS), len(KINDS)):
