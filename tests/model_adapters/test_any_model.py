@@ -192,6 +192,7 @@ def test_another_tokenizer_than_the_server_s_is_named(server, metadata, tmp_path
     assert len(server.asked) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="lm_eval.sbeval")
     folder, tasks = Path(server.arguments["tokenizer"]), ["sb_text_stream", "sb_text_position"]
@@ -211,6 +212,7 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp
     assert len(server.asked) == 2 * planned + 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("value", [float("nan"), pytest.param(3.5, marks=pytest.mark.exhaustive)])
 def test_what_is_no_log_probability_is_asked_for_again(value, server, metadata, tmp_path):
     folder, kept = Path(server.arguments["tokenizer"]), {"use_cache": str(tmp_path / "answers")}

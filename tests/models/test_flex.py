@@ -93,6 +93,7 @@ def test_whatever_keeps_a_gradient_keeps_flex_out(with_gradient):
             assert flex.suits_flex(*tensors.values())
 
 
+@pytest.mark.exhaustive
 def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself():
     compiled = torch.compile(flex.flex_with_options, dynamic=True, fullgraph=True, backend="eager")
     attention = flex.CompiledFlexAttention(compiled)

@@ -6,6 +6,7 @@ import torch
 from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import exhaustive
 from training_problems import (
     CONTEXT_TOKENS,
     assert_same_weights,
@@ -42,7 +43,7 @@ def settings(total_tokens, batch_tokens, **changes):
     )
 
 
-@pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
+@pytest.mark.parametrize("attention", ["rope", *exhaustive("stickbreaking")])
 def test_extension_stopped_and_resumed_loses_and_repeats_no_step(tmp_path, data_folder, attention):
     parent = save_parent(tmp_path / "parent", data_folder, attention)
     changes = {"rope_scaling": "dynamic:4"} if attention == "rope" else {}
@@ -250,7 +251,7 @@ def released(tmp_path, data_folder, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("kind", ["stickbreaking", "gpt_base rope", "fla"])
+@pytest.mark.parametrize("kind", ["stickbreaking", *exhaustive("gpt_base rope", "fla")])
 def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_folder, released, kind):
     changes = {"rope_scaling": "dynamic:4"} if kind.endswith("rope") else {}
     checkpoint = extend(tiny_extension(released(kind), data_folder, steps=6, **changes), tmp_path / "run")
@@ -333,7 +334,7 @@ def no_host_memory(*_, **__):
     return torch.empty(2**50)
 
 
-@pytest.mark.parametrize("fail", [no_gpu_memory, no_host_memory])
+@pytest.mark.parametrize("fail", [no_gpu_memory, *exhaustive(no_host_memory)])
 def test_memory_that_runs_out_is_one_sentence_with_what_to_lower(tmp_path, parent, data_folder, monkeypatch, fail):
     monkeypatch.setattr("sbeval.training.extend.document_loss", fail)
     options = ["--data", str(data_folder), "--context", "128", "--steps", "3", "--batch-tokens", "512"]

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from marks import exhaustive
 from ranks import sbeval, start
 from training_problems import STEPS, assert_same_weights, losses, parts_of, record_of, tiny_recipe
 from transformers import AutoTokenizer
@@ -133,7 +134,9 @@ def test_sharded_weights_need_processes_and_a_run_begun_with_them_goes_on_with_t
     ("writer", "own", "place", "message", "parts"),
     [
         ("torch.save", torch.save, "checkpoint-3", "resumes from its last state", [(0, 2), (2, 4)]),
-        ("transformers.modeling_utils.safe_save_file", safetensors.torch.save_file, "partial", "", [(0, 4)]),
+        *exhaustive(
+            ("transformers.modeling_utils.safe_save_file", safetensors.torch.save_file, "partial", "", [(0, 4)])
+        ),
     ],
     ids=["a state", "the checkpoint"],
 )

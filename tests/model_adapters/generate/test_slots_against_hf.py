@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
+from marks import exhaustive
 
 from sbeval.model_adapters.generate.slots import schedule
 from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
@@ -27,8 +28,8 @@ def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: lis
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("stickbreaking", "rope", "mixture beside rope", "gated exclusive", "llama", "qwen3", "mistral", "gemma3"),
-        *("gpt_neox", "granite", "cohere", "gpt2"),
+        *("stickbreaking", "mixture beside rope", "llama", "gemma3", "gpt2"),
+        *exhaustive("rope", "gated exclusive", "qwen3", "mistral", "gpt_neox", "granite", "cohere"),
     ],
 )
 def test_answers_are_those_of_transformers(architecture, checkpoint, in_slots):

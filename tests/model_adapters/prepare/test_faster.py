@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from accelerate.hooks import attach_align_device_hook_on_blocks
+from marks import exhaustive
 from torch import nn
 from transformers.generation import GenerationMixin
 
@@ -217,7 +218,7 @@ def test_a_model_spread_over_devices_keeps_its_own_parts_and_results(architectur
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["llama", *exhaustive("gemma2", "gpt_neox")])
 def test_a_faster_model_is_compiled_whole_and_once(architecture):
     model = odd(architecture, head_dim=16)
     expected = model(TOKENS[:, :24]).logits
