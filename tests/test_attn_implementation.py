@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from fresh_process import run_code
+from marks import exhaustive
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -108,7 +109,7 @@ def test_rows_may_each_hold_several_texts() -> None:
     assert_close(found[1, 1:], model(ids[1:, 1:]).logits[0])
 
 
-@pytest.mark.parametrize("batch", ["whole", "packed", "padded"])
+@pytest.mark.parametrize("batch", ["packed", *exhaustive("whole", "padded")])
 def test_compiles_without_a_graph_break(batch: str) -> None:
     model, ids = named(), tokens(2, 12)
     given = {
@@ -127,6 +128,7 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
     assert_close(gradients(model), wanted)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(DEVICE == "cuda", reason="a failed check there ends the process")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_refuses_a_hole_too(backend: str) -> None:
@@ -261,6 +263,7 @@ def test_a_static_cache_is_refused() -> None:
         named().generate(tokens(1, 8), max_new_tokens=2, cache_implementation="static")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("first", "taken"),
     [("sbeval", False), ("transformers.modeling_utils", False), ("transformers.modeling_utils", True)],

@@ -148,6 +148,7 @@ def test_a_key_of_a_configuration_that_no_results_file_can_hold_is_refused_first
         parse(["--config", str(config)])
 
 
+@pytest.mark.exhaustive
 def test_lm_evals_own_tasks_are_left_unread_where_none_is_asked_for(tmp_path: Path) -> None:
     code = (
         "from lm_eval.tasks._index import TaskIndex\nimport sys\nfrom sbeval.__main__ import main\n"

@@ -25,6 +25,7 @@ WINDOWS = [37, 200, 10**6] if ON_GPU else [1, 37, 128, 200, 10**6]  # a window o
 NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5}  # TF32 or the like in its products
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(["none", "alibi", "fire"]),

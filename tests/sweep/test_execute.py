@@ -189,6 +189,7 @@ BLOCKED_CHECKPOINTS = {
 }
 
 
+@pytest.mark.exhaustive
 def test_a_dry_run_names_each_run_that_cannot_start_and_starts_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "fine").mkdir()
