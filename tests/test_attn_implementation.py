@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from fresh_process import run_code
-from marks import exhaustive
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 import sbeval
 from sbeval.attn_implementation import NAME
 from sbeval.models import SbevalConfig, SbevalForCausalLM
+from tests.marks import exhaustive
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},

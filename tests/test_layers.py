@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from fresh_process import run_code
-from marks import exhaustive
 from source_tree import ROOMS, layer, modules
+
+from tests.marks import exhaustive
 
 MODULES = modules()
 # within reports: build -> {kinds, write} -> section -> figures -> analyse -> read

@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 from attention_problems import DEVICE, Problem, problem
-from marks import exhaustive
 from torch import Tensor
 
 from sbeval.attention.impl.triton import forward as kernels
@@ -21,6 +20,7 @@ from sbeval.attention.impl.triton.launch import (
     heads_at_once,
 )
 from sbeval.attention.impl.triton.primitives import place
+from tests.marks import exhaustive
 
 MOST = 64
 SMALLEST = 2.0**-126

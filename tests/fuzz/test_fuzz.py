@@ -6,13 +6,13 @@ import random
 from pathlib import Path
 
 import pytest
-from marks import exhaustive
 
 from sbeval.errors import UserError
 from sbeval.foreign_files import parse_task_yaml, parse_yaml
 from tests.fuzz.kinds import KINDS, run_number
 from tests.fuzz.outcomes import GOOD, MEMORY_BYTES, Outcome, Silent, run_case
 from tests.fuzz.settings import TRAPS
+from tests.marks import exhaustive
 
 CASES_PER_KIND = 8
 

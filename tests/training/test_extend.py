@@ -6,7 +6,6 @@ import torch
 from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
-from marks import exhaustive
 from training_problems import (
     CONTEXT_TOKENS,
     assert_same_weights,
@@ -34,6 +33,7 @@ from sbeval.training.losses import bucketed_loss, document_loss, next_token_loss
 from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.tokenizer import save_tokenizer, train_tokenizer
 from sbeval.training.windows import TrainingWindows
+from tests.marks import exhaustive
 
 
 def settings(total_tokens, batch_tokens, **changes):

@@ -10,7 +10,6 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from marks import exhaustive
 from ranks import sbeval, start
 from training_problems import STEPS, assert_same_weights, losses, parts_of, record_of, tiny_recipe
 from transformers import AutoTokenizer
@@ -23,6 +22,7 @@ from sbeval.training.command import train_command
 from sbeval.training.record import COMPLETE_MARK, full_disk_named
 from sbeval.training.train import train
 from sbeval.training.trainer import last_complete_state, passes_of_a_step
+from tests.marks import exhaustive
 
 
 def test_twenty_steps_lower_the_loss_and_leave_a_checkpoint_with_its_record(tmp_path, data_folder):

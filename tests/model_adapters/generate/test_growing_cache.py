@@ -8,7 +8,6 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marks import exhaustive
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
@@ -20,6 +19,7 @@ from sbeval.model_adapters.generate.growing_cache import (
     growing_cache,
     steps_without_plans,
 )
+from tests.marks import exhaustive
 from tests.model_adapters.small import ARCHITECTURES, generated, load_lm
 from tests.model_adapters.small import LINES as ALL_LINES
 

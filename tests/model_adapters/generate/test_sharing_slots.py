@@ -9,10 +9,10 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marks import exhaustive
 
 from sbeval.model_adapters.generate.slots import schedule
 from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.marks import exhaustive
 from tests.model_adapters.generate.slots import DEVICE, LINES, adapter, answers
 from tests.model_adapters.small import ARCHITECTURES, generated, instances
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
-from marks import exhaustive
 
 from sbeval.model_adapters.generate.slots import schedule
 from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.marks import exhaustive
 from tests.model_adapters.generate.slots import DEVICE, LINES, SETTING, adapter, answers
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from accelerate.hooks import attach_align_device_hook_on_blocks
-from marks import exhaustive
 from torch import nn
 from transformers.generation import GenerationMixin
 
@@ -20,6 +19,7 @@ from sbeval.model_adapters.prepare.changes.rotations import FusedRotation, fuse_
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp import Mixture
 from sbeval.scoring.scorer import TokenScorer
+from tests.marks import exhaustive
 from tests.model_adapters.prepare.faster import make_faster
 from tests.model_adapters.small import ARCHITECTURES, odd
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from marks import exhaustive
 from packaging.version import Version
 
 from sbeval.model_adapters.lm import StickBreakingLM
+from tests.marks import exhaustive
 from tests.model_adapters.small import Checkpoints, both, english, generated, instances
 
 ALL = [

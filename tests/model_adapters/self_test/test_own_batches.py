@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from marks import exhaustive
 
 from sbeval.errors import UserError
 from sbeval.keeping.cache import cache_folder
 from sbeval.model_adapters.self_test import outcome as names
 from sbeval.model_adapters.self_test.measured import TOKENS
+from tests.marks import exhaustive
 from tests.measures import families, model_faults
 from tests.measures.model_faults import LONG, SHORT, in_rows, is_right, planted, rows, scores_of, verdict, when
 from tests.model_adapters.small import generated, instances, likelihoods, load_lm, tokens_read, windows
