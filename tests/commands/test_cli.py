@@ -61,6 +61,7 @@ def test_tasks_prints_the_folder_for_include_path_and_the_version_is_the_package
     assert run([*command, "--version"]).stdout == f"sbeval {importlib.metadata.version('sbeval')}\n"
 
 
+@pytest.mark.exhaustive
 def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
     from sbeval.model_adapters.options import AdapterOptions
     from sbeval.tasks.user_options import metadata_keys

@@ -226,6 +226,7 @@ def test_what_is_no_log_probability_is_asked_for_again(value, server, metadata, 
         assert bool(server.asked) is asks
 
 
+@pytest.mark.exhaustive
 def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(checkpoint, metadata, tmp_path):
     made = []
     for name, dtype in (("rope", "float32"), ("llama", "float32"), ("rope", "bfloat16"), ("rope", "float32")):
@@ -349,6 +350,7 @@ def test_an_encoder_is_refused(tmp_path, metadata):
         numbers(lm, ["sb_text_stream"], metadata, tmp_path / "t5")
 
 
+@pytest.mark.exhaustive
 def test_a_half_precision_model_s_sums_are_float32s(checkpoint, metadata):
     folder, run = checkpoint("llama"), {"device": "cpu", "dtype": "bfloat16"}
     hf = get_model("hf")(str(folder), **run)

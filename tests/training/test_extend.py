@@ -163,6 +163,7 @@ def test_numbers_that_make_no_run_are_refused_in_one_sentence(tmp_path, option, 
         extend_command([*arguments, "--steps", "4", "--warmup-steps", "1", *option])
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_sees_one_window_twice_is_more_than_one_epoch(tmp_path, parent, source_texts):
     tokenizer = AutoTokenizer.from_pretrained(parent)
     tokens = tokenizer.encode("".join(source_texts), add_special_tokens=False)[: 5 * CONTEXT_TOKENS]
@@ -286,7 +287,7 @@ def test_what_does_not_fit_is_refused_before_writing(tmp_path, data_folder, rele
 
 
 @pytest.mark.parametrize("kind", ["this family", "llama"])
-@pytest.mark.parametrize("scaling", ["linear:2", "dynamic:2", "yarn:2"])
+@pytest.mark.parametrize("scaling", ["dynamic:2", "yarn:2", *exhaustive("linear:2")])
 def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind, scaling):
     if kind == "llama":
         save_tiny_llama(tmp_path / "parent", data_folder)
@@ -304,7 +305,7 @@ def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind,
 
 @pytest.mark.parametrize(
     ("precision", "parents"),
-    [("bfloat16", torch.float16), ("bfloat16", torch.float32), ("float32", torch.bfloat16)],
+    [("bfloat16", torch.float16), *exhaustive(("bfloat16", torch.float32), ("float32", torch.bfloat16))],
     ids=str,
 )
 def test_an_extension_is_saved_in_its_parent_s_type_or_float32_where_asked(tmp_path, data_folder, precision, parents):

@@ -158,7 +158,17 @@ def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(checkpoin
     ("scaling", "runs"),
     [
         ("dynamic:4", 4),  # the short ones, and one for each longer length
-        ({"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}, 2),
+        *exhaustive(
+            (
+                {
+                    "rope_type": "longrope",
+                    "factor": 4.0,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [1.0, 2.0, 3.0, 4.0],
+                },
+                2,
+            )
+        ),
     ],
     ids=str,
 )

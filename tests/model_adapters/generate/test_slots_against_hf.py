@@ -41,15 +41,15 @@ def test_answers_are_those_of_transformers(architecture, checkpoint, in_slots):
 
 
 @pytest.mark.parametrize("architecture", ["stickbreaking", "llama"])
-@pytest.mark.parametrize("batch_size", [1, 2, 7, "auto"])
+@pytest.mark.parametrize("batch_size", [2, "auto", *exhaustive(1, 7)])
 def test_any_number_of_slots_gives_the_same_answers(batch_size, architecture, checkpoint, in_slots):
     lm = adapter(checkpoint(architecture), batch_size=batch_size)
     assert answers(lm) == answers(adapter(checkpoint(architecture), batch_size=1))
     assert 7 if batch_size == "auto" else batch_size in in_slots
 
 
-@pytest.mark.parametrize("architecture", ["stickbreaking", "rope"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("architecture", ["stickbreaking", *exhaustive("rope")])
+@pytest.mark.parametrize("batch_size", [3, *exhaustive(1)])
 def test_drafts_change_no_answer_and_save_steps(batch_size, architecture, checkpoint, monkeypatch):
     steps: list[int] = []
     original = Stepper.run
@@ -105,8 +105,8 @@ def test_an_empty_prompt_is_continued_from_the_prefix_token(architecture, checkp
     assert answers(lm, SETTING, prompts)[0] == lm.tokenizer.decode(expected, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("scaling", ["linear:4", "dynamic:4", "yarn:4"])
-@pytest.mark.parametrize("architecture", ["rope", "llama"])
+@pytest.mark.parametrize("scaling", ["dynamic:4", *exhaustive("linear:4", "yarn:4")])
+@pytest.mark.parametrize("architecture", ["rope", *exhaustive("llama")])
 def test_rope_scaling_holds_for_each_request(scaling, architecture, checkpoint, monkeypatch, in_slots):
     folder = checkpoint(architecture)
     options = {"rope_scaling": scaling, "training_length": 16}

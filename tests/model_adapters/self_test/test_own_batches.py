@@ -102,7 +102,7 @@ def test_a_sound_family_raises_no_alarm(family, dtype, tmp_path):
     assert {names.REAL_ROWS, names.REAL_ENDS} <= after.checks.keys()
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neox", "granite", "cohere", "stickbreaking", "rope"])
+@pytest.mark.parametrize("architecture", ["gpt_neox", "stickbreaking", *exhaustive("granite", "cohere", "rope")])
 def test_other_sound_models_raise_no_alarm(architecture, checkpoint):
     lm = load_lm(checkpoint(architecture), batch_size="auto", dtype="bfloat16")
     likelihoods(lm, SHORT + LONG)
