@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     products: dict[str, list[tuple[pytest.Function, set[tuple[int, str]]]]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and len(values := getattr(item, "callspec", _ALONE)._idlist) > 1:
+        parametrised = isinstance(item, pytest.Function) and item.get_closest_marker("exhaustive") is None
+        if parametrised and len(values := getattr(item, "callspec", _ALONE)._idlist) > 1:
             products.setdefault(item.nodeid.partition("[")[0], []).append((item, {*enumerate(values)}))
     for combinations in products.values():
         missing = set.union(*(values for _, values in combinations))

@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 import sbeval
 from sbeval.attn_implementation import NAME
 from sbeval.models import SbevalConfig, SbevalForCausalLM
+from tests.marks import exhaustive
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
@@ -108,7 +109,7 @@ def test_rows_may_each_hold_several_texts() -> None:
     assert_close(found[1, 1:], model(ids[1:, 1:]).logits[0])
 
 
-@pytest.mark.parametrize("batch", ["whole", "packed", "padded"])
+@pytest.mark.parametrize("batch", ["packed", *exhaustive("whole", "padded")])
 def test_compiles_without_a_graph_break(batch: str) -> None:
     model, ids = named(), tokens(2, 12)
     given = {
@@ -127,6 +128,7 @@ def test_compiles_without_a_graph_break(batch: str) -> None:
     assert_close(gradients(model), wanted)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(DEVICE == "cuda", reason="a failed check there ends the process")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_refuses_a_hole_too(backend: str) -> None:
@@ -261,6 +263,7 @@ def test_a_static_cache_is_refused() -> None:
         named().generate(tokens(1, 8), max_new_tokens=2, cache_implementation="static")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("first", "taken"),
     [("sbeval", False), ("transformers.modeling_utils", False), ("transformers.modeling_utils", True)],

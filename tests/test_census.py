@@ -1,10 +1,11 @@
-"""The product's modules and rooms import one another in one direction only, by statement and by string."""
+"""The product's modules and rooms import one another in one direction only, and every fault that is planted fits."""
 
 import ast
 
 import pytest
 from source_tree import modules
 
+from tests.measures import planted_faults
 from tests.measures.census import circles, import_graph, rooms_of, table, unexplained_imports
 
 MODULES = modules()
@@ -57,3 +58,12 @@ def test_counts_are_printed_beside_those_of_the_last_release() -> None:
         ["product", "files", "1,234", "1,000"],
         ["new", "count", "5", "-"],
     ]
+
+
+def test_every_planted_fault_has_its_one_place_and_its_tests() -> None:
+    product = "\n".join(file.read_text(encoding="utf-8") for file in MODULES.values())
+    assert {name: 1 for name in planted_faults.FAULTS} == {
+        name: product.count(fault.code) for name, fault in planted_faults.FAULTS.items()
+    }
+    tests = {place for fault in planted_faults.FAULTS.values() for place in fault.tests.split()}
+    assert [place for place in sorted(tests) if not (planted_faults.ROOT / "tests" / place).exists()] == []

@@ -76,6 +76,7 @@ def results() -> list[Tensor]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_quick_interpreter_gives_what_the_whole_one_gives_bit_by_bit() -> None:
     quick = results()
     quick_interpreter.uninstall()
@@ -86,6 +87,7 @@ def test_the_quick_interpreter_gives_what_the_whole_one_gives_bit_by_bit() -> No
     assert [torch.equal(one, other) for one, other in zip(quick, whole, strict=True)] == [True] * len(whole)
 
 
+@pytest.mark.exhaustive
 def test_kernels_of_attention_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     made = run_code(COMPILE, environment={"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)})
     kernels = {line.partition(" ")[0] for line in made}

@@ -9,6 +9,8 @@ import pytest
 from fresh_process import run_code
 from source_tree import ROOMS, layer, modules
 
+from tests.marks import exhaustive
+
 MODULES = modules()
 # within reports: build -> {kinds, write} -> section -> figures -> analyse -> read
 READING = {"analyse", "read"}
@@ -141,7 +143,9 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("place", ALONE)
+@pytest.mark.parametrize(
+    "place", ["every command", "a sweep", "reports", *exhaustive("core", "tasks", "model_adapters")]
+)
 def test_what_starts_a_command_imports_nothing_heavy_and_each_layer_no_other(place: str) -> None:
     names, others = ALONE[place]
     assert loaded_by(names or [name for name in MODULES if layer(name) == place], others) == []
@@ -154,6 +158,7 @@ def test_what_prepares_models_imports_neither_lm_eval_nor_the_rest_of_the_adapte
     assert all(name.startswith("sbeval.model_adapters.prepare.") for name in held)
 
 
+@pytest.mark.exhaustive
 def test_what_prepares_models_runs_without_lm_eval() -> None:
     rest = [name for name in MODULES if layer(name) == "model_adapters" and name not in PREPARE]
     assert loaded_by(PREPARE, ["lm_eval", *rest]) == ["sbeval.model_adapters"]  # the folder around it

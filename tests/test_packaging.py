@@ -68,6 +68,7 @@ def test_torch_and_triton_are_pinned_to_the_tested_pair() -> None:
     assert (pins["torch"], pins["triton"]) == ("2.13.0", "3.7.1")
 
 
+@pytest.mark.exhaustive
 def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> None:
     assert not [name for name in PYPROJECT["project"]["dependencies"] if "triton" in name]
     checkpoint = ROOT / "sbeval" / "demo" / "checkpoints" / "stickbreaking"
@@ -83,6 +84,7 @@ def test_triton_comes_with_torch_alone_and_a_cpu_needs_none(tmp_path: Path) -> N
     assert any("sb_text_stream" in line for line in printed)
 
 
+@pytest.mark.exhaustive
 def test_the_tests_of_a_source_distribution_run(wheel: Path, wheel_python: Path, tmp_path: Path) -> None:
     build = "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])"
     (tmp_path / "extra.cfg").write_text(f"[egg_info]\negg_base = {tmp_path}\n")
@@ -105,6 +107,7 @@ def test_the_tests_of_a_source_distribution_run(wheel: Path, wheel_python: Path,
     assert "passed" in process.stdout
 
 
+@pytest.mark.exhaustive
 def test_an_editable_install_that_is_taken_back_leaves_a_line_that_does_nothing(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name in ("sbeval", "tasks", "reports", "model_adapters"):

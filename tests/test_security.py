@@ -112,6 +112,7 @@ except sbeval.UserError as error:
 """
 
 
+@pytest.mark.exhaustive
 def test_offline_nothing_connects(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("Beautiful is better than ugly. " * 200)
     checkpoint = str(ROOT / "sbeval" / "demo" / "checkpoints" / "rope")

@@ -150,6 +150,7 @@ def test_a_standard_error_that_takes_no_line_stops_nobody(state, said_by, site):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.exhaustive
 def test_an_interrupt_while_the_package_is_imported_ends_python(site):
     package(site, __init__="raise KeyboardInterrupt")
     code = f"import site\nsite.addsitedir({str(site)!r})\n{IMPORTS}"
@@ -158,6 +159,7 @@ def test_an_interrupt_while_the_package_is_imported_ends_python(site):
     assert ended.returncode == -signal.SIGINT
 
 
+@pytest.mark.exhaustive
 def test_a_line_cut_off_anywhere_stops_nobody(site):
     folders = []
     for number, length in enumerate(range(0, len(LINE), 13)):
@@ -202,6 +204,7 @@ def test_installing_the_line_where_it_cannot_be_written_says_what_to_do(tmp_path
         install_plugin.install(tmp_path / "missing")
 
 
+@pytest.mark.exhaustive
 def test_packaged_tasks_are_found_without_a_path(wheel_python, tmp_path):
     (packaged,) = wheel_python.parents[1].glob("lib/python*/site-packages/sbeval/tasks")
     checkout = ROOT / "tasks"
@@ -223,6 +226,7 @@ def test_a_folder_that_holds_the_packaged_files_replaces_them(tmp_path):
     assert registered.with_packaged_tasks([tmp_path, relative]) == [tmp_path, relative]
 
 
+@pytest.mark.exhaustive
 def test_importing_the_package_makes_the_auto_classes_load_the_family_and_changes_nothing_else(wheel_python, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "of_nobody"}')
     checkpoint = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
@@ -238,6 +242,7 @@ def test_importing_the_package_makes_the_auto_classes_load_the_family_and_change
     assert "`of_nobody`" in process.stderr
 
 
+@pytest.mark.exhaustive
 def test_hf_is_refused_what_only_sb_answers_before_it_loads(wheel_python, tmp_path):
     # without lm-eval's own tasks, which take ten seconds to read
     code = (
@@ -263,6 +268,7 @@ def test_only_a_user_error_is_printed_as_its_sentence(wheel_python, raised, stde
         assert process.stderr == stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "said"), [("sb", "Ended by SIGINT"), ("hf", "Traceback")])
 def test_ctrl_c_is_one_line_where_the_model_is_ours(wheel_python, model, said):
     process = run([wheel_python, "-c", "import lm_eval\nraise KeyboardInterrupt", "--model", model])
@@ -271,11 +277,13 @@ def test_ctrl_c_is_one_line_where_the_model_is_ours(wheel_python, model, said):
     assert len(process.stderr.splitlines()) == 1 or model == "hf"
 
 
+@pytest.mark.exhaustive
 def test_a_previous_hook_still_sees_other_errors(wheel_python):
     hook = "import sys\nsys.excepthook = lambda *what: print('seen', what[1])"
     assert run([wheel_python, "-c", f"{hook}\nimport lm_eval\nraise ValueError('other')"]).stdout == "seen other\n"
 
 
+@pytest.mark.exhaustive
 def test_lm_eval_knows_sb_and_prints_one_sentence_for_a_missing_checkpoint(wheel_python, tmp_path):
     missing = tmp_path / "missing"
     command = f"--model sb --model_args pretrained={missing} --tasks sb_stdlib_stream"

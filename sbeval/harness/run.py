@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def run(
     output = vars(chosen).get("output_path")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_compact_tables())
+        stack.enter_context(_machine_described_early())
         if output and {os.environ.get(rank, "0") for rank in ("RANK", "LOCAL_RANK")} == {"0"}:
             chosen.output_path = stack.enter_context(saved_whole(output))
         if not own_tasks_needed:
@@ -151,6 +153,26 @@ def _compact_tables() -> Iterator[None]:
         yield
     finally:
         utils.make_table = original
+
+
+@contextlib.contextmanager
+def _machine_described_early() -> Iterator[None]:
+    """Describes the machine while the run starts; lm-eval would do so at its end, with a dozen programs in turn."""
+    collect_env: Any = importlib.import_module("torch.utils.collect_env")
+    describe = collect_env.get_pretty_env_info
+    described: list[str] = []
+    thread = threading.Thread(target=lambda: described.append(describe()), daemon=True)
+    thread.start()
+
+    def get_pretty_env_info() -> str:
+        thread.join()
+        return described[0] if described else str(describe())
+
+    collect_env.get_pretty_env_info = get_pretty_env_info
+    try:
+        yield
+    finally:
+        collect_env.get_pretty_env_info = describe
 
 
 def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.impl import blockwise as blocks
 from sbeval.attention.impl.triton import function as kernels
+from tests.marks import exhaustive
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -39,7 +40,7 @@ def test_compiled_whole_gives_the_same_with_gradients(impl: str, call: str, back
     torch.testing.assert_close(outputs_and_gradients(p, compiled, **options), outputs_and_gradients(p, **options))
 
 
-@pytest.mark.parametrize("impl", ["blockwise", "triton"])
+@pytest.mark.parametrize("impl", ["triton", *exhaustive("blockwise")])
 def test_one_trace_serves_every_length_and_gradients_are_the_same(impl: str) -> None:
     torch._dynamo.reset()
     traces: list[torch.fx.GraphModule] = []
@@ -102,7 +103,7 @@ def test_registered_operators_keep_their_promises(impl: str, call: str, dtype: t
     )
 
 
-@pytest.mark.parametrize("queries", [1, 3, 30], ids=["decode", "few", "all"])
+@pytest.mark.parametrize("queries", [3, *exhaustive(1, 30)])
 def test_what_nobody_differentiates_keeps_its_promises(queries: int) -> None:
     p = small(queries)
     # a layer's queries usually are a transposed view

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sbeval.attention import stickbreaking_attention
 from sbeval.attention.impl.triton.decode import MOST_SPLITS, DecodeParameters, decode, decode_parameters, suits_decode
+from tests.marks import exhaustive
 
 EXACT_STOP = -150.0
 
@@ -105,7 +106,7 @@ def test_the_exact_stop_changes_no_bit() -> None:
     assert (everything[1] == 0).all(), "no stick was spent"
 
 
-@pytest.mark.parametrize("threshold", [1e-1, 1e-3, 1e-5])
+@pytest.mark.parametrize("threshold", [1e-3, *exhaustive(1e-1, 1e-5)])
 def test_skipping_stays_within_its_bound_whatever_a_split_saw_of_newer_ones(threshold: float) -> None:
     p = breaking_slowly(queries=2, keys=700)
     exact = stickbreaking_attention(p.q.double(), p.k.double(), p.v.double(), impl="reference")
@@ -128,7 +129,7 @@ def test_splits_that_newer_ones_decide_read_nothing() -> None:
     torch.testing.assert_close(again, found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("left_behind", [1e30, -3e38, math.nan])
+@pytest.mark.parametrize("left_behind", [math.nan, *exhaustive(1e30, -3e38)])
 @pytest.mark.parametrize("skipping", [False, True])
 def test_what_memory_held_is_in_no_result(skipping: bool, left_behind: float, monkeypatch: pytest.MonkeyPatch) -> None:
     full = torch.full

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sbeval.attention import StickBreakingOutput, stickbreaking_attention, stickbreaking_decode
 from sbeval.attention.impl.triton.decode_slots import SlotParameters, decode_slots, slot_parameters
+from tests.marks import exhaustive
 
 EXACT_STOP = -150.0
 
@@ -73,7 +74,7 @@ def test_the_public_function_sees_no_key_beyond_a_slot_s_length(impl: str) -> No
         torch.testing.assert_close(found.output[slot], exact.output[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("left_behind", [1e30, -3e38, math.nan])
+@pytest.mark.parametrize("left_behind", [math.nan, *exhaustive(1e30, -3e38)])
 def test_what_memory_held_is_in_no_result(left_behind: float, monkeypatch: pytest.MonkeyPatch) -> None:
     full = torch.full
     monkeypatch.setattr(torch, "empty", lambda shape, **options: full(shape, left_behind, **options))

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from sbeval.attention import stickbreaking_attention
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:  # pytest-benchmark has a fixture called `benchmark`

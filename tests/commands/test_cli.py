@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fresh_process import run, run_code
+from source_tree import ROOT
 
 from sbeval.errors import UserError
 from sbeval.harness.options import parse
@@ -20,6 +21,7 @@ from sbeval.tasks.ruler import options as ruler_options
 
 OPTION_MODULES = (task_metadata, perplexity_options, recall_options, ruler_options)
 
+CHECKPOINT = ROOT / "sbeval" / "demo" / "checkpoints" / "rope"
 SBEVAL = Path(sys.executable).with_name("sbeval")
 
 
@@ -59,6 +61,7 @@ def test_tasks_prints_the_folder_for_include_path_and_the_version_is_the_package
     assert run([*command, "--version"]).stdout == f"sbeval {importlib.metadata.version('sbeval')}\n"
 
 
+@pytest.mark.exhaustive
 def test_help_of_run_is_ours_and_holds_every_setting_without_torch() -> None:
     from sbeval.model_adapters.options import AdapterOptions
     from sbeval.tasks.user_options import metadata_keys
@@ -146,12 +149,13 @@ def test_a_key_of_a_configuration_that_no_results_file_can_hold_is_refused_first
         parse(["--config", str(config)])
 
 
+@pytest.mark.exhaustive
 def test_lm_evals_own_tasks_are_left_unread_where_none_is_asked_for(tmp_path: Path) -> None:
     code = (
         "from lm_eval.tasks._index import TaskIndex\nimport sys\nfrom sbeval.__main__ import main\n"
         "def build(paths, **options):\n    sys.exit(f'{len(list(paths))} folders')\n"
         "TaskIndex.build = staticmethod(build)\n"
-        "sys.argv[1:] = ['run', '--model_args', 'pretrained=x', '--tasks', sys.argv[1]]\nmain()"
+        f"sys.argv[1:] = ['run', '--model_args', 'pretrained={CHECKPOINT}', '--tasks', sys.argv[1]]\nmain()"
     )
     environment = {"HF_HOME": str(tmp_path)}
     for task, folders in (("sb_stdlib_stream", 1), ("sb_paper_nlp", 2)):

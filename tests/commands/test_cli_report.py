@@ -148,6 +148,7 @@ def lines_of_watch(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     assert process.wait(timeout=600) == 0, log.read_text()
 
 
+@pytest.mark.exhaustive
 def test_watching_outlives_a_cut_off_file(results: Path, tmp_path: Path, lines_of_watch: Callable[[str], None]) -> None:
     (source,) = (results / "rope").rglob("results_*.json")
     lines_of_watch("Watching")

@@ -15,6 +15,8 @@ import sbeval
 from sbeval.attn_implementation import NAME
 from sbeval.demo.evaluation import shipped_checkpoints
 
+pytestmark = pytest.mark.exhaustive
+
 PAGE = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 TEXT = (ROOT / "tests/support/texts/wikitext.txt").read_text(encoding="utf-8")

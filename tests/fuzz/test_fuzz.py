@@ -12,14 +12,19 @@ from sbeval.foreign_files import parse_task_yaml, parse_yaml
 from tests.fuzz.kinds import KINDS, run_number
 from tests.fuzz.outcomes import GOOD, MEMORY_BYTES, Outcome, Silent, run_case
 from tests.fuzz.settings import TRAPS
+from tests.marks import exhaustive
 
 CASES_PER_KIND = 8
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_damaged_input_is_an_equal_number_a_named_one_or_one_sentence(kind: str) -> None:
+# kinds of typed commands run each case in a process of its own
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.exhaustive] * kind.startswith("typed ")) for kind in KINDS]
+)
+@pytest.mark.parametrize("cases", [range(2), *exhaustive(range(2, CASES_PER_KIND))], ids=["first", "others"])
+def test_damaged_input_is_an_equal_number_a_named_one_or_one_sentence(kind: str, cases: range) -> None:
     place = list(KINDS).index(kind)
-    for number in range(place, CASES_PER_KIND * len(KINDS), len(KINDS)):
+    for number in range(place + cases.start * len(KINDS), cases.stop * len(KINDS), len(KINDS)):
         outcome = run_number(number)
         assert outcome.kind in GOOD, f"case {number}: {outcome.kind}\n{outcome.detail}"
 

@@ -46,6 +46,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "file" if request.param == "file" else "folder"
 
 
+@pytest.mark.exhaustive
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(kind: str, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     processes = []
@@ -163,6 +164,7 @@ def test_what_lies_above_the_current_folder_is_never_set_aside(tmp_path: Path, m
     assert set_aside(Path("../beside")).read_text() == "mine"
 
 
+@pytest.mark.exhaustive
 def test_a_folder_is_held_by_one_process_and_free_once_that_is_dead(tmp_path: Path) -> None:
     code = "import os, pathlib, sys, sbeval.keeping.writing as writing\n"
     code += "with writing.alone_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), 9)"

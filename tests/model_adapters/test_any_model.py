@@ -97,7 +97,14 @@ def test_hf_gives_the_numbers_of_sb(architecture, tasks, checkpoint, metadata):
     assert not [*differing(hf, sb)]
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"num_concurrent": 3, "batch_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ({}, {"batch_size": 3})),
+        {"num_concurrent": 3, "batch_size": 2},
+    ],
+    ids=str,
+)
 def test_a_completions_server_gives_the_numbers_of_sb(options, server, checkpoint, metadata):
     folder = checkpoint("rope", adds_bos=True)
     tasks = [*PERPLEXITY, "sb_mqrar"]
@@ -185,6 +192,7 @@ def test_another_tokenizer_than_the_server_s_is_named(server, metadata, tmp_path
     assert len(server.asked) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="lm_eval.sbeval")
     folder, tasks = Path(server.arguments["tokenizer"]), ["sb_text_stream", "sb_text_position"]
@@ -204,7 +212,8 @@ def test_a_run_that_failed_goes_on_after_what_was_answered(server, metadata, tmp
     assert len(server.asked) == 2 * planned + 1
 
 
-@pytest.mark.parametrize("value", [float("nan"), 3.5])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("value", [float("nan"), pytest.param(3.5, marks=pytest.mark.exhaustive)])
 def test_what_is_no_log_probability_is_asked_for_again(value, server, metadata, tmp_path):
     folder, kept = Path(server.arguments["tokenizer"]), {"use_cache": str(tmp_path / "answers")}
     expected, server.spoil = numbers(over(server), ["sb_text_stream"], metadata, folder), lambda of: told(of, value)
@@ -217,6 +226,7 @@ def test_what_is_no_log_probability_is_asked_for_again(value, server, metadata, 
         assert bool(server.asked) is asks
 
 
+@pytest.mark.exhaustive
 def test_one_cache_serves_checkpoints_and_settings_that_answer_differently(checkpoint, metadata, tmp_path):
     made = []
     for name, dtype in (("rope", "float32"), ("llama", "float32"), ("rope", "bfloat16"), ("rope", "float32")):
@@ -276,6 +286,7 @@ def test_a_request_that_fails_is_one_sentence_without_the_address_s_key(server, 
     assert [*recorded["inputs"]] == ["tokenizer"]
 
 
+@pytest.mark.exhaustive
 def test_requests_that_fail_side_by_side_are_one_sentence(server, metadata, tmp_path):
     server.fails_at = range(3, 99)
     arguments = ",".join(f"{key}={value}" for key, value in (server.arguments | {"num_concurrent": 3}).items())
@@ -339,6 +350,7 @@ def test_an_encoder_is_refused(tmp_path, metadata):
         numbers(lm, ["sb_text_stream"], metadata, tmp_path / "t5")
 
 
+@pytest.mark.exhaustive
 def test_a_half_precision_model_s_sums_are_float32s(checkpoint, metadata):
     folder, run = checkpoint("llama"), {"device": "cpu", "dtype": "bfloat16"}
     hf = get_model("hf")(str(folder), **run)

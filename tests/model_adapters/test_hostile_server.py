@@ -268,6 +268,7 @@ def test_missing_packages_of_servers_are_one_sentence_that_names_the_extra(serve
         over(server)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 6}], ids=str)
 def test_a_spoiled_answer_changes_no_number(options, server):
     lm, asked = over(server, **options), windows(server)

@@ -25,6 +25,7 @@ WINDOWS = [37, 200, 10**6] if ON_GPU else [1, 37, 128, 200, 10**6]  # a window o
 NEAR = {"rtol": 1e-4, "atol": 3e-4} if ON_GPU else {"rtol": 1e-5, "atol": 1e-5}  # TF32 or the like in its products
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(["none", "alibi", "fire"]),
@@ -93,6 +94,7 @@ def test_whatever_keeps_a_gradient_keeps_flex_out(with_gradient):
             assert flex.suits_flex(*tensors.values())
 
 
+@pytest.mark.exhaustive
 def test_one_process_may_compile_more_kinds_than_dynamo_allows_by_itself():
     compiled = torch.compile(flex.flex_with_options, dynamic=True, fullgraph=True, backend="eager")
     attention = flex.CompiledFlexAttention(compiled)

@@ -74,6 +74,7 @@ def test_gradients_are_those_of_the_definition() -> None:
     assert_close(part, expected[3], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None)
 @given(length=st.sampled_from([1, 100, 128, 300]), groups=st.sampled_from([1, 4]))
 @torch.no_grad()

@@ -41,6 +41,7 @@ def ended(body: str, *arguments: str | bytes) -> tuple[int, list[str]]:
     return process.returncode, words
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_in_order_with_a_shell_s_exit_code(number: signal.Signals) -> None:
     process = started("time.sleep(60)")
@@ -186,6 +187,7 @@ def test_every_command_is_silent_where_nobody_reads(arguments: list[str]) -> Non
     assert found.stderr == b""
 
 
+@pytest.mark.exhaustive
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     process = started(
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n        with told_in_one_sentence(): time.sleep(2)"
@@ -197,6 +199,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_while_the_command_s_own_modules_are_imported_is_silent() -> None:
     for module in ("sbeval.errors", "sbeval.plugin", "sbeval.processes.ending", "typer"):
         # a line for each module that has been imported

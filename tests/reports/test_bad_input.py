@@ -26,6 +26,7 @@ from sbeval.reports.analyse.selection import pool_seeds
 from sbeval.reports.kinds.position_sums import POSITION_SUMS
 from sbeval.reports.read import files
 from sbeval.reports.read.samples import SAMPLE_SCORES
+from tests.marks import exhaustive
 
 EVIL = "<script>alert('x')</script> \"quoted\" \N{RIGHT-TO-LEFT OVERRIDE}txt \N{FIRE} ../../etc & | ` $x_1$ \\"
 
@@ -60,7 +61,7 @@ def test_a_file_that_holds_no_results_is_left_out_and_named(tmp_path: Path, text
     assert reason in note.reason
 
 
-@pytest.mark.parametrize(("good_files", "others"), [(1, 0), (1, 1), (3, 2)])
+@pytest.mark.parametrize(("good_files", "others"), [(3, 2), *exhaustive((1, 0), (1, 1))])
 def test_how_many_files_were_read_and_left_out_is_printed(
     good_files: int, others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

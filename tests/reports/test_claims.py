@@ -14,6 +14,7 @@ from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.kinds.position_sums import SumsByPosition, position_bands
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.read.samples import SumsByDocument
+from tests.marks import exhaustive
 
 FALLING = [2.2, 2.1, 2.0, 1.9, 1.8]
 
@@ -125,14 +126,16 @@ CURVE = [2.2, 2.1, 2.0, 1.9]
     ("task", "log_samples", "doubted"),
     [
         (perplexity_task("stream", CURVE, lengths=LENGTHS[:4], size_log_deviation=1.6), True, True),
-        (perplexity_task("stream", CURVE[:1], lengths=[512], size_log_deviation=1.6), True, True),
         (perplexity_task("stream", CURVE, lengths=LENGTHS[:4], uneven_documents=True), False, True),
-        (position_task([2.0] * 9, by_document=False, uneven_documents=True), False, True),
-        (perplexity_task("stream", CURVE, lengths=LENGTHS[:4], uneven_documents=False), False, False),
         (perplexity_task("stream", CURVE, lengths=LENGTHS[:4]), True, False),
-        (position_task([2.0] * 9), True, False),
+        *exhaustive(
+            (perplexity_task("stream", CURVE[:1], lengths=[512], size_log_deviation=1.6), True, True),
+            (position_task([2.0] * 9, by_document=False, uneven_documents=True), False, True),
+            (perplexity_task("stream", CURVE, lengths=LENGTHS[:4], uneven_documents=False), False, False),
+            (position_task([2.0] * 9), True, False),
+        ),
     ],
-    ids=["uneven", "one length", "not logged", "by position", "even, not logged", "even", "even by position"],
+    ids=["uneven", "not logged", "even", "one length", "by position", "even, not logged", "even by position"],
 )
 def test_intervals_over_uneven_documents_are_marked(tmp_path, task, log_samples, doubted):
     write_run(tmp_path / "runs", model_record("stickbreaking"), [task], log_samples=log_samples)

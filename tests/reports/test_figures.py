@@ -42,6 +42,7 @@ def everything(tmp_path_factory) -> dict[str, Figure]:
     return figures(folder)
 
 
+@pytest.mark.exhaustive
 def test_every_figure_is_valid_vega_lite(everything):
     specs = [spec for figure in everything.values() for spec in figure.variants.values()]
     assert len(specs) > 20

@@ -194,6 +194,7 @@ def test_claimed_and_effective_lengths_stand_in_one_table_a_model_with_rule_and_
         assert "85.6%" in shown[name][1].text
 
 
+@pytest.mark.exhaustive
 def test_a_paper_s_figures_have_a_column_s_or_a_page_s_width_no_title_and_names_without_hashes(tmp_path: Path) -> None:
     write_pair(tmp_path / "results", "fixed_target")
     for attention in ("stickbreaking", "rope"):

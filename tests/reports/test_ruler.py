@@ -72,6 +72,7 @@ def test_a_task_run_both_ways_counts_once(tmp_path):
     assert not scores["context_length_tokens"].duplicated().any()
 
 
+@pytest.mark.exhaustive
 def test_the_share_of_aliases_is_no_part_of_rulers_averages(tmp_path):
     names = [name for name in RULER_TASKS if "qa_" not in name]
     tasks = [ruler_task(name, 4000, lengths=SHORT) for name in (*names, "ruler_qa_squad", "qa_hotpot")]

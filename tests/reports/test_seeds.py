@@ -63,6 +63,7 @@ def test_a_length_that_one_seed_lacks_is_a_gap_with_a_note(tmp_path: Path) -> No
     assert any("at 32K, 64K was not run with every seed" in note.reason for note in pooled.notes)
 
 
+@pytest.mark.exhaustive
 def test_a_task_that_one_seed_ran_is_shown_for_that_seed(tmp_path: Path) -> None:
     write_schemes(tmp_path / "schemes", seeds=2)
     write_extensions(tmp_path / "extensions", schemes=["scheme_rope"])

@@ -17,6 +17,8 @@ from research.real_models.engines import differences, numbers, print_table
 from research.real_models.long_prompts import family, peak_gib
 from research.real_models.served import counted
 
+pytestmark = pytest.mark.exhaustive
+
 
 def test_a_difference_in_nats_is_the_largest_and_all_else_is_equal_or_named() -> None:
     reference = {"nll@0000064": 2.0, "nll@0000128": 1.5, "tokens@0000064": 64.0, "exact_match@0000064": 1.0}

@@ -4,6 +4,8 @@ import pytest
 
 from research.interval_studies.lengths_rule import NOISE, names_on_a_flat_curve, own_step
 
+pytestmark = pytest.mark.exhaustive
+
 TRIALS, SEEN_ONCE_IN_A_HUNDRED = 200, 15
 """Of 200 draws, 15 or more name a length in one of a hundred tries if 4 % of all draws do."""
 

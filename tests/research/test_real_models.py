@@ -10,6 +10,8 @@ import torch
 
 from research.real_models import archive, evaluate, page, texts
 
+pytestmark = pytest.mark.exhaustive
+
 
 def options_of(tmp_path: Path, model_type: str) -> argparse.Namespace:
     config = {"model_type": model_type, "max_position_embeddings": 8192, "head_dim": 64}

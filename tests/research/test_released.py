@@ -9,6 +9,8 @@ from research.released import compare
 from sbeval.paper import measured_columns, published_values
 from sbeval.results.records import TaskRecord
 
+pytestmark = pytest.mark.exhaustive
+
 PUBLISHED = {(v.table, v.column): v.value for v in published_values() if v.row == compare.RELEASED}
 FACTS = {"name": "released", "parameters": 3_513_473_280, "training_length_tokens": 4096}
 

@@ -13,6 +13,8 @@ from sbeval.models import SbevalConfig
 from sbeval.tasks.recall.sequences import Mqrar
 from sbeval.training.recipe import TrainRecipe, read_recipe
 
+pytestmark = pytest.mark.exhaustive
+
 
 def recipe_of(scheme: str) -> TrainRecipe:
     return read_recipe(RECIPES / f"scheme_{scheme}.yaml")

@@ -14,6 +14,8 @@ from research.training_text.prepare import DataRecipe, prepare
 from research.training_text.tokenised import tokenise
 from sbeval.training.arrays import load_arrays
 
+pytestmark = pytest.mark.exhaustive
+
 
 def write_wheel(folder, name, version, files):
     folder.mkdir(exist_ok=True)

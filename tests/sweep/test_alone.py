@@ -32,6 +32,7 @@ def started(folder: Path) -> list[str]:
     return sorted(Path(line).parts[-3] for line in lines(folder / "out" / "started.txt"))
 
 
+@pytest.mark.exhaustive
 def test_a_second_sweep_ends_in_one_sentence_and_a_killed_one_goes_on_where_it_was(tmp_path: Path) -> None:
     assert run_sweep(sweep(tmp_path), only="one/t") == []
     (tmp_path / "out/started.txt").rename(tmp_path / "out/before.txt")
@@ -52,6 +53,7 @@ def test_a_second_sweep_ends_in_one_sentence_and_a_killed_one_goes_on_where_it_w
     assert not list(tmp_path.rglob("running.lock"))
 
 
+@pytest.mark.exhaustive
 def test_runs_that_are_named_meet_in_one_folder(tmp_path: Path) -> None:
     commands = [command(tmp_path, "meet", "--run", f"{name}/t") for name in NAMES]
     with contextlib.ExitStack() as stack:
@@ -63,6 +65,7 @@ def test_runs_that_are_named_meet_in_one_folder(tmp_path: Path) -> None:
     assert started(tmp_path) == sorted(NAMES)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_another_is_at_fails_and_the_others_go_on(tmp_path: Path) -> None:
     over = threading.Event()
 
@@ -83,6 +86,7 @@ def test_a_run_that_another_is_at_fails_and_the_others_go_on(tmp_path: Path) -> 
     assert started(tmp_path) == ["one", "three"]
 
 
+@pytest.mark.exhaustive
 def test_of_many_that_want_a_folder_at_once_one_gets_it_also_after_a_lock_was_left_behind(tmp_path: Path) -> None:
     (tmp_path / "running.lock").write_text('{"process": 1, "host": "node2"}')  # by an earlier version, killed
     code = (

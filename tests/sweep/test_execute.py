@@ -53,6 +53,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert printed.splitlines()[-1] == "Next: the same without --dry-run"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [({"behaviour": "kill"}, "ended by SIGKILL"), ({"launcher": ("/nowhere/launcher",)}, "/nowhere/launcher")],
@@ -62,6 +63,7 @@ def test_a_run_that_is_killed_or_cannot_start_is_named(changes: dict[str, Any], 
     assert reason in failure.reason
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_sweep_that_is_ended_ends_its_run_and_the_runs_own_workers(tmp_path: Path, ending: signal.Signals) -> None:
     command = stub_command(tmp_path, "one", "two", behaviour="hang")
@@ -131,6 +133,7 @@ DAMAGE = (
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["results_", "samples_", "inputs.json", "run.yaml", "log.txt"])
 def test_a_damaged_file_of_a_run_ends_no_other(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_sweep(sweep(tmp_path))
@@ -186,6 +189,7 @@ BLOCKED_CHECKPOINTS = {
 }
 
 
+@pytest.mark.exhaustive
 def test_a_dry_run_names_each_run_that_cannot_start_and_starts_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "fine").mkdir()
@@ -212,6 +216,7 @@ def test_a_dry_run_names_each_run_that_cannot_start_and_starts_none(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_suite_offline_advises_an_option_that_it_has(tmp_path: Path) -> None:
     (tmp_path / "fine").mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -228,6 +233,7 @@ def test_a_suite_offline_advises_an_option_that_it_has(tmp_path: Path) -> None:
     assert answered.stdout != refused.stdout
 
 
+@pytest.mark.exhaustive
 def test_a_real_sweep_of_lm_eval_ends_with_one_results_file_each_whose_label_reaches_the_report(tmp_path: Path) -> None:
     tasks, dummy = write_tiny_task(tmp_path), {"pretrained": "a", "model": "dummy", "label": "my own name"}
     command = sweep_command(tmp_path, include_path=str(tasks), checkpoints=[dummy])

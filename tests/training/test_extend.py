@@ -42,6 +42,7 @@ from sbeval.training.losses import bucketed_loss, document_loss, next_token_loss
 from sbeval.training.recipe import OptimizationSettings
 from sbeval.training.tokenizer import save_tokenizer, train_tokenizer
 from sbeval.training.windows import TrainingWindows
+from tests.marks import exhaustive
 
 
 def settings(total_tokens, batch_tokens, **changes):
@@ -51,7 +52,7 @@ def settings(total_tokens, batch_tokens, **changes):
     )
 
 
-@pytest.mark.parametrize("attention", ["stickbreaking", "rope"])
+@pytest.mark.parametrize("attention", ["rope", *exhaustive("stickbreaking")])
 def test_extension_stopped_and_resumed_loses_and_repeats_no_step(tmp_path, data_folder, attention):
     parent = save_parent(tmp_path / "parent", data_folder, attention)
     changes = {"rope_scaling": "dynamic:4"} if attention == "rope" else {}
@@ -171,6 +172,7 @@ def test_numbers_that_make_no_run_are_refused_in_one_sentence(tmp_path, option, 
         extend_command([*arguments, "--steps", "4", "--warmup-steps", "1", *option])
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_sees_one_window_twice_is_more_than_one_epoch(tmp_path, parent, source_texts):
     tokenizer = AutoTokenizer.from_pretrained(parent)
     tokens = tokenizer.encode("".join(source_texts), add_special_tokens=False)[: 5 * CONTEXT_TOKENS]
@@ -259,7 +261,7 @@ def released(tmp_path, data_folder, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("kind", ["stickbreaking", "gpt_base rope", "fla"])
+@pytest.mark.parametrize("kind", ["stickbreaking", *exhaustive("gpt_base rope", "fla")])
 def test_released_layouts_are_extended_in_this_project_s_format(tmp_path, data_folder, released, kind):
     changes = {"rope_scaling": "dynamic:4"} if kind.endswith("rope") else {}
     checkpoint = extend(tiny_extension(released(kind), data_folder, steps=6, **changes), tmp_path / "run")
@@ -294,7 +296,7 @@ def test_what_does_not_fit_is_refused_before_writing(tmp_path, data_folder, rele
 
 
 @pytest.mark.parametrize("kind", ["this family", "llama"])
-@pytest.mark.parametrize("scaling", ["linear:2", "dynamic:2", "yarn:2"])
+@pytest.mark.parametrize("scaling", ["dynamic:2", "yarn:2", *exhaustive("linear:2")])
 def test_every_kind_of_scaling_is_trained_and_saved(tmp_path, data_folder, kind, scaling):
     if kind == "llama":
         save_tiny_llama(tmp_path / "parent", data_folder)
@@ -331,7 +333,7 @@ def test_the_text_configuration_of_a_multimodal_checkpoint_is_extended(tmp_path,
 
 @pytest.mark.parametrize(
     ("precision", "parents"),
-    [("bfloat16", torch.float16), ("bfloat16", torch.float32), ("float32", torch.bfloat16)],
+    [("bfloat16", torch.float16), *exhaustive(("bfloat16", torch.float32), ("float32", torch.bfloat16))],
     ids=str,
 )
 def test_an_extension_is_saved_in_its_parent_s_type_or_float32_where_asked(tmp_path, data_folder, precision, parents):
@@ -361,7 +363,7 @@ def no_host_memory(*_, **__):
     return torch.empty(2**50)
 
 
-@pytest.mark.parametrize("fail", [no_gpu_memory, no_host_memory])
+@pytest.mark.parametrize("fail", [no_gpu_memory, *exhaustive(no_host_memory)])
 def test_memory_that_runs_out_is_one_sentence_with_what_to_lower(tmp_path, parent, data_folder, monkeypatch, fail):
     monkeypatch.setattr("sbeval.training.extend.document_loss", fail)
     options = ["--data", str(data_folder), "--context", "128", "--steps", "3", "--batch-tokens", "512"]

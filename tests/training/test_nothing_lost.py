@@ -169,6 +169,7 @@ def test_two_processes_never_train_in_one_folder(tmp_path, data_folder):
     assert train(tiny_recipe(steps=2), tmp_path, data_folder=data_folder) is not None
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_is_full_at_any_write_is_named_and_the_run_goes_on_from_there(run, tmp_path, data_folder):
     room, whole = 0, None
     while whole is None:

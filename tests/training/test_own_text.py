@@ -183,6 +183,7 @@ def test_lengths_to_report_reach_as_far_as_the_text_kept_out(tmp_path, texts) ->
     assert lengths[-1] <= (kept_out["tokens"] + 2) // 4 < 2 * lengths[-1]
 
 
+@pytest.mark.exhaustive
 def test_text_becomes_a_model_and_a_page_in_one_command(tmp_path, tokenizer_folder, capfd, monkeypatch) -> None:
     text = write_text(tmp_path / "own", [random_text(60, index) for index in range(60)])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

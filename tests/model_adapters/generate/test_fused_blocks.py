@@ -10,6 +10,7 @@ import transformers
 from sbeval.model_adapters.generate.slots.fused_blocks import FusedBlocks
 from sbeval.model_adapters.generate.slots.served import GenerationInSlots, fused_blocks
 from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.marks import exhaustive
 from tests.model_adapters.generate.slots import DEVICE, LINES, adapter, answers
 from tests.model_adapters.prepare.faster import make_faster
 from tests.models.small import VARIANTS, small_model
@@ -36,7 +37,8 @@ def model_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "faster"), [*((name, False) for name in OWN), ("stickbreaking", True), ("llama", False), ("llama", True)]
+    ("name", "faster"),
+    [("stickbreaking", True), ("llama", True), *exhaustive(*((name, False) for name in OWN), ("llama", False))],
 )
 def test_a_step_has_the_logits_of_the_model_s_own_parts(name, faster):
     model = model_of(name)

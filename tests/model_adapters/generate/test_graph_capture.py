@@ -82,6 +82,7 @@ def test_steps_that_cannot_be_recorded_go_one_by_one_and_the_log_says_so_once(
     assert "and more" not in message
 
 
+@pytest.mark.exhaustive
 def test_memory_that_runs_out_in_a_recording_halves_the_slots_and_is_one_sentence_for_one(
     checkpoint: Checkpoints, fail: Fail, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

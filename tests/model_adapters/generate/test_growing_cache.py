@@ -19,10 +19,12 @@ from sbeval.model_adapters.generate.growing_cache import (
     growing_cache,
     steps_without_plans,
 )
+from tests.marks import exhaustive
 from tests.model_adapters.small import ARCHITECTURES, generated, load_lm
 from tests.model_adapters.small import LINES as ALL_LINES
 
 LINES = ALL_LINES[:6]
+OF_EACH_KIND = ("llama", "gemma3", "gpt2", "stickbreaking", "forgetting", "mixture beside rope")
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 9)),
@@ -83,7 +85,7 @@ def test_gradients_flow_through_it():
     assert torch.equal(second.grad, first.grad)
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", [*OF_EACH_KIND, *exhaustive(*sorted({*ARCHITECTURES} - {*OF_EACH_KIND}))])
 def test_generation_uses_it_and_gives_the_tokens_of_transformers_own_cache(architecture, checkpoint, monkeypatch):
     monkeypatch.setattr(module, "GROWTH_TOKENS", 5)
     lm = load_lm(checkpoint(architecture), batch_size=3)

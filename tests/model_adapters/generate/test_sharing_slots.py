@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sbeval.model_adapters.generate.slots import schedule
 from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.marks import exhaustive
 from tests.model_adapters.generate.slots import DEVICE, LINES, adapter, answers
 from tests.model_adapters.small import ARCHITECTURES, cache_argument, generated, instances
 
@@ -97,7 +98,8 @@ def test_memory_that_runs_out_halves_the_slots_and_generates_nothing_twice(check
 
 
 @pytest.mark.parametrize(
-    ("architecture", "drafts", "after"), [("stickbreaking", 3, 6), ("stickbreaking", 3, 17), ("rope", 0, 1)]
+    ("architecture", "drafts", "after"),
+    [("stickbreaking", 3, 6), *exhaustive(("stickbreaking", 3, 17), ("rope", 0, 1))],
 )
 def test_memory_that_runs_out_in_a_step_costs_no_token(after, architecture, drafts, checkpoint, monkeypatch):
     setting: dict[str, Any] = {"until": ["zzz"], "max_gen_toks": 40, "min_new_tokens": 9}
@@ -156,7 +158,17 @@ def test_the_last_of_several_texts_goes_on_alone_where_memory_runs_out(checkpoin
     ("scaling", "runs"),
     [
         ("dynamic:4", 4),  # the short ones, and one for each longer length
-        ({"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}, 2),
+        *exhaustive(
+            (
+                {
+                    "rope_type": "longrope",
+                    "factor": 4.0,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [1.0, 2.0, 3.0, 4.0],
+                },
+                2,
+            )
+        ),
     ],
     ids=str,
 )
@@ -209,7 +221,7 @@ def test_a_step_after_pieces_has_the_logits_of_one_after_whole_prompts(architect
     holds()
 
 
-@pytest.mark.parametrize("architecture", ["stickbreaking", "llama"])
+@pytest.mark.parametrize("architecture", ["stickbreaking", *exhaustive("llama")])
 def test_a_prompt_that_does_not_fit_is_read_in_pieces_and_tried_whole_once(
     architecture, checkpoint, monkeypatch, caplog
 ):

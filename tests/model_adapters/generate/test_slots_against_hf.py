@@ -11,6 +11,7 @@ from lm_eval.models.huggingface import HFLM
 from sbeval.model_adapters.generate.slots import schedule
 from sbeval.model_adapters.generate.slots.graph_capture import GraphCapture
 from sbeval.model_adapters.generate.slots.stepper import Stepper
+from tests.marks import exhaustive
 from tests.model_adapters.generate.slots import DEVICE, LINES, SETTING, adapter, answers
 
 
@@ -27,8 +28,8 @@ def by_transformers(folder: Any, setting: dict[str, Any] = SETTING, prompts: lis
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("stickbreaking", "rope", "mixture beside rope", "gated exclusive", "llama", "qwen3", "mistral", "gemma3"),
-        *("gpt_neox", "granite", "cohere", "gpt2"),
+        *("stickbreaking", "mixture beside rope", "llama", "gemma3", "gpt2"),
+        *exhaustive("rope", "gated exclusive", "qwen3", "mistral", "gpt_neox", "granite", "cohere"),
     ],
 )
 def test_answers_are_those_of_transformers(architecture, checkpoint, in_slots):
@@ -40,15 +41,15 @@ def test_answers_are_those_of_transformers(architecture, checkpoint, in_slots):
 
 
 @pytest.mark.parametrize("architecture", ["stickbreaking", "llama"])
-@pytest.mark.parametrize("batch_size", [1, 2, 7, "auto"])
+@pytest.mark.parametrize("batch_size", [2, "auto", *exhaustive(1, 7)])
 def test_any_number_of_slots_gives_the_same_answers(batch_size, architecture, checkpoint, in_slots):
     lm = adapter(checkpoint(architecture), batch_size=batch_size)
     assert answers(lm) == answers(adapter(checkpoint(architecture), batch_size=1))
     assert 7 if batch_size == "auto" else batch_size in in_slots
 
 
-@pytest.mark.parametrize("architecture", ["stickbreaking", "rope"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("architecture", ["stickbreaking", *exhaustive("rope")])
+@pytest.mark.parametrize("batch_size", [3, *exhaustive(1)])
 def test_drafts_change_no_answer_and_save_steps(batch_size, architecture, checkpoint, monkeypatch):
     steps: list[int] = []
     original = Stepper.run
@@ -104,8 +105,8 @@ def test_an_empty_prompt_is_continued_from_the_prefix_token(architecture, checkp
     assert answers(lm, SETTING, prompts)[0] == lm.tokenizer.decode(expected, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("scaling", ["linear:4", "dynamic:4", "yarn:4"])
-@pytest.mark.parametrize("architecture", ["rope", "llama"])
+@pytest.mark.parametrize("scaling", ["dynamic:4", *exhaustive("linear:4", "yarn:4")])
+@pytest.mark.parametrize("architecture", ["rope", *exhaustive("llama")])
 def test_rope_scaling_holds_for_each_request(scaling, architecture, checkpoint, monkeypatch, in_slots):
     folder = checkpoint(architecture)
     options = {"rope_scaling": scaling, "training_length": 16}

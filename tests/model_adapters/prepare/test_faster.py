@@ -19,14 +19,16 @@ from sbeval.model_adapters.prepare.changes.rotations import FusedRotation, fuse_
 from sbeval.models import SbevalForCausalLM
 from sbeval.models.mlp import Mixture
 from sbeval.scoring.scorer import TokenScorer
+from tests.marks import exhaustive
 from tests.model_adapters.prepare.faster import make_faster
 from tests.model_adapters.small import ARCHITECTURES, odd
 
 TOKENS = torch.arange(40)[None]
+OF_EACH_KIND = ("llama", "gemma2", "gpt_neox", "stickbreaking", "rope", "gpt2")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU kernels run in Triton's interpreter
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", [*OF_EACH_KIND, *exhaustive(*sorted({*ARCHITECTURES} - {*OF_EACH_KIND}))])
 @torch.no_grad()
 def test_a_faster_model_gives_the_same_logits_with_fused_rotations_and_gated_mlps(architecture):
     model = odd(architecture)
@@ -217,7 +219,7 @@ def test_a_model_spread_over_devices_keeps_its_own_parts_and_results(architectur
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["llama", *exhaustive("gemma2", "gpt_neox")])
 def test_a_faster_model_is_compiled_whole_and_once(architecture):
     model = odd(architecture, head_dim=16)
     expected = model(TOKENS[:, :24]).logits

@@ -16,6 +16,8 @@ from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.scoring.requests import AttentionSpanRequest, TargetSequence, TokenLogprobsRequest, keep_sequences
 from tests.model_adapters.small import Checkpoints, english, instances, load_lm, tiny_tokenizer
 
+pytestmark = pytest.mark.exhaustive
+
 Answers = dict[str, list[Any]]
 
 

@@ -25,6 +25,8 @@ from sbeval.processes.launch import launch
 from tests.model_adapters.runs import rank_that
 from tests.model_adapters.small import Checkpoints, english
 
+pytestmark = pytest.mark.exhaustive
+
 HERE = str(Path(rank_that.__file__).parent)
 MACHINES = 2
 

@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_report([base / "results"], base / "report", image_formats=()).parent
 
 
+@pytest.mark.exhaustive
 def test_parquet_and_csv_hold_the_same_table_of_the_same_types_whatever_was_measured(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_spreadsheet_runs_no_name_as_a_formula(tmp_path: Path) -> None:
     assert set(pd.read_parquet(folder / "results.parquet")["setting"]) == set(names)
 
 
+@pytest.mark.exhaustive
 def test_a_caption_names_what_brackets_hold_only_where_there_are_some(tmp_path: Path) -> None:
     for documents in (5, 60):
         for attention in ("rope", "stickbreaking"):

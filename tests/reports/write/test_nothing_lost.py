@@ -14,6 +14,7 @@ from sbeval.errors import UserError
 from sbeval.processes.ending import no_room
 from sbeval.reports import build_report, check_output_folder
 from sbeval.reports.write.exports import MANIFEST
+from tests.marks import exhaustive
 
 LENGTHS = [256, 512]
 
@@ -56,7 +57,7 @@ def test_a_user_s_file_of_a_report_s_name_is_named_and_stays(results: Path, writ
         assert mine.read_text() == "<html>mine</html>"
 
 
-@pytest.mark.parametrize("name", ["figures", "latex"])
+@pytest.mark.parametrize("name", ["figures", *exhaustive("latex")])
 def test_a_file_in_place_of_a_folder_is_named_before_writing(results: Path, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     with unchanged(tmp_path), pytest.raises(UserError, match=f"{tmp_path / name} is in the way; no report wrote it"):
@@ -125,6 +126,7 @@ def test_a_report_of_other_results_is_moved_aside_whole_and_named(
     assert len(list(tmp_path.glob("*.old-*"))) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_report_of_the_same_results_or_more_replaces_in_place(
     results: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +144,7 @@ def test_a_report_of_the_same_results_or_more_replaces_in_place(
     assert len(list(tmp_path.glob("report.old-*"))) == 1
 
 
-@pytest.mark.parametrize("name", ["index.html", "summary.md", "latex/speed.tex"])
+@pytest.mark.parametrize("name", ["index.html", *exhaustive("summary.md", "latex/speed.tex")])
 def test_a_file_that_was_changed_or_put_beside_the_page_is_named_and_moved_aside_where_asked(
     results: Path, first: Path, name: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from sbeval.corpora import resolve_tokens
 from sbeval.errors import UserError
 from sbeval.tasks.perplexity import longppl
+from tests.marks import exhaustive
 
 SHORT, LONG = 8, 64
 SHARPNESS = 40.0  # makes some gains as large as LongPPL asks for
@@ -76,6 +77,7 @@ def test_a_second_run_needs_no_evaluator_and_another_one_is_asked_anew(metadata,
     assert third["values"][f"longppl@{LONG:07d}"] != first["values"][f"longppl@{LONG:07d}"]
 
 
+@pytest.mark.exhaustive
 def test_the_evaluator_has_the_dtype_asked_for_and_its_answers_are_kept_apart(metadata, monkeypatch):
     loaded = []
     from_pretrained = AutoModelForCausalLM.from_pretrained
@@ -108,7 +110,7 @@ def test_an_evaluator_on_another_device_of_another_dtype_or_configuration_is_ano
     assert len(set(found)) == 3
 
 
-@pytest.mark.parametrize("vocabulary", [258, 300, 400])
+@pytest.mark.parametrize("vocabulary", [300, *exhaustive(258, 400)])
 def test_other_tokenizers_tokens_match_by_characters(metadata, tmp_path, vocabulary):
     other, own = tiny_tokenizer(vocabulary=vocabulary, adds_bos=vocabulary == 400), tiny_tokenizer()
     other.save_pretrained(tmp_path / "evaluator")

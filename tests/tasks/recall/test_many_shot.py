@@ -21,6 +21,7 @@ from sbeval.tasks.recall.many_shot import LabelTree
 from sbeval.tasks.ruler.drafts import Frame, prompt_text
 from sbeval.tasks.ruler.texts import MissingCorpus
 from sbeval.tasks.user_options import check_options
+from tests.marks import exhaustive
 
 SHOT = re.compile(r"(.+) Label: ?(\d+)")
 
@@ -108,7 +109,7 @@ class ReadsShots(OnShots):
         return 1.0 if number == shown else 1e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *exhaustive(*KINDS[1:])])
 def test_who_reads_the_shots_is_right_and_a_guess_is_at_its_level(folder: Path, kind: str) -> None:
     options = options_of(folder, kind, context_lengths=[1500, 4000], num_samples=24)
     tokenizer = load_task("sb_many_shot_file", options).counter.tokenizer

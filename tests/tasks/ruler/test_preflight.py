@@ -10,6 +10,7 @@ from ruler_problems import TASKS
 from sbeval.errors import UserError
 from sbeval.tasks.ruler.texts import OFFLINE_TASKS
 from sbeval.tasks.user_options import check_keys, check_options
+from tests.marks import exhaustive
 
 SBEVAL = Path(sys.executable).with_name("sbeval")
 OFFLINE = set(OFFLINE_TASKS.replace(" and ", ", ").split(", "))
@@ -73,7 +74,10 @@ def test_tasks_without_corpora_are_those_the_message_names():
 
 @pytest.mark.parametrize(
     ("asked", "keys"),
-    [("sb_ruler_qa_squad", '"squad": "FILE"'), ("sb_ruler", '"essays": "DIR", "squad": "FILE", "hotpot": "FILE"')],
+    [
+        *exhaustive(("sb_ruler_qa_squad", '"squad": "FILE"')),
+        ("sb_ruler", '"essays": "DIR", "squad": "FILE", "hotpot": "FILE"'),
+    ],
 )
 def test_the_command_says_so_in_one_sentence_before_it_loads_a_model(asked, keys, tmp_path, offline):
     process = run([SBEVAL, "run", "--tasks", asked, "--model_args", "pretrained=no-such-model"], environment=offline)
