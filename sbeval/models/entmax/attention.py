@@ -144,7 +144,8 @@ def _attend(
 
 def block_bytes(heads: int, key_heads: int, head_dim: int, tokens: int, device_type: str) -> int:
     """Returns the bytes that a block needs at its peak: its logits and weights, and the fp32 copy of the keys."""
-    elements = min(BLOCK_ELEMENTS[device_type], TENSORS_OF_A_BLOCK * heads * tokens**2)
+    row = TENSORS_OF_A_BLOCK * heads * tokens
+    elements = max(row, min(BLOCK_ELEMENTS[device_type], row * tokens))
     return torch.float32.itemsize * (elements + key_heads * tokens * head_dim)
 
 
