@@ -92,8 +92,26 @@ class LengthClaims:
 
         The band rules out that NLL rises by more than this.
         """
-        longer = [item.high for item in self.differences if item.context_length_tokens > (self.reference_tokens or 0)]
-        return max(0.0, *longer)
+        return max(0.0, *(item.high for item in self.differences_beyond))
+
+    @property
+    def differences_beyond(self) -> tuple[LengthDifference, ...]:
+        """The differences of all lengths longer than the reference length."""
+        reference = self.reference_tokens or 0
+        return tuple(item for item in self.differences if item.context_length_tokens > reference)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether NLL at `raises_from_tokens` is measurably above NLL at every shorter length, of which there are two.
+
+        The intervals are simultaneous, so NLL is above if the intervals of the two differences do not overlap.
+        """
+        at = self.raises_from_tokens
+        if at is None or self.lengths.index(at) < 2:
+            return False
+        shorter = [item.high for item in self.differences if item.context_length_tokens < at]
+        low = next(item.low for item in self.differences if item.context_length_tokens == at)
+        return low > max(0.0, *shorter)
 
     @property
     def beyond_reference(self) -> bool:

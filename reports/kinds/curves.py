@@ -14,9 +14,9 @@ import pandas as pd
 
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS
-from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import Panel, perplexity_panels, safe_stem
 from sbeval.reports.analyse.protocols import curve_words, on_identical_targets
+from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import (
     COUNTED,

@@ -16,10 +16,10 @@ import pandas as pd
 
 from sbeval.reports.analyse.claims import LengthClaims
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
-from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, Panel, safe_stem
 from sbeval.reports.analyse.protocols import difference_words
 from sbeval.reports.analyse.ruler import by_length
+from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.figures.labels import SYMLOG_CONSTANT, Caption
 from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, Axes, length_figure, line_figure
 from sbeval.reports.read.fields import first_listed, in_words, length_text, listed

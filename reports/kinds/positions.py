@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from sbeval.reports.analyse.findings import DOUBTFUL_WORDS, signed
-from sbeval.reports.analyse.overview import DOUBTFUL
 from sbeval.reports.analyse.panels import CORPUS_WORDS, safe_stem
 from sbeval.reports.analyse.selection import comparable
+from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import COUNTED, METRIC_WORDS, Axes, count_text, line_figure
 from sbeval.reports.kinds.position_sums import (
