@@ -55,7 +55,7 @@ class Gate(NamedTuple):
 
     def text(self) -> str:
         """Returns the verdicts as lines of text for a terminal."""
-        first = f"{self.candidate} against {self.reference}; above zero is worse; 95% intervals that hold at once"
+        first = f"{self.candidate} against {self.reference}; above zero is worse; simultaneous 95% intervals"
         return "\n".join([first, *(judged.text for judged in self.judged), f"all rules: {self.verdict}"])
 
 
@@ -112,9 +112,9 @@ def _judge_task(task: str, rules: Sequence["Rule"], sides: tuple[Side, Side], co
         return [_judge_score(rule, ruler.get(rule.tokens), True) for rule in rules]
     if any(task not in scores for scores in logged):
         tasks = dict.fromkeys(known for side in sides for known in side.results.tasks)
-        reason = "one of the two has no logged samples of this task"
+        reason = "one of the models has no logged samples of this task"
         if task not in tasks:
-            reason = f"neither has run this task; there are {name_list(tasks, at_most=6)}"
+            reason = f"neither model ran this task; they ran {name_list(tasks, at_most=6)}"
         return [judge(rule, _name(rule), None, reason) for rule in rules]
     return _judge_scores(rules, logged[0][task], logged[1][task], sides[1], confidence)
 
@@ -131,15 +131,15 @@ def _judge_text(rule: "Rule", differences: Sequence[Difference], obstacles: Sequ
         remedy = f"add metric: {_BITS_METRIC} to the rule" if unit == NATS else "leave out the metric of the rule"
         whose = OTHER_TOKENIZERS if unit == NATS else "the tokenizers are the same"
         return judge(rule, _name(rule), None, f"{whose}, and the unit is {here[-1].unit}: {remedy}", comparable=False)
-    reason = " ".join(obstacles) or "not measured at this length by both"
+    reason = " ".join(obstacles) or "not measured at this length by both models"
     return judge(rule, _name(rule), None, reason, comparable=OTHER_TOKENIZERS not in reason or bool(differences))
 
 
 def _judge_score(rule: "Rule", paired: PairedDifference | None, higher_is_better: bool | None) -> Judged:
     if paired is None:
-        return judge(rule, _name(rule), None, "not measured on the same samples by both")
+        return judge(rule, _name(rule), None, "not measured on the same samples by both models")
     if higher_is_better is None:
-        return judge(rule, _name(rule), None, "it is not recorded which way is better")
+        return judge(rule, _name(rule), None, "the results do not record whether higher is better")
     return judge(rule, _name(rule), scored(paired, group=rule.task, higher_is_better=higher_is_better))
 
 
@@ -245,7 +245,6 @@ def judge_command(
         print("\n".join(["", *failed]) if failed else "\nnothing is worse beyond what is allowed")
     if fail_if_worse and not comparison.can_be_judged:
         raise UserError(
-            "--fail-if-worse needs results on 20 documents or more, and there are fewer, so nothing can be judged: "
-            "evaluate more text."
+            "--fail-if-worse needs at least 20 documents or samples, and these results have fewer: evaluate more text."
         )
     return int(fail_if_worse and comparison.worse)

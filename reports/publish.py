@@ -35,7 +35,7 @@ _OFFLINE = {"wandb": " with WANDB_MODE=offline", "trackio": ""}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # metrics that are computed from NLL at a context length
 _DERIVED = ("token_perplexity", "byte_perplexity", "word_perplexity", "nll_change")
-_UNITS = {"nll": "NLL in nats a token, lower is better", "bits_per_byte": "bits a byte, lower is better"}
+_UNITS = {"nll": "NLL in nats per token, lower is better", "bits_per_byte": "bits per byte, lower is better"}
 
 
 def publish(
@@ -67,7 +67,7 @@ def publish(
     results = restrict(load_results(paths, labels=labels), only)
     if hub_results is not None:
         written = write_hub_results(results, hub_results, datasets=datasets or {}, replace=replace)
-        print(f"files for the hub, {len(written.files)} in all, are in {hub_results}, a folder for each model")
+        print(f"{len(written.files)} files for the hub are in {hub_results}, one folder for each model")
         if written.without_dataset:
             print(
                 f"left out, since their results name no data set of the hub: {', '.join(written.without_dataset)} "

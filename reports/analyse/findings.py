@@ -160,7 +160,7 @@ def _context_sentence(text: str, claim: LengthClaims) -> str:
     elif claim.lowers_to_tokens == longest:
         first = f"more context lowers NLL all the way to {length_text(longest)}, the longest compared{_step(claim)}"
     else:
-        further = "" if claim.raises_from_tokens else ", and no later step does so measurably"
+        further = "" if claim.raises_from_tokens else ", and no later step lowers it measurably"
         further = f", then raises it ({_loss(claim)})" if claim.gains_after_loss else further
         first = f"more context lowers NLL up to {length_text(claim.lowers_to_tokens)}{_step(claim)}{further}"
     if claim.reference_tokens is None:
@@ -258,7 +258,7 @@ def _without_claim(claim: LengthClaims) -> str:
         return f"nothing can be said, because {claim.obstacle}"
     is_single = claim.clusters == 1
     documents = "1 document" if is_single else f"{claim.clusters} documents"
-    too_few = f"{documents} {'is' if is_single else 'are'} too few for a 95% interval, which takes {MINIMUM_CLUSTERS}"
+    too_few = f"{documents} {'is' if is_single else 'are'} too few for a 95% interval, which needs {MINIMUM_CLUSTERS}"
     if not _few(claim):
         return f"nothing can be said, because {too_few}"
     last = claim.differences[-1]

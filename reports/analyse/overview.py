@@ -150,23 +150,23 @@ def caveats(
         )
     if alone := _without_identical_targets(claims, usable):
         remarks.append(
-            f"Nothing here shows use of context by {alone}: that takes {_lacking(claims)}. In windows of other "
-            "protocols NLL may fall with length though no more context is used, because most targets stand behind "
-            "fewer tokens than the length says."
+            f"No result here shows use of context by {alone}: that needs {_lacking(claims)}. In windows of other "
+            "protocols NLL may fall with length even if a model uses no more context, because most targets have less "
+            "context than the length says."
         )
     if unlogged := {label for (label, _, _), claim in claims.items() if "samples were not logged" in claim.obstacle}:
         names = _all_named(sorted(unlogged))
         remarks.append(f"Missing: paired differences of {names}; run with --log_samples to get them.")
     if dropped:
         remarks.append(
-            f"Lengths left out by runs, because the task's text or the model is shorter: {'; '.join(dropped)}."
+            f"Context lengths left out because the task's text or the model is shorter: {'; '.join(dropped)}."
         )
     if ruler_apart:
         tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
-        remarks.append(f"Kept apart from RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")
+        remarks.append(f"Left out of RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")
     if len(ruler_filled) > 1:
         named = "; ".join(f"{rule} for {_all_named(labels)}" for rule, labels in ruler_filled.items())
-        remarks.append(f"RULER's prompts are filled by unequal rules, so their scores do not compare: {named}.")
+        remarks.append(f"RULER's prompts were filled by different rules, so these scores are not comparable: {named}.")
     return remarks + _not_run(claims) + _ruler_not_run(ruler_missing)
 
 

@@ -126,7 +126,7 @@ def seen_text(model: EvaluatedModel, corpus_sha256: str | None) -> list[str]:
     more = len(seen) - _NAMES_AT_MOST
     names = ", ".join(map(shown_name, first)) + (f" and {more} more" if more > 0 else "")
     seen_words = f"was trained on at least {len(seen)} of the documents ({names})"
-    return [f"{model.label} {seen_words}, and may know them by heart."]
+    return [f"{model.label} {seen_words}, and may have memorised them."]
 
 
 def _tables(rows: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], list[str]]:

@@ -14,10 +14,10 @@ PROTOCOL_ORDER = (*IDENTICAL_TARGETS, "stream", "sliding", "rolling")
 _CURVES = {
     "fixed_target": "The same target tokens at every length: a drop is what the extra context is worth.",
     "pairs": "Targets from a file, each after the end of its context; the context length counts only the context.",
-    "riffled": "The last chunk of a document; its context alternates chunks of this document with those of others.",
+    "riffled": "The last piece of a document; in its context, pieces of this document alternate with those of others.",
     "stream": "Text in disjoint windows: shows whether a model breaks, not whether it uses context.",
     "sliding": "Text in overlapping windows, each of which scores only the targets that are new in it.",
-    "rolling": "Each document by itself, in windows of the given length; one that fits a window changes no further.",
+    "rolling": "Each document separately, in windows of this length; one that fits a window changes no further.",
 }
 
 
@@ -62,7 +62,7 @@ def difference_words(protocol: str) -> DifferenceWords:
             shorter=on_identical_targets(protocol, "Above zero at a shorter length, the missing context costs."),
             brief=on_identical_targets(protocol, "Below zero at a longer length, it helps."),
         )
-    behind = ", since most targets stand behind fewer tokens than the length says" if protocol in _CURVES else ""
+    behind = ", since most targets have less context than the length says" if protocol in _CURVES else ""
     return DifferenceWords(
         longer=(
             "Above zero at a longer length, the model is worse there. Below zero does not show that it uses the longer "

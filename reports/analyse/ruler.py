@@ -193,7 +193,7 @@ def absolute_effective_length(
     """
     if missing:
         count = "one was" if len(missing) == 1 else f"{len(missing)} were"
-        return EffectiveLength(text="n/a", reason=f"it takes all {len(TASKS)} tasks, and {count} not run")
+        return EffectiveLength(text="n/a", reason=f"it needs all {len(TASKS)} tasks, and {count} not run")
     if not scores:
         return EffectiveLength(text="n/a", reason="no score over all its tasks at one length")
     return passing_length(scores, threshold, ends)

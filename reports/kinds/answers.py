@@ -134,7 +134,7 @@ def _section(material: Material) -> Section | None:
     return Section(
         identifier="samples",
         title="Samples",
-        lead="Single documents and answers, from the logged samples: examples to look at, no measurements.",
+        lead="Single documents and answers from the logged samples, as examples.",
         tables=tuple(tables),
     )
 
@@ -219,8 +219,8 @@ def _answer_tables(material: Material) -> Iterator[Table]:
             _answer_rows([answers[label, task] for label in labels]),
             stem=f"answers-{safe_stem(task)}",
             caption=f"{task}: the first samples",
-            explanation="Answers by their beginning, on one line; coloured by the sample's score.",
-            folded=f"{task}: what was asked and answered",
+            explanation="The beginning of each answer, on one line, coloured by the sample's score.",
+            folded=f"{task}: prompts and answers",
             prose=True,
         )
 

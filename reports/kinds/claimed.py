@@ -55,7 +55,7 @@ def _numbers_section(material: Material) -> Section | None:
     )
     return Section(
         identifier="numbers",
-        title="One number a curve",
+        title="One number per curve",
         lead=(
             "The area under each curve over log length, divided by its width, so that every octave weighs the same. "
             "For NLL: on identical targets, minus NLL at the training length, or at the longest length compared within "

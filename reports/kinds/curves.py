@@ -178,8 +178,8 @@ def _table(panel: Panel, claims: Mapping[str, LengthClaims]) -> Table:
     if any(claim.doubtful for claim in claims.values()):
         explanation += f" {DOUBTFUL}: {DOUBTFUL_WORDS}."
     if any(line.page_only for line in rows):
-        second = "the paired difference to the length that it names, on the same targets"
-        explanation += f" A second line is {second}, with its simultaneous 95% band."
+        second = "the paired difference to the named length, on the same targets"
+        explanation += f" The second line of a model is {second}, with its simultaneous 95% band."
     caption = f"{panel.title}: {METRIC_WORDS[metric]}"
     return Table.of(
         ("model", *map(length_text, lengths)),
@@ -226,7 +226,7 @@ def _steps_section(material: Material) -> Section | None:
     return Section(
         identifier="steps",
         title="Over training steps",
-        lead="Checkpoints of one training (folders checkpoint-STEP) on the same text, one line a context length.",
+        lead="Checkpoints of one training (folders checkpoint-STEP) on the same text; each line is a context length.",
         figures=tuple(figures),
         tables=tuple(tables),
     )
@@ -247,7 +247,7 @@ def _begins_figure(material: Material, rows: pd.DataFrame, caption: Caption, ste
     finding = "First step at which NLL at a length is measurably lower than at the next shorter length: {}."
     of_map = dataclasses.replace(
         caption,
-        title=f"{caption.title}: when each length begins to work",
+        title=f"{caption.title}: when each length begins to help",
         finding=on_identical_targets(str(rows["protocol"].iloc[0]), finding.format(", ".join(begins) or "none")),
         explanation=f"{BEGINS}: the first checkpoint of a length at which {is_lower}.",
         subtitle=f"NLL in nats per token; {BEGINS} first checkpoint at which {is_lower}",

@@ -47,8 +47,9 @@ _CONDITIONS = {
         "NLL after each document in one block, minus NLL after the same tokens riffled: below zero, riffling costs.",
     ),
     "replaced": (
-        "finding the own document again",
-        "NLL with another document in place of the target's own, minus NLL with it, both riffled: above zero, found.",
+        "finding its own document again",
+        "NLL with another document in place of the target's own, minus NLL with the own one, both riffled: above zero, "
+        "the model finds its document.",
     ),
 }
 """Name of a condition, as in the name of a metric, to (title of the figure, which NLL is subtracted from which)."""
@@ -108,7 +109,10 @@ def _references(material: Material, claims: Mapping[str, LengthClaims]) -> tuple
         f"at {length_text(claims[label].reference_tokens or 0)} for {in_words(label)}" for label in at_other_length
     ]
     reason = "the longest length compared that is within the training length"
-    return "the training length, or a shorter one", f" Zero stands {first_listed(places).rstrip('.')}: {reason}."
+    return (
+        "the training length, or a shorter one",
+        f" The difference is zero {first_listed(places).rstrip('.')}: {reason}.",
+    )
 
 
 def _reading(protocol: str, claims: Mapping[str, LengthClaims]) -> str:
@@ -135,7 +139,7 @@ def _bands(claims: Mapping[str, LengthClaims]) -> str:
         fewest = min(claim.clusters for claim in without)
         documents = "1 document was" if fewest == 1 else f"{fewest} documents were"
         which = "Not every line has a band" if len(without) < len(claims) else "No bands"
-        return f"{which}: they take {MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
+        return f"{which}: they need {MINIMUM_CLUSTERS} documents, and {documents} scored at every length."
     doubt = f". {DOUBTFUL}: {DOUBTFUL_WORDS}" if any(claim.doubtful for claim in claims.values()) else ""
     return f"Bands: 95%, simultaneous over a line{doubt}."
 

@@ -48,8 +48,8 @@ def _section(material: Material) -> Section | None:
     return Section(
         identifier="maps",
         title="Maps of NLL",
-        lead="One grid a model, one column a context length, one scale of colours. The lighter, the lower NLL; in "
-        "differences to the baseline blue is better than the baseline.",
+        lead="One grid for each model, one column for each context length, one colour scale. Lighter is lower NLL; in "
+        "differences to the baseline, blue is better than the baseline.",
         figures=tuple(dataclasses.replace(figure, folded=place >= _SHOWN) for place, figure in enumerate(figures)),
     )
 

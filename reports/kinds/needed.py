@@ -121,13 +121,13 @@ def _section(material: Material) -> Section | None:
             tables.append(_table(by_unit, f"{name}: share of targets that need at most a context length", stem))
     if not figures and not unlogged:
         return None
-    missing = f"{name_list(dict.fromkeys(unlogged))}: samples were not logged (--log_samples), so this cannot be said."
+    missing = f"{name_list(dict.fromkeys(unlogged))}: samples were not logged (--log_samples), so this is not known."
     return Section(
         identifier="needed",
         title="How much context is needed",
-        lead=f"The shortest context whose NLL is at most {material.within_nats:g} nats per token above that of the "
-        "longest one, for each stretch of targets or each document; the share of targets that need no more. A model "
-        "that gets worse with context needs little by this rule.",
+        lead=f"A context suffices if its NLL is at most {material.within_nats:g} nats per token above that of the "
+        "longest context, for a stretch of targets or for a document. Shown is the share of targets for which a length "
+        "suffices. By this rule, a model that gets worse with context needs little of it.",
         figures=tuple(figures),
         metrics=_UNITS,
         legend=material.looks_of(label for label in rows["setting"] if label not in unlogged),

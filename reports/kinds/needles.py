@@ -48,7 +48,7 @@ def _section(material: Material) -> Section | None:
         labels = [label for label in material.looks if (of_task["setting"] == label).any()]
         low, high = int(of_task["samples"].min()), int(of_task["samples"].max())
         counts = str(low) if low == high else f"{low} to {high}"
-        explanation = f"{counts} {'sample' if high == 1 else 'samples'} a cell."
+        explanation = f"{counts} {'sample' if high == 1 else 'samples'} per cell."
         caption = Caption(
             title=short_name(task),
             finding="; ".join(_finding(label, of_task[of_task["setting"] == label]) for label in labels[:4]) + ".",

@@ -49,7 +49,7 @@ def _section(material: Material) -> Section | None:
                 explanation = f"{alike.explanation} {lacking}".strip()
                 figures.append(_average_figure(material, looks, alike.name or average_name, means, explanation))
     averaged = [alike.scores["setting"].nunique() for alike in analysis.averaged_alike(scores, TASKS)]
-    alone = "No average over tasks sets the models side by side, since no task was run with all."
+    alone = "No average over tasks compares the models, since no task was run with all of them."
     grid = {task: scores[scores["ruler_task"] == task] for task in TASKS if (scores["ruler_task"] == task).any()}
     if len(grid) > 1:
         figures.append(_grid_figure(material, looks, grid))

@@ -111,10 +111,9 @@ def _section(material: Material) -> Section:
         identifier="spans",
         title="Effective attention span",
         lead=(
-            "How many keys, counted back from the newest, it takes to reach 50, 90 and 99% of a query's weight; mean "
-            "over the last queries of a window. A softmax head often puts weight it has no use for on the first token, "
-            "its sink; what a stick-breaking head gives to no key is its remaining stick. Entropy is that of the "
-            "weights divided by their sum."
+            "The number of newest keys that hold 50, 90 and 99% of a query's attention weight, as a mean over the last "
+            "queries of a window. Softmax heads often put unused weight on the first token, the attention sink; weight "
+            "that a stick-breaking head gives to no key is its remaining stick. Entropy is of the normalised weights."
         ),
         figures=tuple(figures),
         legend=looks,
@@ -197,7 +196,7 @@ def _heads_figure(material: Material, label: str, heads: pd.DataFrame, *, folded
     caption = Caption(
         title=f"{label}: span of every head",
         finding=_finding(label, heads[heads["context_length_tokens"] == lengths[-1]]),
-        explanation="One row a context length, one column a share of the weight; an empty cell gave weight to no key."
+        explanation="Rows: context lengths. Columns: shares of the weight. In an empty cell no key got weight."
         + (f" Not drawn: {left_out}." if left_out else ""),
         subtitle="keys, counted back from the newest",
     )

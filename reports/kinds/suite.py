@@ -182,7 +182,7 @@ def _beside_table(task: str, measured: pd.DataFrame, labels: Sequence[str]) -> T
     for number in records(measured.fillna({LENGTH: 0})):
         cells = values.setdefault((number["setting"], number["metric"]), {})
         cells[int(number[LENGTH])] = f"{number['value']:.4g}"
-    measures = "Measures beside the share of answers found, such as teacher-forced ones"
+    measures = "Other measures than the share of answers found, such as teacher-forced ones"
     names = itertools.product(labels, dict.fromkeys(measured["metric"]))
     return Table.by_length(
         [(Cell(f" {name[1]}", name=name[0]), values[name]) for name in names if name in values],

@@ -158,7 +158,7 @@ def help_text(adapter_options: type[Settings], metadata: Sequence[tuple[str, Seq
     parser = HarnessCLI()._subparsers.choices["run"]
     parser.usage = "sbeval run --model_args pretrained=CKPT --tasks TASK,TASK --output_path DIR [options]"
     parser.description = (
-        "Evaluate: `lm_eval run` with the model sb, the packaged tasks, and samples logged beside an output path."
+        "Evaluate a model: `lm_eval run` with the model sb and the packaged tasks; --output_path also logs samples."
     )
     parser.epilog = None
     our_help = {

@@ -4,6 +4,7 @@ Shape suffixes: B batch, H query heads, G key/value heads, Q new positions, K ca
 E hidden_size.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +23,13 @@ from sbeval.models.packed_softmax import packed_softmax_attention
 from sbeval.models.positions import Positions
 from sbeval.models.rope import rotate
 from sbeval.models.slots import SlotCache, softmax_decode
-from sbeval.models.softmax import softmax_attention
+from sbeval.models.softmax import Bias, softmax_attention
 
-BIASED: dict[str, type[AlibiBias] | type[FireBias]] = {"alibi": AlibiBias, "fire": FireBias}
+BIASED: dict[str, Callable[[int], Bias]] = {
+    "alibi": AlibiBias,
+    "fire": FireBias,
+}
+"""Attention scheme to the class of its bias, which takes the number of heads."""
 
 
 class StickBreakingKernels(NamedTuple):

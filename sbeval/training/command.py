@@ -32,7 +32,9 @@ _CHANGE = "change a setting: optimization.learning_rate=1e-3"
 
 def train_command(arguments: Sequence[str]) -> Path | None:
     """Runs `sbeval train`. Returns the results folder if `--report` is set and training has finished, else None."""
-    parser = argparse.ArgumentParser(prog="sbeval train", description="One training run, resumed where it stopped.")
+    parser = argparse.ArgumentParser(
+        prog="sbeval train", description="Train a small model; an interrupted run resumes."
+    )
     parser.add_argument("recipe", nargs="?", help=_RECIPE)
     parser.add_argument("--out", type=Path, help="folder of the run (default: build/runs/<name>)")
     text = parser.add_argument_group("your own text")
@@ -53,7 +55,7 @@ def train_command(arguments: Sequence[str]) -> Path | None:
     parser.add_argument("--max-seconds", type=float, help="save a resumable state and stop after this time")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_CHANGE)
     parser.add_argument("--allow-repeat", action="store_true", help="allow more than one epoch")
-    parser.add_argument("--replace", action="store_true", help="move anything else in the folder to NAME.old-TIME")
+    parser.add_argument("--replace", action="store_true", help="move other files in the folder to NAME.old-TIME")
     parser.add_argument(
         "--fsdp", action="store_true", help="shard weights over the ranks of `accelerate launch` (FSDP)"
     )
@@ -142,12 +144,12 @@ def extend_command(arguments: Sequence[str]) -> None:
     parser.add_argument("--save-every-steps", type=int, default=250)
     parser.add_argument("--log-every-steps", type=int, default=10)
     parser.add_argument("--max-seconds", type=float, help="save a resumable state and stop after this time")
-    parser.add_argument("--replace", action="store_true", help="move anything else in the folder to NAME.old-TIME")
+    parser.add_argument("--replace", action="store_true", help="move other files in the folder to NAME.old-TIME")
     parser.add_argument(
         "--fsdp", action="store_true", help="shard weights over the ranks of `accelerate launch` (FSDP)"
     )
     parser.add_argument(
-        "--context-parallel", type=int, default=1, help="ranks of `accelerate launch` that share one window"
+        "--context-parallel", type=int, default=1, help="number of ranks of `accelerate launch` that share one window"
     )
     options = parser.parse_args(arguments)
     allow_unread = read_value(Patterns | None, options.allow_unread, name="--allow-unread") or ()

@@ -20,6 +20,10 @@ def test_a_recipe_leads_to_what_it_says(title: str, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(checkout / "build" / "tree"), "SBEVAL_CACHE": str(checkout / "cache")}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a recipe reads its own sources as text
     assert commands, "a recipe ends with commands that try the result"
+    for kind, path, _, _ in STEP.findall(RECIPES[title]):
+        if kind == "New file" and path.endswith(".py"):
+            package_map = (checkout / path).with_name("__init__.py").read_text(encoding="utf-8")
+            assert f"\n- `{Path(path).stem}`: " in package_map, path
     for command in commands:
         run_shell(command, checkout, environment)
 

@@ -75,7 +75,7 @@ def test_few_documents_get_their_difference_how_many_agree_and_why_no_interval(t
     assert "at 64K against 1K" in headline.meaning
     words = card.sentences[0]
     assert "nothing" not in words
-    assert "too few for a 95% interval, which takes 20" in words
+    assert "too few for a 95% interval, which needs 20" in words
     assert ("1 document is" if documents == 1 else f"{documents} documents are") in words
     if documents > 1:
         assert f"higher in {documents} of them (by document from +3." in words

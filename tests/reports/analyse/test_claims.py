@@ -232,7 +232,7 @@ def test_every_protocol_of_identical_targets_shows_use_of_context(protocol, tmp_
     report = reported(tmp_path)
     (verdict,) = report.overview
     assert verdict.startswith("demo-rope breaks past 1K (+")
-    assert not any("Nothing here shows" in remark for remark in report.caveats)
+    assert not any("No result here shows" in remark for remark in report.caveats)
     assert all(finding.sentences[0].startswith("On identical targets") for finding in report.findings)
     assert {"needed", "maps", "numbers", "lengths"} <= {section.identifier for section in report.sections}
     judged = compare(*(tmp_path / protocol / name for name in ("rope", "stickbreaking")))
