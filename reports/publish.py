@@ -24,7 +24,7 @@ from sbeval.hub_names import local_path
 from sbeval.keeping.writing import is_new, set_aside, written_beside
 from sbeval.reports.analyse.selection import restrict
 from sbeval.reports.build import load_results
-from sbeval.reports.read.fields import shown_name
+from sbeval.reports.read.fields import display_name
 from sbeval.reports.read.results import Results, records
 from sbeval.reports.read.runs import TaskResult
 
@@ -105,7 +105,7 @@ def write_hub_results(
     if not replace and not is_new(folder):
         remedy = "name another folder, or pass --replace to move it aside"
         raise UserError(f"The folder for the hub's files, {folder}, is not empty: {remedy}.")
-    known = {shown_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
+    known = {display_name(task.name): task for model in results.models for _, task in reversed(model.task_runs())}
     for name, dataset in datasets.items():
         if name not in known:
             raise UserError(f"The results hold no task {name!r}; their tasks are {', '.join(known)}.")

@@ -111,9 +111,9 @@ def run_tasks(model: Any, tasks: Sequence[str], *, output: str, metadata: Mappin
     """
     tracker = EvaluationTracker(output_path=output)
     # reading the names of lm-eval's own 14,000 tasks takes seconds
-    needs_own_tasks = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
+    needs_lm_eval_tasks = not all(task.startswith(registered.TASK_PREFIX) for task in tasks)
     manager = TaskManager(
-        include_path=str(registered.tasks_folder()), include_defaults=needs_own_tasks, metadata=dict(metadata)
+        include_path=str(registered.tasks_folder()), include_defaults=needs_lm_eval_tasks, metadata=dict(metadata)
     )
     options |= {"tasks": tasks, "log_samples": True, "metadata": metadata, "task_manager": manager}
     evaluated = simple_evaluate(model, **options, evaluation_tracker=tracker)

@@ -172,7 +172,7 @@ def target_logprobs(session: Session, requests: Instances, *, quiet: bool) -> li
             for batch, scores in run_in_batches(
                 todo[begun:], score, length_tokens=lambda request: request.inputs, limits=limits
             ):
-                if session.real.wants("one length", len(batch), batch[0].inputs):
+                if session.real.needs_check("one length", len(batch), batch[0].inputs):
                     texts = [_load(request) for request in batch]
                     if not session.real.stand("one length", texts, [each.logprobs for each in scores], again):
                         break

@@ -214,7 +214,7 @@ def length_claims(
         longer = [item for item in differences if item.context_length_tokens > reference]
         raises_from = next((item.context_length_tokens for item in longer if item.low > 0), None)
     steps = _differences(nll, tokens, lengths, list(itertools.pairwise(range(len(lengths)))), confidence)
-    last = longest_shown([_sign(step) for step in steps])
+    last = last_gain_step([_sign(step) for step in steps])
     return LengthClaims(
         lengths=lengths,
         training_length_tokens=training_length_tokens,
@@ -238,7 +238,7 @@ def _sign(step: LengthDifference) -> int:
     return 1 if step.low > 0 else 0
 
 
-def longest_shown(signs: Sequence[int]) -> int:
+def last_gain_step(signs: Sequence[int]) -> int:
     """Returns the number of steps up to and including the last gain before the first loss; 0 if there is none.
 
     Args:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from sbeval.reports.analyse.claims import TOO_FEW, ClaimKey, Claims, LengthClaims, not_compared
 from sbeval.reports.analyse.one_number import NLL_CHANGE, Area, CurveNumber, effective_nll_length
-from sbeval.reports.analyse.panels import CORPUS_WORDS, text_name
-from sbeval.reports.analyse.protocols import windows_words
-from sbeval.reports.analyse.ruler import ALIAS_WORDS, TASKS
+from sbeval.reports.analyse.panels import CORPUS_NAMES, text_name
+from sbeval.reports.analyse.protocols import windows_text
+from sbeval.reports.analyse.ruler import ALIAS_TEXT, TASKS
 from sbeval.reports.analyse.verdicts import DOUBTFUL, verdict_sentences
-from sbeval.reports.read.fields import grouped, length_text, name_list, shown_name
+from sbeval.reports.read.fields import display_name, grouped, length_text, name_list
 from sbeval.reports.read.models import EvaluatedModel
 from sbeval.results.intervals import MINIMUM_CLUSTERS, UNEVEN_COVERAGE, UNEVEN_LOG_DEVIATION
 from sbeval.results.records import IDENTICAL_TARGETS
@@ -62,7 +62,7 @@ def side_by_side(
         where = text_name(corpus, protocol)
         is_identical = (corpus, protocol) in identical
         if verdict := verdict_sentences(protocol, of_models):
-            place = where if is_identical else f"{windows_words(protocol)} ({where})"
+            place = where if is_identical else f"{windows_text(protocol)} ({where})"
             verdicts.append(verdict if is_identical and len(judged) == 1 else f"{place}: {verdict}")
         if is_identical and len(of_models) > 1:
             suffix = "" if len(identical) == 1 else f" ({where})"
@@ -108,7 +108,7 @@ def dropped_lengths(models: Sequence[EvaluatedModel]) -> list[str]:
             evaluated = {length for record in of_task for length in record.lengths}
             dropped = {length for record in of_task for length in record.dropped_lengths} - evaluated
             if dropped:
-                places.setdefault((tuple(sorted(dropped)), shown_name(name)), []).append(model.label)
+                places.setdefault((tuple(sorted(dropped)), display_name(name)), []).append(model.label)
     by_models = grouped(((lengths, tuple(labels)), task) for (lengths, task), labels in places.items())
     return [
         f"{name_list(map(length_text, lengths))} of {_all_named(tasks)} for {_all_named(labels)}"
@@ -143,7 +143,7 @@ def caveats(
     if doubtful := dict.fromkeys(key[1:] for key in claims if claims[key].doubtful):
         remarks.append(
             f"{DOUBTFUL}: intervals and bands for "
-            f"{name_list([f'{protocol} on {CORPUS_WORDS.get(corpus, corpus)}' for corpus, protocol in doubtful])} are "
+            f"{name_list([f'{protocol} on {CORPUS_NAMES.get(corpus, corpus)}' for corpus, protocol in doubtful])} are "
             "doubtful. The documents' sizes have a standard deviation of log tokens above "
             f"{UNEVEN_LOG_DEVIATION:g}, so that a few of them weigh as much as all others; on such texts 95% "
             f"intervals cover {UNEVEN_COVERAGE} in simulations."
@@ -163,7 +163,7 @@ def caveats(
         )
     if ruler_apart:
         tasks = name_list(dict.fromkeys(task for tasks in ruler_apart.values() for task in tasks))
-        remarks.append(f"Left out of RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_WORDS}).")
+        remarks.append(f"Left out of RULER's averages: {tasks} for {_all_named(ruler_apart)} ({ALIAS_TEXT}).")
     if len(ruler_filled) > 1:
         named = "; ".join(f"{rule} for {_all_named(labels)}" for rule, labels in ruler_filled.items())
         remarks.append(f"RULER's prompts were filled by different rules, so these scores are not comparable: {named}.")
@@ -174,7 +174,7 @@ def _without_identical_targets(claims: Claims, usable: set[ClaimKey]) -> str:
     with_identical = {(label, corpus) for label, corpus, protocol in usable if protocol in IDENTICAL_TARGETS}
     lacking = dict.fromkeys((label, corpus) for label, corpus, _ in claims if (label, corpus) not in with_identical)
     labels_with_identical = {label for label, _ in with_identical}
-    places = {(label, corpus): f" on {CORPUS_WORDS.get(corpus, corpus)}" for label, corpus in lacking}
+    places = {(label, corpus): f" on {CORPUS_NAMES.get(corpus, corpus)}" for label, corpus in lacking}
     return _all_named(
         dict.fromkeys(key[0] + (place if key[0] in labels_with_identical else "") for key, place in places.items())
     )
@@ -202,7 +202,7 @@ def _not_run(claims: Claims) -> list[str]:
         measured = [label for label in labels if any(key[:2] == (label, corpus) for key in claims)]
         absent = [label for label in measured if (label, corpus, protocol) not in claims]
         if absent:
-            remarks.append(f"Missing: {protocol} on {CORPUS_WORDS.get(corpus, corpus)} for {_all_named(absent)}.")
+            remarks.append(f"Missing: {protocol} on {CORPUS_NAMES.get(corpus, corpus)} for {_all_named(absent)}.")
     return remarks
 
 

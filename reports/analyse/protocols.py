@@ -21,7 +21,7 @@ _CURVES = {
 }
 
 
-class DifferenceWords(NamedTuple):
+class DifferenceText(NamedTuple):
     """Sentences on what NLL at a context length minus NLL at the reference length (the training length) shows.
 
     Attributes:
@@ -46,24 +46,24 @@ def on_identical_targets(protocol: str, sentence: str) -> str:
     return sentence
 
 
-def curve_words(protocol: str) -> str:
+def curve_text(protocol: str) -> str:
     """Returns a sentence on what a curve of NLL over context lengths shows; empty for an unknown protocol."""
     return _CURVES.get(protocol, "")
 
 
-def difference_words(protocol: str) -> DifferenceWords:
+def difference_text(protocol: str) -> DifferenceText:
     """Returns sentences on what differences of NLL between lengths show.
 
     For an unknown protocol they do not say whether a model uses its context.
     """
     if protocol in IDENTICAL_TARGETS:
-        return DifferenceWords(
+        return DifferenceText(
             longer=on_identical_targets(protocol, "Below zero at a longer length, the longer context helps."),
             shorter=on_identical_targets(protocol, "Above zero at a shorter length, the missing context costs."),
             brief=on_identical_targets(protocol, "Below zero at a longer length, it helps."),
         )
     behind = ", since most targets have less context than the length says" if protocol in _CURVES else ""
-    return DifferenceWords(
+    return DifferenceText(
         longer=(
             "Above zero at a longer length, the model is worse there. Below zero does not show that it uses the longer "
             f"context{behind}."
@@ -73,6 +73,6 @@ def difference_words(protocol: str) -> DifferenceWords:
     )
 
 
-def windows_words(protocol: str) -> str:
+def windows_text(protocol: str) -> str:
     """Returns the first words of a sentence about a protocol without identical targets, such as "In stream windows"."""
     return f"In {protocol.replace('_', ' ')} windows"

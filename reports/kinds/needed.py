@@ -20,7 +20,7 @@ from sbeval.reports.analyse.panels import safe_stem, text_name
 from sbeval.reports.analyse.statistics import graded_errors, simultaneous_band
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import COUNTED, SCORE_TOOLTIP, SHARES, length_figure
-from sbeval.reports.read.fields import in_words, length_text, listed, name_list
+from sbeval.reports.read.fields import length_text, listed, name_list, quote_name
 from sbeval.reports.read.results import LENGTH, Reader, averaging, column_values, records
 from sbeval.reports.read.samples import DOCUMENT_SUMS, SumsByDocument, document_of, read_documents
 from sbeval.reports.section import Cell, Fact, Figure, Kind, Material, Section, Table, interval
@@ -163,10 +163,10 @@ def _figure(material: Material, by_unit: Mapping[str, Mapping[str, Needed]], tit
 def _finding(material: Material, label: str, needed: Needed) -> str:
     half = needed.shares[needed.shares["value"] >= 0.5][LENGTH].iloc[0]
     longest = needed.shares[LENGTH].iloc[-1]
-    sentence = f"{in_words(label)}: at least half of the targets need at most {length_text(int(half))}"
+    sentence = f"{quote_name(label)}: at least half of the targets need at most {length_text(int(half))}"
     if half == longest:
         sentence = (
-            f"{in_words(label)}: more than half of the targets need the longest context, {length_text(int(longest))}"
+            f"{quote_name(label)}: more than half of the targets need the longest context, {length_text(int(longest))}"
         )
     if needed.beyond is None or needed.within_tokens is None:
         return sentence

@@ -15,14 +15,14 @@ from sbeval.reports.analyse.statistics import share_interval
 from sbeval.reports.figures.labels import Caption
 from sbeval.reports.figures.lines import SHARES, Axes, length_domain, length_rows, line_figure, with_seeds
 from sbeval.reports.figures.theme import Look
-from sbeval.reports.read.fields import first_listed, in_words, length_text, ranked
+from sbeval.reports.read.fields import first_listed, length_text, quote_name, ranked
 from sbeval.reports.read.results import column_values
 from sbeval.reports.section import Cell, Figure, Kind, Material, Section, Table, interval
 
 _SOLVED = 0.99
 _METRIC = re.compile(r"(?P<metric>exact_match|answer_nll|chance)(?:_(?P<pairs>\d+)_(?P<unit>pairs|tokens))?")
 _UNITS = {"pairs": "pairs", "tokens": "tokens back"}
-_AXIS_WORDS = {"pairs": "keys", "tokens back": "distance"}
+_AXIS_NAMES = {"pairs": "keys", "tokens back": "distance"}
 _TASKS = {
     "sb_mqrar": (
         "MQRAR",
@@ -167,7 +167,7 @@ def _figure(
         levels=levels,
         **SHARES,
     )
-    tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_WORDS[counted] if counted else "context"}, rows)
+    tooltip = with_seeds(_TOOLTIP | {"x_text": _AXIS_NAMES[counted] if counted else "context"}, rows)
     spec = line_figure(rows, caption, axes=axes, looks=looks, tooltip=tooltip)
     return material.figure({"exact_match": spec}, safe_stem(f"recall-{task}{fixed}"), caption)
 
@@ -185,7 +185,7 @@ def _finding(exact: pd.DataFrame, order: Sequence[str], counted: str | None) -> 
             range_text = f"solves all, up to {_count(last, counted)}"
         else:
             range_text = f"solves up to {_count(solved, counted)} ({scores[last]:.1%} at {_count(last, counted)})"
-        sentences.append(f"{in_words(label)} {range_text}")
+        sentences.append(f"{quote_name(label)} {range_text}")
     return first_listed(sentences)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from sbeval.errors import visible
 from sbeval.reports.analyse.findings import parameters_text
-from sbeval.reports.read.fields import length_text, shown_name
+from sbeval.reports.read.fields import display_name, length_text
 from sbeval.reports.read.models import (
     EvaluatedModel,
     extrapolation_text,
@@ -43,7 +43,7 @@ def _speed(material: Material) -> Section:
 
 
 def _tasks(run: EvaluationRun) -> str:
-    names = [shown_name(task.name) for task in run.tasks]
+    names = [display_name(task.name) for task in run.tasks]
     return ", ".join(names) if len(names) <= _TASKS_AT_MOST else f"{names[0]} and {len(names) - 1} more tasks"
 
 

@@ -228,7 +228,7 @@ _MOST_MANIFEST_BYTES = 2**24
 _LINE = re.compile("([0-9a-f]{64})  (.+)")
 
 
-def refuse_others(folder: Path, names: Iterable[str]) -> None:
+def refuse_foreign_files(folder: Path, names: Iterable[str]) -> None:
     """Checks that a report with files of these names would replace only files that an earlier report wrote.
 
     Raises:
@@ -260,7 +260,7 @@ def add_manifest(part: Path, folder: Path, *, replace: bool, results: Iterable[P
     if replace:
         for file in _others(folder, files):
             set_aside(file)
-    refuse_others(folder, files)
+    refuse_foreign_files(folder, files)
     sources = {f"{_MADE_FROM}{visible(str(file))}": _sha256(file) for file in results}
     if written and not _made_from(sources, written):
         earlier = sorted(name for name, known in written.items() if _is_one_of(folder / name, known))

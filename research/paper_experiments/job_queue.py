@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sbeval.processes.signals import raising_when_asked_to_end
+from sbeval.processes.signals import raising_on_signals
 from sbeval.sweep.attempt import Child, end, start
 
 POLL_SECONDS = 0.1
@@ -55,7 +55,7 @@ class Running:
     line: list[str]
 
 
-@raising_when_asked_to_end()
+@raising_on_signals()
 def run_queue(
     jobs: Sequence[Job],
     out: Path,

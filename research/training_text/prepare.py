@@ -27,7 +27,7 @@ from sbeval.corpora.sources import stdlib_corpus
 from sbeval.errors import UserError
 from sbeval.foreign_files import read_yaml
 from sbeval.keeping.writing import set_aside, whole_file
-from sbeval.processes.ending import told_in_one_sentence
+from sbeval.processes.ending import reporting_errors
 from sbeval.settings import Count, Names, Number, Settings
 from sbeval.training.tokenizer import Tokens, train_tokenizer
 
@@ -176,5 +176,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with told_in_one_sentence():
+    with reporting_errors():
         main()

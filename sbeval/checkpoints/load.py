@@ -20,7 +20,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
 from sbeval.checkpoints.facts import KvExpand, checkpoint_format, text_config, training_length_tokens
-from sbeval.checkpoints.files import Weights, find_folder, held_bytes, read_config, some
+from sbeval.checkpoints.files import Weights, find_folder, read_config, some, weight_file_bytes
 from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread
@@ -92,7 +92,7 @@ def load_checkpoint(
     kv_expand: KvExpand = "auto",
     trust_remote_code: bool = False,
     revision: str | None = None,
-    found_format: FoundFormat | None = None,
+    detected_format: FoundFormat | None = None,
     allow_unread: Sequence[str] | None = None,
 ) -> LoadedCheckpoint:
     """Recognises a checkpoint's format and loads it.
@@ -104,7 +104,7 @@ def load_checkpoint(
         kv_expand: which key/value head a stick-breaking query head uses in dolomite checkpoints (`read_dolomite`).
         trust_remote_code: whether a model of transformers may run code from the checkpoint.
         revision: branch, tag or commit on the hub.
-        found_format: result of `released_format`, if it was called before.
+        detected_format: result of `released_format`, if it was called before.
         allow_unread: glob patterns of tensors that a transformers model may leave unread. None allows none, and error
             messages then do not mention the option.
 
@@ -113,7 +113,7 @@ def load_checkpoint(
             not read all tensors.
     """
     requested_dtype = _dtype(dtype)
-    released, source = found_format or released_format(path_or_id, revision)
+    released, source = detected_format or released_format(path_or_id, revision)
     model: Any
     folder: Path | None = None
     name: str | None = None
@@ -260,7 +260,7 @@ def _check_room(auto_class: Any, folder: Path, *, trust_remote_code: bool) -> No
     The model is built on the meta device, so sizes that are defaults of the model type are checked too. They are too
     large if config.json has a wrong `model_type`.
     """
-    most_parameters = held_bytes(folder)
+    most_parameters = weight_file_bytes(folder)
     if not most_parameters:  # a hub id, or weights in another file format
         return
     parameters, model_type = 0, ""

@@ -51,7 +51,7 @@ class Description:
     Attributes:
         folder: the checkpoint's folder.
         format: name of the format, with the generation of dolomite-engine; None if the checkpoint cannot be loaded.
-        told_by: the evidence by which the format was recognised.
+        evidence: the evidence by which the format was recognised.
         attention: attention scheme of this project's models, or the model type of a transformers model.
         details: other settings that change how attention is computed.
         dtype: dtype of the loaded weights.
@@ -70,7 +70,7 @@ class Description:
 
     folder: str
     format: str | None
-    told_by: tuple[str, ...]
+    evidence: tuple[str, ...]
     attention: str | None
     details: Mapping[str, Any]
     dtype: str | None
@@ -132,7 +132,7 @@ def describe(
     return Description(
         folder=str(folder),
         format=name,
-        told_by=tuple(_evidence(source, headers)),
+        evidence=tuple(_evidence(source, headers)),
         attention=None if config is None else _attention(config, name),
         details=details,
         dtype=None if model is None else str(model.dtype).removeprefix("torch."),

@@ -347,7 +347,7 @@ def _impossible(answer: _Answer, scored_from: int, tokenizer: Any) -> str:
                 "the vocabulary"
             )
         listed = alternatives.get(name, value) if isinstance(name, Hashable) else value
-        if listed != value and (listed < value or _is_of_one_token(tokenizer, name)):
+        if listed != value and (listed < value or _is_single_token(tokenizer, name)):
             return f"two log-probabilities of the token at position {position} ({value} and {listed})"
     return ""
 
@@ -418,7 +418,7 @@ def _tokens_by_text(tokenizer: Any) -> Mapping[str, set[int]]:
     return tokens
 
 
-def _is_of_one_token(tokenizer: Any, name: Any) -> bool:
+def _is_single_token(tokenizer: Any, name: Any) -> bool:
     """Whether a name in a server's answer means exactly one token.
 
     Two tokens with the same text share one entry in alternatives that are named by text.

@@ -13,7 +13,7 @@ from sbeval.errors import UserError
 from sbeval.foreign_files import parse_yaml
 from sbeval.hub_names import check_name, local_path
 from sbeval.keeping.writing import whole_file
-from sbeval.processes.next_step import evaluation_of_folder, say_next, saying_next_later
+from sbeval.processes.next_step import deferring_next_step, evaluation_of_folder, print_next_step
 from sbeval.processes.ranks import is_first_process
 from sbeval.settings import Count, Patterns, Settings, read_value
 from sbeval.sweep.definition import Sweep, SweepCheckpoint, SweepRun
@@ -96,7 +96,7 @@ def _evaluated(checkpoint: Path, text: Path, context_lengths: tuple[int, ...]) -
     )
     evaluated = SweepCheckpoint(pretrained=str(checkpoint.resolve()))
     results = checkpoint.with_name("results")
-    with saying_next_later():
+    with deferring_next_step():
         failures = run_sweep(Sweep(checkpoints=(evaluated,), runs=(run,), output=str(results)))
     if failures:
         raise UserError(f"The evaluation for the report failed: {failures[0].reason}")
@@ -201,7 +201,7 @@ def _check_parent_and_text(extension: Extension) -> None:
 
 def _print_next_command(checkpoint: Path | None) -> None:
     if checkpoint is not None and is_first_process():  # the other ranks may get here before the checkpoint is written
-        say_next(evaluation_of_folder(checkpoint))
+        print_next_step(evaluation_of_folder(checkpoint))
 
 
 def _check_text_options(options: argparse.Namespace) -> None:

@@ -102,10 +102,10 @@ class MqrarTextTask(OverPairs, TextRecallTask):
         history: dict[str, list[str]] = {name: [] for name in names}
         written = 0
 
-        def write(piece: str) -> None:
+        def write(new_text: str) -> None:
             nonlocal written
-            text.append(piece)
-            written += len(piece)
+            text.append(new_text)
+            written += len(new_text)
 
         def assign(name: str) -> None:
             past = history[name]

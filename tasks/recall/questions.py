@@ -11,7 +11,7 @@ from sbeval.corpora import local_pairs
 from sbeval.corpora.documents import MARK
 from sbeval.errors import UserError
 from sbeval.hub_names import local_path
-from sbeval.keeping.content import kept_by_content
+from sbeval.keeping.content import cached_by_content
 from sbeval.tasks.recall.labelled import local_splits
 from sbeval.tasks.ruler.texts import load_from_hub
 from sbeval.tasks.ruler.wording import long_bench_wording
@@ -45,7 +45,7 @@ def needle(person: str, shown: str) -> str:
     return f"{person} lives beside {shown}."
 
 
-@kept_by_content(2)
+@cached_by_content(2)
 def associations(path: str | None) -> tuple[Mapping[str, str], str]:
     """Returns a mapping from what a question asks about ("Australia") to what its needle shows, and a hash of it.
 
@@ -79,7 +79,7 @@ class Question(NamedTuple):
     stratum: str
 
 
-@kept_by_content(2)
+@cached_by_content(2)
 def load_questions(path: str | None) -> tuple[list[Question], str, str]:
     """Returns the questions of LongBench v2, their hash, and their source (a path, or the data set's id).
 

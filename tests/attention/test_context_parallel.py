@@ -21,8 +21,8 @@ OPTIONS: dict[str, Any] = {"dense": {}, "current": {"attend_current": True}, "sk
 @given(st.integers(1, 6), st.integers(2, 5000), st.integers(2, 700))
 def test_every_process_has_every_older_key_once_and_as_much_work(ranks: int, chunk_tokens: int, first: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zigzag, "FIRST_PIECE_TOKENS", first)
-        lists = [zigzag.pieces(rank, ranks, chunk_tokens) for rank in range(ranks)]
+        patch.setattr(zigzag, "FIRST_RANGE_TOKENS", first)
+        lists = [zigzag.key_ranges(rank, ranks, chunk_tokens) for rank in range(ranks)]
     for rank, own in enumerate(lists):
         older, newer = zigzag.chunks_of(rank, ranks)
         ends = [(zigzag.chunks_of(each.holder, ranks)[each.newer] * chunk_tokens, each) for each in own]
@@ -43,7 +43,7 @@ def inputs(dtype: torch.dtype, logit_scale: float) -> list[Tensor]:
 
 def worker(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo")
-    zigzag.FIRST_PIECE_TOKENS = 8
+    zigzag.FIRST_RANGE_TOKENS = 8
     context = ContextParallel()
     own = context.positions(TOKENS)
     found: dict[str, Any] = {"own": own}

@@ -24,7 +24,7 @@ from sbeval.errors import UserError
 from sbeval.reports import build_report, load_results, watch
 from sbeval.reports.build import KINDS, READERS
 from sbeval.reports.kinds.runs import run_facts
-from sbeval.reports.read.fields import in_words, name_list
+from sbeval.reports.read.fields import name_list, quote_name
 from sbeval.reports.section import Figure, Report
 
 PARTED = ("stick-breaking", "stick-breaking, extended", "RoPE")
@@ -101,7 +101,7 @@ def test_as_many_commas_and_ands_stand_outside_quotes_as_a_list_needs(labels: li
     outside = re.sub("“.*?”", "x", name_list(labels), flags=re.S)
     assert outside.count(", ") == max(0, len(labels) - 2)
     assert outside.count(" and ") == (len(labels) > 1)
-    assert all(in_words(label) in name_list(labels) for label in labels)
+    assert all(quote_name(label) in name_list(labels) for label in labels)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from result_files import LENGTHS, Task, model_record, perplexity_task, position_task, reported, ruler_task, write_run
 
-from sbeval.reports.analyse.protocols import curve_words, difference_words, on_identical_targets
+from sbeval.reports.analyse.protocols import curve_text, difference_text, on_identical_targets
 from sbeval.reports.figures.heatmaps import SCORES, TITLE_LETTER_PIXELS, grid, length_bands
 from sbeval.reports.read.fields import length_text
 from sbeval.reports.section import Report
@@ -70,14 +70,14 @@ def test_use_of_context_is_claimed_on_identical_targets_alone(protocol: str, tmp
 def test_a_sentence_on_identical_targets_is_refused_for_another_protocol(protocol: str) -> None:
     with pytest.raises(ValueError, match="identical targets"):
         on_identical_targets(protocol, "The longer context helps.")
-    assert "helps" not in " ".join(difference_words(protocol))
-    assert "worth" not in curve_words(protocol)
+    assert "helps" not in " ".join(difference_text(protocol))
+    assert "worth" not in curve_text(protocol)
 
 
 def test_the_guide_to_curves_says_what_the_page_says() -> None:
     guide = " ".join((Path(__file__).parents[2] / "docs/reading-curves.md").read_text(encoding="utf-8").split())
     for protocol in ("fixed_target", "stream"):
-        words = difference_words(protocol)
+        words = difference_text(protocol)
         for sentence in filter(None, re.split(r"(?<=\.) ", f"{words.longer} {words.shorter}".strip())):
             assert sentence in guide
 

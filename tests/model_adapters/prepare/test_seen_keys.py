@@ -1,4 +1,4 @@
-"""Attention by what layers see, and scans in pieces, leave the numbers of other projects' models as they were."""
+"""Attention by what layers see, and scans in segments, leave the numbers of other projects' models as they were."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
 from sbeval.model_adapters.prepare.changes import scans, seen_keys
-from sbeval.model_adapters.prepare.changes.scans import ScanInPieces, scan_in_pieces
+from sbeval.model_adapters.prepare.changes.scans import SegmentedScan, scan_in_segments
 from sbeval.model_adapters.prepare.changes.seen_keys import SeenKeys, attention_before, attention_to_seen, see_keys
 from sbeval.scoring.spans import attention_spans
 from tests.model_adapters.small import ARCHITECTURES, SIZES
@@ -182,17 +182,17 @@ def test_on_a_gpu_bf16_is_as_near_as_it_rounds(head_dim, sink, window):
 def test_a_scan_in_pieces_gives_the_logits_and_answers_of_a_whole_one(family, monkeypatch):
     model, ids = model_of(family, SCANS[family]), tokens(100)
     expected = outputs(model, ids)
-    pieces: list[int] = []
+    segments: list[int] = []
     scans._scanning.cache_clear()
-    monkeypatch.setattr(scans, "PIECE_TOKENS", 32)
-    own = ScanInPieces.__call__
+    monkeypatch.setattr(scans, "SEGMENT_TOKENS", 32)
+    own = SegmentedScan.__call__
     monkeypatch.setattr(
-        ScanInPieces, "__call__", lambda self, *a, **k: pieces.append(self.piece_tokens) or own(self, *a, **k)
+        SegmentedScan, "__call__", lambda self, *a, **k: segments.append(self.segment_tokens) or own(self, *a, **k)
     )
-    assert scan_in_pieces(model)
+    assert scan_in_segments(model)
     for found, wanted in zip(outputs(model, ids), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
-    assert 32 in pieces
+    assert 32 in segments
     scans._scanning.cache_clear()
 
 

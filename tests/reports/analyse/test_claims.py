@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from result_files import model_record, perplexity_task, position_task, reported, write_pair, write_run
 
 from sbeval.reports import build_report, compare
-from sbeval.reports.analyse.claims import length_claims, longest_shown
+from sbeval.reports.analyse.claims import last_gain_step, length_claims
 from sbeval.reports.analyse.findings import _context_sentence
 from sbeval.reports.analyse.verdicts import DOUBTFUL
 from sbeval.reports.kinds.position_sums import SumsByPosition, position_bands
@@ -167,7 +167,7 @@ def test_intervals_by_position_over_uneven_documents_are_doubtful():
 
 @given(signs=st.lists(st.sampled_from([-1, 0, 1]), max_size=8))
 def test_the_step_named_is_the_last_gain_before_the_first_loss(signs):
-    named = longest_shown(signs)
+    named = last_gain_step(signs)
     assert 1 not in signs[:named]
     assert named == 0 or signs[named - 1] == -1
     until_loss = [*signs, 1].index(1)

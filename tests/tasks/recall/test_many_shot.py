@@ -172,7 +172,7 @@ def test_the_hubs_layouts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asked.append((place, options))
         return datasets.DatasetDict(splits)
 
-    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_kept", lambda dataset: None)
+    monkeypatch.setattr("sbeval.tasks.ruler.texts.on_hub_or_cached", lambda dataset: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     load_labelled.cache_clear()
     found = load_labelled(examples, None)

@@ -95,7 +95,7 @@ def _tiles_of(length_ptr, batch, splits, FEWEST: tl.constexpr, BLOCK_N: tl.const
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "first_split", "first_splits", "splits"])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, part_ptr, stick_ptr, length_ptr,
+    q_ptr, k_ptr, v_ptr, partial_ptr, stick_ptr, length_ptr,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_l, v_stride_b, v_stride_h, v_stride_l,
     groups, shared, queries, first_split, first_splits, splits, qk_scale, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -162,15 +162,15 @@ def _split_kernel(
         block -= steps
         spent_out = all_spent(stick, inside, log2_threshold, 0)
 
-    part_at = (pair * splits + split) * ROWS + row
-    tl.store(part_ptr + part_at[:, None] * HEAD_DIM + dim[None, :], out,
+    partial_offset = (pair * splits + split) * ROWS + row
+    tl.store(partial_ptr + partial_offset[:, None] * HEAD_DIM + dim[None, :], out,
              mask=inside[:, None] & (dim < HEAD_DIM)[None, :])  # fmt: skip
     tl.store(sticks + split * ROWS + row, stick + stick_lo, mask=inside)
 
 
 @triton.jit(do_not_specialize=["groups", "shared", "queries", "splits"])
 def _join_kernel(
-    part_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l,
+    partial_ptr, stick_ptr, out_ptr, rem_ptr, length_ptr, out_stride_b, out_stride_h, out_stride_l,
     groups, shared, queries, splits, log2_threshold,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TOGETHER: tl.constexpr,
     FEWEST: tl.constexpr, ATTEND_CURRENT: tl.constexpr, EARLY: tl.constexpr,
@@ -183,7 +183,7 @@ def _join_kernel(
         gdc_wait()
         gdc_launch_dependents()
     join(
-        part_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries,
+        partial_ptr, stick_ptr, out_ptr, rem_ptr, out_stride_b, out_stride_h, out_stride_l, groups, shared, queries,
         splits, tl.cdiv(tiles, split_tiles), log2_threshold, HEAD_DIM, BLOCK_D, ROWS, TOGETHER, True,
     )  # fmt: skip
 
