@@ -38,7 +38,7 @@ import transformers
 from sbeval.model_adapters.generate.slots import served
 from sbeval.model_adapters.lm import StickBreakingLM
 from sbeval.model_adapters.prepare.change import Setting
-from sbeval.model_adapters.prepare.changes import flex, mlps, norms, rotations, seen_keys
+from sbeval.model_adapters.prepare.changes import flex, mlps, norms, rotations, visible_keys
 from sbeval.model_adapters.prepare.prepared import CHANGES
 from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.model_adapters.prepare.trial import Trial, rounding_limit
@@ -50,7 +50,7 @@ from sbeval.scoring.rounding import least, shares_apart
 LONG_TOKENS = 1100  # beyond the shortest text whose attention is replaced
 MOST_LAYERS = 8
 METHODS = ("self_extend:8:512", "dual_chunk:1024:256", "sink_window:4:1024")
-ON_GPU = Setting(replaces_parts=True)
+ON_GPU = Setting(replaces_modules=True)
 
 
 class Table:
@@ -192,33 +192,33 @@ def part_rows(table: Table, model: Any) -> None:
 def seen_rows(table: Table, model: Any, tokenizer: Any) -> None:
     """What each layer's check finds at its first long text."""
     ratios: list[tuple[float, float]] = []
-    original = seen_keys._same
+    original = visible_keys._same
 
     def recording(attend: Any, own: Any, heads: list[torch.Tensor], mask: Any) -> bool:
         wide = [x.double() if x.dtype == torch.float64 else x.float() for x in heads]
         expected, definition = own(*wide, mask)[0], attend(*wide).transpose(1, 2)
         rounded = attend(*heads).transpose(1, 2).to(definition.dtype)
-        for rows in (slice(None), slice(-seen_keys._COMPARED_TOKENS, None)):
+        for rows in (slice(None), slice(-visible_keys._COMPARED_TOKENS, None)):
             first = (definition[:, rows] - expected[:, rows]).abs().max() / expected[:, rows].abs().max()
             second = (rounded[:, rows] - definition[:, rows]).abs().max() / definition[:, rows].abs().max()
             ratios.append((float(first), float(second)))
         return original(attend, own, heads, mask)
 
-    undo = seen_keys.see_keys(model)
+    undo = visible_keys.see_keys(model)
     if undo is None:
         table.add("seen keys", "no windows, chunks or sinks", None)
         return
     try:
-        seen_keys._same = recording
+        visible_keys._same = recording
         ids = torch.tensor(sample_tokens(tokenizer, model.get_input_embeddings().weight.shape[0], LONG_TOKENS))
         model(input_ids=ids[None].to(model.device), use_cache=False, logits_to_keep=1)
     finally:
-        seen_keys._same = original
-        notes = seen_keys.notes(model)
+        visible_keys._same = original
+        notes = visible_keys.notes(model)
         undo()
     eps = torch.finfo(model.dtype).eps
-    table.add("seen keys", "definition in fp32, largest of all layers", max(r[0] for r in ratios), seen_keys._SAME)
-    table.add("seen keys", "kernel, largest of all layers", max(r[1] for r in ratios), max(seen_keys._SAME, 8 * eps))
+    table.add("seen keys", "definition in fp32, largest of all layers", max(r[0] for r in ratios), visible_keys._SAME)
+    table.add("seen keys", "kernel, largest of all layers", max(r[1] for r in ratios), max(visible_keys._SAME, 8 * eps))
     table.add("seen keys", "layers compared", str(len(ratios) // 2), None, "; ".join(notes) or "all used")
 
 

@@ -91,7 +91,7 @@ def _answers(
     for request in requests:
         cuts[tuple(request.args)].update(request.cuts())
     names, chunks = _plan(cuts, load)
-    scores = {name: stored for name in chunks if (stored := backend.kept(name)) is not None}
+    scores = {name: stored for name in chunks if (stored := backend.cached_score(name)) is not None}
     unscored = {name: chunk for name, chunk in chunks.items() if name not in scores}
     backend.check_room(max((chunk.tokens for chunk in unscored.values()), default=0))
     askers = {tuple(request.args): request_name(request) for request in reversed(requests)}

@@ -86,7 +86,7 @@ class Backend:
         lm.get_model_info = lambda: {**described(), "sbeval": backend.record().to_json()}
         return backend
 
-    def kept(self, name: str) -> Score | None:
+    def cached_score(self, name: str) -> Score | None:
         """Returns the score of a chunk from the response cache, None if the cache does not hold it for this model."""
         database = self.lm.cache_hook.dbdict
         score = None if database is None else database.get(hash_args(_KIND, self._key(name)))

@@ -32,7 +32,7 @@ from sbeval.foreign_files import fits, read_json_object
 from sbeval.model_adapters.open.errors import explaining_load_errors
 from sbeval.model_adapters.open.opened import Opened
 from sbeval.model_adapters.open.tokenizer import added_to_texts
-from sbeval.model_adapters.prepare.changes.seen_keys import attention_before
+from sbeval.model_adapters.prepare.changes.visible_keys import attention_before
 from sbeval.model_adapters.prepare.prepared import Prepared
 from sbeval.model_adapters.session import Session
 from sbeval.results.records import ModelRecord, recorded_command

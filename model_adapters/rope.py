@@ -23,7 +23,7 @@ from sbeval.errors import UserError, first_line
 from sbeval.model_adapters.generate.slots.stepper import sliding_windows
 from sbeval.model_adapters.prepare.changes.long_attention import with_attention
 from sbeval.model_adapters.prepare.changes.rotations import turns_halves
-from sbeval.model_adapters.prepare.replacing import Changes, held, with_name
+from sbeval.model_adapters.prepare.replacing import Changes, temporary_attributes, with_name
 from sbeval.model_adapters.prepare.sample import sample_tokens
 from sbeval.model_adapters.prepare.trial import same_logits
 from sbeval.models import SbevalModel
@@ -94,7 +94,7 @@ class RequestRope:
         with contextlib.ExitStack() as stack:
             if self._scaling is not None or self.by_length:
                 stack.enter_context(self._held(length_tokens=length_tokens))
-            stack.enter_context(held(self._changes))
+            stack.enter_context(temporary_attributes(self._changes))
             yield
 
     @torch.no_grad()
@@ -249,7 +249,7 @@ def _check_short_text(model: Any, changes: Changes, method: Extrapolation, token
         logits: Tensor = model(input_ids=tokens, use_cache=False).logits
         return logits[0]
 
-    with held(changes):
+    with temporary_attributes(changes):
         extrapolated = read()
     if not same_logits(model, read, extrapolated):
         raise UserError(

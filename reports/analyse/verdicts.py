@@ -24,8 +24,8 @@ class _Result(NamedTuple):
 
     Attributes:
         order: sort key; models that get worse come first.
-        words: the predicate. "{s}" stands where a verb takes an s after a single model, "{past}" and "{longest}" stand
-            for the lengths.
+        predicate: verb and object. "{s}" stands for the s of a verb after a single model, "{past}" and "{longest}" for
+            the lengths.
         past: length beyond which the statement holds, in tokens.
         longest: longest length compared, in tokens.
         change: difference to the reference length that is shown; None to show none.
@@ -33,7 +33,7 @@ class _Result(NamedTuple):
     """
 
     order: int
-    words: str
+    predicate: str
     past: int
     longest: int
     change: LengthDifference | None
@@ -54,8 +54,8 @@ def verdict_sentences(protocol: str, of_models: Sequence[tuple[str, LengthClaims
     results = [(_result(claim, protocol), label) for label, claim in of_models if claim.beyond_reference]
     results.sort(key=lambda each: each[0][:4])
     same_lengths = grouped((result[:4], (result, label)) for result, label in results)
-    same_words = grouped((result.words, (result, label)) for result, label in results)
-    groups = same_lengths if len(same_lengths) <= _SENTENCES_AT_MOST else same_words
+    same_predicate = grouped((result.predicate, (result, label)) for result, label in results)
+    groups = same_lengths if len(same_lengths) <= _SENTENCES_AT_MOST else same_predicate
     return " ".join(map(_sentence, groups.values()))
 
 
@@ -63,7 +63,7 @@ def _sentence(group: Sequence[tuple[_Result, str]]) -> str:
     results = [result for result, _ in group]
     past = [result.past for result in results]
     later = " or later" if max(past) > min(past) else ""
-    words = results[0].words.format(
+    predicate = results[0].predicate.format(
         s="s" if len(group) == 1 else "",
         past=length_text(min(past)) + later,
         longest=_span([result.longest for result in results]),
@@ -73,7 +73,7 @@ def _sentence(group: Sequence[tuple[_Result, str]]) -> str:
         nats = sorted(change.estimate for change in changes)
         sizes = " to ".join(dict.fromkeys((signed(nats[0]), signed(nats[-1]))))
         mark = f" ({sizes}{mark} nats at {_span([change.context_length_tokens for change in changes])})"
-    return f"{name_list([label for _, label in group], at_most=_NAMES_AT_MOST)} {words}{mark}."
+    return f"{name_list([label for _, label in group], at_most=_NAMES_AT_MOST)} {predicate}{mark}."
 
 
 def _span(lengths: Sequence[int]) -> str:
@@ -86,13 +86,13 @@ def _result(claim: LengthClaims, protocol: str) -> _Result:
     if claim.raises_from_tokens is not None:
         past = claim.lengths[claim.lengths.index(claim.raises_from_tokens) - 1]
         change = [item for item in claim.differences_beyond if item.low > 0][-1]
-        order, words = (0, "break{s} past {past}") if claim.breaks else (1, "get{s} worse past {past}")
+        order, predicate = (0, "break{s} past {past}") if claim.breaks else (1, "get{s} worse past {past}")
     elif protocol not in IDENTICAL_TARGETS:
-        order, words, change = 4, "show{s} no loss from {past} to {longest}", None
+        order, predicate, change = 4, "show{s} no loss from {past} to {longest}", None
     elif claim.differences[-1].high >= 0:
-        order, words, change = 4, "show{s} neither a gain at {longest} nor a loss past {past}", None
+        order, predicate, change = 4, "show{s} neither a gain at {longest} nor a loss past {past}", None
     elif claim.lowers_to_tokens == longest:
-        order, words, change = 2, on_identical_targets(protocol, "keep{s} improving to {longest}"), None
+        order, predicate, change = 2, on_identical_targets(protocol, "keep{s} improving to {longest}"), None
     else:
-        order, words = 3, on_identical_targets(protocol, "improve{s} past {past}")
-    return _Result(order, words, past, longest, change, claim.doubtful)
+        order, predicate = 3, on_identical_targets(protocol, "improve{s} past {past}")
+    return _Result(order, predicate, past, longest, change, claim.doubtful)

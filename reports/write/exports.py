@@ -286,10 +286,10 @@ def _others(folder: Path, names: Iterable[str]) -> list[Path]:
     written = _written(folder)
     names = list(names) if written else [MANIFEST, *names]
     parents = {folder / parent for name in names for parent in Path(name).parents[:-1]}
-    there = [name for name in names if os.path.lexists(folder / name)]
+    existing_names = [name for name in names if os.path.lexists(folder / name)]
     return [
         *sorted(parent for parent in parents if os.path.lexists(parent) and not parent.is_dir()),
-        *(folder / name for name in there if not _is_one_of(folder / name, written.get(name, set()))),
+        *(folder / name for name in existing_names if not _is_one_of(folder / name, written.get(name, set()))),
     ]
 
 

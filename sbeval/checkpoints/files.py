@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sbeval.checkpoints.facts import refuse_adapter
 from sbeval.checkpoints.values import check_sizes, names_quantisation
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 from sbeval.foreign_files import fits, read_json_object
 from sbeval.hub_names import is_hub_id, local_path
 
@@ -318,7 +318,7 @@ def _shards(path: Path) -> dict[str, set[str]]:
     for tensor, shard in index.items():
         if not isinstance(shard, str) or not _is_within(shard):
             raise UserError(
-                f"{path} is not a valid index of shards: {shown(tensor)} is mapped to {shown(shard)}, which is not the "
+                f"{path} is not a valid index of shards: {brief(tensor)} is mapped to {brief(shard)}, which is not the "
                 "name of a file in its folder; download it again"
             )
         shards.setdefault(shard, set()).add(tensor)

@@ -25,7 +25,7 @@ from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import CheckpointFormat, format_of_type
 from sbeval.checkpoints.unread import Report, UnreadTensors, settle_unread
 from sbeval.checkpoints.values import names_quantisation
-from sbeval.errors import UserError, first_line, raised_here, shown
+from sbeval.errors import UserError, brief, first_line, raised_here
 from sbeval.hub_names import is_hub_id, local_path
 from sbeval.models import SbevalConfig
 
@@ -301,11 +301,11 @@ def check_quantisation(config: Any, folder: Path) -> None:
             method = quantization.get("quant_method")
             unknown = isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING
             if unknown and Weights(folder).all_in_floating_point():
-                logger.warning("ignoring quant_method %s: it is unknown, and no weight is quantised", shown(method))
+                logger.warning("ignoring quant_method %s: it is unknown, and no weight is quantised", brief(method))
                 del owner.quantization_config
                 return
         raise UserError(
-            f"transformers cannot read the quantisation quant_method={shown(quantization.get('quant_method'))} here "
+            f"transformers cannot read the quantisation quant_method={brief(quantization.get('quant_method'))} here "
             f"({first_line(error)}); install its package, or use weights that are not quantised"
         ) from error
 

@@ -24,7 +24,7 @@ from sbeval.checkpoints.quiet import quiet_transformers
 from sbeval.checkpoints.registry import format_of_type
 from sbeval.checkpoints.unread import UnreadTensors
 from sbeval.corpora.tokenizers import adds_bos, load_tokenizer, tokenizer_sha256
-from sbeval.errors import UserError, shown
+from sbeval.errors import UserError, brief
 from sbeval.inspection.memory import Sizes, experts_of, sizes_of
 from sbeval.models.learned_positions import learned_positions
 
@@ -161,7 +161,7 @@ class Headers(Weights):
             described = file.get_slice(name)
             kind = described.get_dtype()
         if kind not in str_to_torch_dtype:
-            raise UserError(f"the tensor {name} has the dtype {shown(kind)}, which is not supported")
+            raise UserError(f"the tensor {name} has the dtype {brief(kind)}, which is not supported")
         return torch.empty(self.shape(name), dtype=str_to_torch_dtype[kind], device="meta")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from sbeval.errors import UserError, first_line, log_visibly, shown, visible, visible_in_colour
+from sbeval.errors import UserError, brief, first_line, log_visibly, visible, visible_in_colour
 from sbeval.processes import ranks
 from sbeval.processes.signals import EndedBySignal, raising_on_signals
 
@@ -188,7 +188,7 @@ def _not_utf8(text: str) -> str:
     try:
         name = text.encode(errors="surrogateescape")  # Python decodes file names that are not UTF-8 with this handler
     except UnicodeEncodeError:
-        return f"Expected text that UTF-8 can encode, found half a surrogate pair in {shown(text)}: correct that text."
+        return f"Expected text that UTF-8 can encode, found half a surrogate pair in {brief(text)}: correct that text."
     return f"Expected file names in UTF-8, found {name[:500]!r}: rename that file."
 
 

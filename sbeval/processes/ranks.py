@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sbeval.errors import UserError, first_line, shown
+from sbeval.errors import UserError, brief, first_line
 
 LAUNCHED = "SBEVAL_LAUNCHED"
 """Environment variable that `sbeval launch` sets for its processes: the launcher prints their error."""
@@ -72,11 +72,11 @@ def check_environment(*, meeting: bool = False) -> None:
     for name, value in values.items():
         if not value.removeprefix("-").isdecimal():
             raise UserError(
-                f"Expected a whole number in the environment variable {name}, found {shown(value)}: {remedy}."
+                f"Expected a whole number in the environment variable {name}, found {brief(value)}: {remedy}."
             )
     if (value := os.environ.get("ACCELERATE_USE_CPU", "no")).lower() not in _TRUTHS:
         raise UserError.expected(
-            "true or false in the environment variable ACCELERATE_USE_CPU", found=shown(value), remedy="unset it"
+            "true or false in the environment variable ACCELERATE_USE_CPU", found=brief(value), remedy="unset it"
         )
     # accelerate treats any process with LOCAL_RANK as one of several
     if meeting and (several() or int(values.get("LOCAL_RANK", -1)) >= 0):

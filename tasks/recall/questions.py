@@ -40,9 +40,9 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.lower()))
 
 
-def needle(person: str, shown: str) -> str:
-    """Returns the needle, a sentence that says that a person lives beside the place `shown`."""
-    return f"{person} lives beside {shown}."
+def needle(person: str, place: str) -> str:
+    """Returns the needle, a sentence that says that a person lives beside a place."""
+    return f"{person} lives beside {place}."
 
 
 @cached_by_content(2)
@@ -58,11 +58,11 @@ def associations(path: str | None) -> tuple[Mapping[str, str], str]:
     if path is None:
         listed = dict(pair.split("=")[::-1] for pair in _PLACES.split("|"))
     else:
-        listed = {asked: shown for _, shown, asked in local_pairs(Path(local_path(path)), "shown", "asked")}
-    for asked, shown in listed.items():
-        if shared := words(needle("", shown)) & words(QUESTION.format(asked=asked)):
+        listed = {query: place for _, place, query in local_pairs(Path(local_path(path)), "shown", "asked")}
+    for query, place in listed.items():
+        if shared := words(needle("", place)) & words(QUESTION.format(asked=query)):
             expected = "Expected associations that share no word with their question"
-            raise UserError(f"{expected}, found {sorted(shared)} in {shown!r} and {asked!r}: change one of the two.")
+            raise UserError(f"{expected}, found {sorted(shared)} in {place!r} and {query!r}: change one of the two.")
     return listed, hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 

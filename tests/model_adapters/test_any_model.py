@@ -238,7 +238,7 @@ def test_arguments_of_hf_that_may_change_a_number_set_answers_apart(checkpoint):
             (str(checkpoint("rope")),),
             {name: "given"} if name not in ("nothing", "tokenizer") else {},
         )
-        Backend(lm, "hf").kept("a piece")
+        Backend(lm, "hf").cached_score("a piece")
     apart = {name for name, key in zip(names, asked, strict=True) if key == asked[0]}
     assert {*names} - apart == {
         *("backend", "revision", "subfolder", "softmax_dtype", "mixed_precision_dtype", "trust_remote_code"),

@@ -95,9 +95,9 @@ def _split_kernel(
     for step in tl.range(0, tl.minimum(split_tiles, tiles - first), num_stages=STAGES):
         key = (first + step) * BLOCK_N + within
         at = key.to(tl.int64)[:, None]
-        seen = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(k_base + at * k_stride_l + dim[None, :], mask=seen, other=0.0)
-        v = tl.load(v_base + at * v_stride_l + dim[None, :], mask=seen, other=0.0)
+        visible = (key < keys)[:, None] & (dim < HEAD_DIM)[None, :]
+        k = tl.load(k_base + at * k_stride_l + dim[None, :], mask=visible, other=0.0)
+        v = tl.load(v_base + at * v_stride_l + dim[None, :], mask=visible, other=0.0)
         z = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
         z = tl.where(key[None, :] <= (keys - queries + query)[:, None], z, float("-inf"))
         higher = tl.maximum(top, tl.max(z, 1))
