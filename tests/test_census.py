@@ -1,4 +1,4 @@
-"""The product's modules and rooms import one another in one direction only, by statement and by string."""
+"""Modules and packages import each other in one direction only, by statement and by string."""
 
 import ast
 

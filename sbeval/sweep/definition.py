@@ -112,9 +112,7 @@ class Sweep(Settings):
     )
     model_args: Options = Field(default={}, description="Model arguments for every checkpoint.")
     metadata: Options = Field(default={}, description="Metadata for the tasks of every run.")
-    limit: Limit | None = Field(
-        default=None, description="Documents of a task, for every run that sets no limit."
-    )
+    limit: Limit | None = Field(default=None, description="Documents of a task, for every run that sets no limit.")
     batch_size: Annotated[int | str, Expected("a whole number of at least 1, or auto", _batch_size)] | None = Field(
         default=None, description="Passed on to lm-eval; None takes its default."
     )

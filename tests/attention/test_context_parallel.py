@@ -1,4 +1,4 @@
-"""One sequence over several processes: outputs and gradients are those of one process; spent sticks ask for nothing."""
+"""Context parallelism: outputs and gradients equal those of one process, and spent sticks request no keys."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def whole(found: list[dict[str, Any]], name: str, index: int) -> Tensor:
-    """One tensor of a result, its positions in order."""
+    """Returns one tensor of a result with its positions in order."""
     order = torch.cat([each["own"] for each in found]).argsort()
     return torch.cat([each[name][index] for each in found], dim=2).index_select(2, order)
 
@@ -108,6 +108,6 @@ def test_spent_sticks_ask_for_no_older_keys(found: list[dict[str, Any]]) -> None
     assert (whole(found, "near", 0) - exact.output).abs().max() < 1e-4
     received, all_of_it = (sum(each["bytes"][index] for each in found) for index in range(2))
     assert 0 < received < all_of_it
-    # every process receives what others hold of the keys before its newer chunk, when nothing is left out
+    # without skipping, each rank receives all keys of other ranks that are older than its newer chunk
     ranks, chunk_bytes = len(found), TOKENS // (2 * len(found)) * 2 * 2 * GROUPS * HEAD_DIM * 4
     assert all_of_it == sum(2 * ranks - 2 - rank for rank in range(ranks)) * chunk_bytes

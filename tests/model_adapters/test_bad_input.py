@@ -1,4 +1,4 @@
-"""What a user can mend is one sentence: what was expected, what was found, what to do."""
+"""A mistake of the user gives an error of one sentence: what is wrong, and what to do."""
 
 import importlib.util
 import json
@@ -357,7 +357,7 @@ def test_threads_that_write_with_a_chat_template_leave_no_limit_of_memory():
             second.start()
         else:
             inside.set()
-        (inside if first else left).wait(0.2)  # in vain where the threads take turns
+        (inside if first else left).wait(0.2)  # no speed-up, since the threads take turns
         return ""
 
     second = threading.Thread(target=limited(write), args=(None, False))

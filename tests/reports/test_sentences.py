@@ -41,7 +41,7 @@ def texts_of(value: object) -> Iterator[str]:
 
 
 def said(report: Report) -> list[str]:
-    """Every sentence of a page but what its runs were made with."""
+    """Returns every sentence of a page, except those on provenance."""
     shown = [section for section in report.sections if section.identifier not in ("speed", "provenance")]
     return list(dict.fromkeys(texts_of(dataclasses.replace(report, sections=tuple(shown), looks={}))))
 
@@ -96,7 +96,7 @@ TOKENS = {length_text(length): length for length in LENGTHS}
 
 
 def untrue(sentence: str, at: dict[int, float], trained: int | None, headline: str = "") -> Iterator[str]:
-    """Yields what a sentence about one model claims and is not so; `at` holds the true NLL of the lengths compared."""
+    """Yields the false claims of a sentence about one model; `at` holds the true NLL of the compared lengths."""
     lengths = sorted(at)
     within = [length for length in lengths if trained is not None and length <= trained]
     beyond = [length for length in lengths if trained is not None and length > trained]
@@ -182,7 +182,7 @@ def check(report: Report, at: dict[int, float], trained: int | None) -> None:
 
 
 def damaged(task: Task, lengths: list[int]) -> Task:
-    """The task with samples that do not give its numbers at some lengths, which are left out of paired differences."""
+    """Returns the task with samples that do not add up to its numbers at some lengths."""
     for sample, length in itertools.product(task[3], lengths):
         for row in sample[f"nll@{length:07d}"]:
             row[1] *= 1.5
