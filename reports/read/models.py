@@ -230,7 +230,7 @@ def _with_one_set_of_targets(model: EvaluatedModel, notes: Notes) -> EvaluatedMo
     shown = {id(task) for tasks in by_text.values() for task in _on_the_same_targets(tasks)}
     dropped = [task for tasks in by_text.values() for task in tasks if id(task) not in shown]
     for task in dropped:
-        reason = "is not shown: by its record it scored other targets than the model's other runs of the task"
+        reason = "is not shown: as far as recorded, it scored other targets than the model's other runs of the task"
         remedy = "to score the same targets, run all lengths at once, or continue a fixed_target run"
         notes.add(None, f"{model.label}: a run of {task.name} at {_lengths(task)} {reason}; {remedy}.")
     left_aside = tuple(

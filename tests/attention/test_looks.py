@@ -68,7 +68,7 @@ def test_the_next_look_comes_after_half_the_tiles_that_would_spend_the_stick() -
 
 
 def breaking_slowly(dtype: torch.dtype, each: float) -> Problem:
-    """Returns keys that take a fixed share of the stick, the same in every row of a head."""
+    """Returns a problem in which every key of a head takes the same share of the stick."""
     p = problem(heads=2, groups=1, queries=40, keys=600, dtype=dtype, logit_scale=0.01)
     p.q[..., 0], p.k[..., 0] = 4.0, math.log(each)
     p.q[:, 1, :, 0] *= 2

@@ -367,7 +367,7 @@ def test_one_line_never_joins_two_sets_of_targets(recorded: bool, tmp_path: Path
     assert [
         note.reason
         for note in results.notes
-        if "at 2K is not shown: as far as runs record it, it scored other targets" in note.reason
+        if "at 2K is not shown: as far as recorded, it scored other targets" in note.reason
     ]
     (panel,) = perplexity_panels(results.measurements, results.models)
     assert "demo-rope at 2K" in " ".join(panel.remarks)
