@@ -88,7 +88,7 @@ class AdapterOptions(Settings):
     )
     truncation: Truncation = Field(
         default="left",
-        description="Prompts that do not fit beside the generation budget are cut on the left, or are an error.",
+        description="Whether a prompt that does not fit with the generation budget is truncated on the left or an error.",
     )
     template_suffix: TemplateSuffix = Field(
         default="drop",
