@@ -88,7 +88,7 @@ class AdapterOptions(Settings):
     )
     truncation: Truncation = Field(
         default="left",
-        description="Whether a prompt that does not fit with the generation budget is truncated on the left or an error.",
+        description="Whether a prompt that does not fit with the generation budget is cut on the left or an error.",
     )
     template_suffix: TemplateSuffix = Field(
         default="drop",
