@@ -74,7 +74,7 @@ class Table:
 
     @contextlib.contextmanager
     def guarded(self, guard: str) -> Iterator[None]:
-        """Turns what is raised into a row."""
+        """Turns an exception into a row."""
         began = time.perf_counter()
         try:
             yield
@@ -190,7 +190,7 @@ def part_rows(table: Table, model: Any) -> None:
 
 @torch.no_grad()
 def seen_rows(table: Table, model: Any, tokenizer: Any) -> None:
-    """What each layer's check finds at its first long text."""
+    """Adds the result of each layer's check at its first long text."""
     ratios: list[tuple[float, float]] = []
     original = visible_keys._same
 
@@ -244,7 +244,7 @@ def compared_logits(place: Any) -> Iterator[list[tuple[float, float]]]:
 
 
 def slot_rows(table: Table, model: Any, tokenizer: Any) -> None:
-    """Steps of generation beside texts read whole."""
+    """Compares decode steps with whole texts."""
     held = SimpleNamespace(model=model, tokenizer=tokenizer, mixed_precision_dtype=None)
     for guard, ask in (
         ("slots", lambda: served.why_not_model(held)),
@@ -258,7 +258,7 @@ def slot_rows(table: Table, model: Any, tokenizer: Any) -> None:
 
 
 def scorer_rows(table: Table, model: Any, tokenizer: Any) -> None:
-    """Body and head apart: the largest error beside 8 eps of the largest logit."""
+    """Compares running body and head separately: the largest error, and 8 eps of the largest logit."""
     values: list[tuple[float, float]] = []
     original = scorer.same_but_for_rounding
 
@@ -297,7 +297,7 @@ def rope_rows(table: Table, model: Any, tokenizer: Any) -> None:
 
 
 def self_test_rows(table: Table, model: Any, tokenizer: Any, device: str) -> None:
-    """The self-test as a run makes it, and what a run undoes."""
+    """Adds the self-test's result as in a run, and the changes that a run would undo."""
     lm = StickBreakingLM(model, tokenizer=tokenizer, device=device, batch_size=1)
     assert lm.session is not None
     outcome = lm.session.self_test

@@ -1,4 +1,4 @@
-"""Runs jobs, each a process of its own, on the accelerators of one machine.
+"""Runs jobs, each in a separate process, on the accelerators of one machine.
 
 A job starts when the jobs it needs are done and a place is free: each GPU has as many places as asked for, since the
 start-up of one process hides behind the work of another. Among jobs that can start, the one of the highest urgency

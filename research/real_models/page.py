@@ -23,7 +23,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a page shows.
+    """The contents of a page.
 
     Attributes:
         tables: beginnings of the titles of the report's tables.

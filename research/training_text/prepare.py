@@ -35,7 +35,7 @@ _TOKENIZER_SAMPLE = 6
 
 
 class DataRecipe(Settings):
-    """What the training text is made of."""
+    """The sources of the training text."""
 
     packages: Names = Field(description="`name==version` of each package.")
     package_bytes_max: Count = Field(description="At most this much source text of one package.")
